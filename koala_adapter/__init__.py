@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Co-allocation of parallel jobs over unmodified batch systems."""
+
+__version__ = "0.1.0"

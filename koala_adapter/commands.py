@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running an LRM's commands: list of arguments in, bytes out, bounded in time and in rate, environment built anew.
+
+Shared by all command-driven plugins, so that none can forget a time-out or leak our environment into a batch system.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import pwd
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.limits import RequestWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DEFAULT_TIMEOUT = 30.0
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """What a command printed. Never decide on ``returncode`` alone: LRM commands return 0 on refusals and 1 on good news."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def text(self) -> str:
+        """Standard output, decoded without ever failing."""
+        return self.stdout.decode("utf-8", "surrogateescape")
+
+    @property
+    def complaint(self) -> str:
+        """Last lines of standard error (or of standard output when that is empty), for an error message."""
+        raw = self.stderr if self.stderr.strip() else self.stdout
+        lines = raw.decode("utf-8", "replace").strip().splitlines()
+        return " / ".join(line.strip() for line in lines[-3:] if line.strip())
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return a small environment built from the password file, not inherited: no SLURM_*, SGE_*, PBS_* or PMI_* leaks."""
+    entry = pwd.getpwuid(os.geteuid())
+    environment = {
+        "PATH": os.environ.get("PATH", DEFAULT_PATH),
+        "HOME": entry.pw_dir,
+        "USER": entry.pw_name,
+        "LOGNAME": entry.pw_name,
+        "SHELL": entry.pw_shell or "/bin/sh",
+        "LC_ALL": "C.UTF-8",
+        "TZ": os.environ.get("TZ", ""),
+    }
+    if not environment["TZ"]:
+        del environment["TZ"]
+    environment.update(extra or {})
+    return environment
+
+
+def login_name() -> str:
+    """Return the login name of the effective user; its number as text when the password file has no entry."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return getpass.getuser()
+
+
+class CommandRunner:
+    """Runs the commands of one cluster within its stated bound of requests per minute."""
+
+    def __init__(self, *, per_minute: int = 60, environment: Mapping[str, str] | None = None) -> None:
+        """``environment`` is added to the built one for every command (``SLURM_CONF``, ``SGE_ROOT`` ...)."""
+        self.window = RequestWindow(per_minute)
+        self._environment = dict(environment or {})
+
+    async def admit(self, *, urgent: bool = False) -> None:
+        """Wait until one more request to the LRM is within the bound, and count it.
+
+        For requests that are no commands (DRMAA calls); ``run`` does it by itself.
+        """
+        while (wait := self.window.wait(anyio.current_time(), urgent=urgent)) > 0:
+            await anyio.sleep(wait)
+        self.window.record(anyio.current_time())
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        urgent: bool = False,
+    ) -> CommandResult:
+        """Run one command and return what it printed, whatever its exit status.
+
+        Raises LrmUnavailableError when the program cannot be started, or does not end within ``timeout`` seconds (it is
+        killed then, and what it did is unknown).
+        """
+        await self.admit(urgent=urgent)
+        built = child_environment({**self._environment, **(environment or {})})
+        try:
+            with anyio.fail_after(timeout):
+                done = await anyio.run_process(
+                    list(argv), input=stdin, check=False, env=built, start_new_session=True, stderr=subprocess.PIPE
+                )
+        except TimeoutError:
+            message = f"{argv[0]} did not answer within {timeout:g} s"
+            raise LrmUnavailableError(message, hint="the LRM is overloaded or hangs; it is asked again later") from None
+        except OSError as error:
+            message = f"cannot run {argv[0]}: {error.strerror or error}"
+            raise LrmUnavailableError(message, hint="install the LRM's client commands or give their directory") from error
+        return CommandResult(argv=tuple(argv), returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every exception of koala-adapter, in one tree, so that a caller can catch as much or as little as it means to.
+
+Each error says what went wrong in its message and what to do about it in ``hint``; ``transient`` tells whether the
+same request may succeed later, and ``exit_code`` is what the command line ends with.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_REFUSED = 240
+EXIT_NOT_PLACED = 241
+EXIT_LOST = 242
+EXIT_CANCELLED = 243
+EXIT_WALLTIME = 244
+EXIT_CONFIGURATION = 245
+EXIT_SERVICE = 246
+EXIT_LRM = 247
+
+
+class KoalaError(Exception):
+    """Root of the tree.
+
+    ``message`` is one sentence for a person; ``hint`` is the way out (may be empty).
+    """
+
+    exit_code: ClassVar[int] = 1
+    transient: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        """Keep message and hint apart so that they can be shown and tested on their own."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Message and hint in one text."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigurationError(KoalaError):
+    """A site file, job file or setting is wrong; the message names file, key path, what was found and what is allowed."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
+class PluginError(ConfigurationError):
+    """A plugin cannot be loaded or breaks the contract of :mod:`koala_adapter.plugin`."""
+
+
+class JobRefusedError(KoalaError):
+    """A job that can never run as written: infeasible, not allowed, or already known under this id."""
+
+    exit_code = EXIT_REFUSED
+
+
+class JobNotFoundError(KoalaError):
+    """No job of this id is known."""
+
+    exit_code = EXIT_REFUSED
+
+
+class LrmError(KoalaError):
+    """A local resource manager did not do what was asked. One of exactly four kinds."""
+
+    exit_code = EXIT_LRM
+
+
+class LrmUnavailableError(LrmError):
+    """No answer, or an answer that says "later". After a submission it means *unknown*: the job may be in."""
+
+    transient = True
+
+
+class LrmRejectedError(LrmError):
+    """The LRM refused for good: asking again in the same way will be refused again. Nothing was done."""
+
+
+class LrmNotFoundError(LrmError):
+    """The LRM does not know the job, node or queue (any more)."""
+
+
+class LrmUnsupportedError(LrmError):
+    """The plugin cannot do this; :class:`koala_adapter.plugin.Capabilities` says so beforehand."""
+
+
+class ProtocolError(KoalaError):
+    """A message that breaks a protocol of ours (agent channel or service socket)."""
+
+
+class AuthenticationError(ProtocolError):
+    """A peer could not prove who it is. The message never says which part was wrong to the peer itself."""
+
+
+class ServiceUnavailableError(KoalaError):
+    """The koala service does not run, or does not answer."""
+
+    exit_code = EXIT_SERVICE
+    transient = True
+
+
+class ServiceRunningError(KoalaError):
+    """Another service already owns the state directory."""
+
+    exit_code = EXIT_SERVICE
+
+
+class JournalError(KoalaError):
+    """The journal cannot be read or written; nothing is done without it."""
+
+    exit_code = EXIT_SERVICE

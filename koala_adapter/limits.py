@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Safety rails as pure values: how many requests a minute may go to an LRM, and when to stop asking a failing one.
+
+Time (seconds, any monotonic origin) is always given by the caller.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW = 60.0
+URGENT_SHARE = 0.2
+"""Share of the window that only urgent requests (cancels) may use, so that polling never delays a clean-up."""
+
+
+class RequestWindow:
+    """At most ``per_minute`` requests in any 60 seconds; a share is kept for urgent ones."""
+
+    def __init__(self, per_minute: int) -> None:
+        """``per_minute``: the stated upper bound, at least 2."""
+        self.per_minute = max(2, per_minute)
+        self._ordinary = max(1, int(self.per_minute * (1 - URGENT_SHARE)))
+        self._times: deque[float] = deque()
+        self.total = 0
+        self.largest = 0
+        """Largest number of requests seen in any 60 seconds."""
+
+    def wait(self, now: float, *, urgent: bool = False) -> float:
+        """Return 0.0 when a request may go now, else the seconds to wait before asking again."""
+        self._forget(now)
+        limit = self.per_minute if urgent else self._ordinary
+        if len(self._times) < limit:
+            return 0.0
+        return max(0.001, self._times[len(self._times) - limit] + WINDOW - now)
+
+    def record(self, now: float) -> None:
+        """Count one request sent at ``now``."""
+        self._forget(now)
+        self._times.append(now)
+        self.total += 1
+        self.largest = max(self.largest, len(self._times))
+
+    def _forget(self, now: float) -> None:
+        while self._times and self._times[0] <= now - WINDOW:
+            self._times.popleft()
+
+
+class CircuitBreaker:
+    """Stops asking an LRM that fails again and again, and tries it with growing pauses."""
+
+    def __init__(self, *, failures: int = 3, pause: float = 5.0, longest_pause: float = 120.0) -> None:
+        """Open after ``failures`` in a row; the pause doubles from ``pause`` to ``longest_pause`` seconds."""
+        self._threshold = failures
+        self._first_pause = pause
+        self._longest_pause = longest_pause
+        self.failures = 0
+        self._retry_at = 0.0
+
+    @property
+    def open(self) -> bool:
+        """True while the LRM counts as out of reach."""
+        return self.failures >= self._threshold
+
+    def may_ask(self, now: float) -> bool:
+        """Tell whether a request may be tried at ``now``."""
+        return not self.open or now >= self._retry_at
+
+    def succeeded(self) -> None:
+        """Close the breaker."""
+        self.failures = 0
+
+    def failed(self, now: float) -> None:
+        """Count a failure at ``now`` and set the time of the next try."""
+        self.failures += 1
+        beyond = min(self.failures - self._threshold, 10)
+        if beyond >= 0:
+            self._retry_at = now + min(self._longest_pause, self._first_pause * 2.0**beyond)

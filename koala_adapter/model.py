@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nouns of koala-adapter as immutable values: jobs and their components, clusters, nodes, LRM jobs, placeholders.
+
+Units: time is in seconds (points in time are seconds since the epoch), memory in MiB, size in processors. One
+placeholder holds one processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+JobId = NewType("JobId", str)
+ClusterName = NewType("ClusterName", str)
+LrmJobId = NewType("LrmJobId", str)
+BatchKey = NewType("BatchKey", str)
+"""Name of one LRM submission of n placeholders: also its LRM job name, by which it is found again after a crash."""
+
+
+class JobKind(StrEnum):
+    """How the size of a job may change."""
+
+    RIGID = "rigid"
+    MOLDABLE = "moldable"
+
+
+class Launcher(StrEnum):
+    """How the processes of a component are started inside its placeholders."""
+
+    PROCESS = "process"
+    MPI = "mpi"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """A file of the submitter that every rank of a component finds in its working directory before it starts."""
+
+    source: str
+    """Absolute path on the submitting host."""
+    target: str
+    """Path relative to the rank's working directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A part of a job that runs in one cluster: a command on ``minimum`` to ``maximum`` processors (equal if rigid)."""
+
+    name: str
+    command: tuple[str, ...]
+    minimum: int
+    maximum: int
+    cluster: ClusterName | None = None
+    """The cluster the user insists on; None leaves the choice to the placement policy."""
+    launcher: Launcher = Launcher.PROCESS
+    input_files: tuple[InputFile, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    """Added to the job's environment for this component."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One parallel job as submitted; nothing in it changes afterwards."""
+
+    id: JobId
+    name: str
+    kind: JobKind
+    components: tuple[Component, ...]
+    walltime: int
+    """Seconds that the job may run, from the launch of its ranks."""
+    user: str
+    submitted_at: float
+    priority: int = 0
+    """Higher goes first; equal priorities go in order of submission."""
+    placement: str = "worst-fit"
+    """Name of the placement policy."""
+    maximum_tries: int | None = None
+    """Placement tries after which the submission fails; None: the site's number."""
+    environment: tuple[tuple[str, str], ...] = ()
+    working_directory: str | None = None
+    """Directory on the nodes in which ranks start; None: a private temporary directory of each placeholder."""
+
+    @property
+    def launcher(self) -> Launcher:
+        """The launcher all components share (the job file sees to that)."""
+        return self.components[0].launcher
+
+    def component(self, name: str) -> Component:
+        """Return the component called ``name``. Raises KeyError when there is none."""
+        for component in self.components:
+            if component.name == name:
+                return component
+        raise KeyError(name)
+
+
+class NodeState(StrEnum):
+    """What a node can be used for now."""
+
+    UP = "up"
+    DRAINING = "draining"
+    DOWN = "down"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A compute node as its LRM describes it."""
+
+    name: str
+    state: NodeState
+    processors: int
+    """Configured processors."""
+    processors_used: int
+    """Processors allocated to anybody's jobs."""
+    memory_mib: int | None = None
+    load: float | None = None
+    """Operating-system load average, when the LRM tells."""
+    queues: tuple[str, ...] = ()
+    """Partitions or queues that the node serves."""
+    raw_state: str = ""
+    """The LRM's own word for the state."""
+
+    @property
+    def processors_idle(self) -> int:
+        """Processors that a new job could get now: none unless the node is up."""
+        return max(0, self.processors - self.processors_used) if self.state is NodeState.UP else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A partition (Slurm) or cluster queue (Grid Engine, PBS)."""
+
+    name: str
+    up: bool
+    processors: int
+    walltime_limit: int | None = None
+    """Seconds; None: no limit."""
+    default: bool = False
+
+
+class LrmJobState(StrEnum):
+    """State of an LRM job in words common to all LRMs. What a plugin does not recognize is UNKNOWN, never a guess."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    ENDING = "ending"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+class EndReason(StrEnum):
+    """Why a process, a placeholder or a job ended."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    WALLTIME = "walltime"
+    MEMORY = "memory"
+    NODE_LOST = "node lost"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    LAUNCH_FAILED = "launch failed"
+    NOT_PLACED = "not placed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrmJob:
+    """A job (or one element of a job array) as its LRM shows it."""
+
+    id: LrmJobId
+    name: str
+    state: LrmJobState
+    user: str
+    processors: int
+    array_index: int | None = None
+    """1-based index within the array of submission ``name``; None for a job that is no array element."""
+    nodes: tuple[str, ...] = ()
+    queue: str = ""
+    reason: str = ""
+    """The LRM's own word on why the job waits or ended."""
+    end: EndReason | None = None
+    """Set only when ``state`` is ENDED and the LRM says why."""
+    exit_code: int | None = None
+    signal: int | None = None
+    submitted_at: float | None = None
+    started_at: float | None = None
+    ends_at: float | None = None
+    """End of the walltime while running; time of the end afterwards."""
+    raw_state: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class PlaceholderId:
+    """Identity of a placeholder: which submission, and which element of it (from 1)."""
+
+    batch: BatchKey
+    index: int
+
+    def __str__(self) -> str:
+        """``BATCH.INDEX``."""
+        return f"{self.batch}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEnd:
+    """How a process that an agent ran came to its end."""
+
+    reason: EndReason
+    exit_code: int | None = None
+    """Exit status when the process exited."""
+    signal: int | None = None
+    """Signal number when it was killed by one."""
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True only for exit status 0."""
+        return self.reason is EndReason.EXITED and self.exit_code == 0
+
+    @property
+    def status(self) -> int:
+        """Exit status as a shell would show it: the code, or 128 + signal; 1 when neither is known."""
+        if self.exit_code is not None:
+            return self.exit_code
+        return 128 + self.signal if self.signal is not None else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directives:
+    """What a site wants changed in every submission to a cluster (flags by their long or short LRM name)."""
+
+    add: tuple[str, ...] = ()
+    """Arguments appended, such as ``--account=physics`` or ``-l h_vmem=2G``."""
+    drop: tuple[str, ...] = ()
+    """Names of flags left out, such as ``--no-requeue``."""
+    rename: tuple[tuple[str, str], ...] = field(default=())
+    """Pairs (flag as we write it, flag as this site wants it)."""

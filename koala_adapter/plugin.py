@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between koala-adapter and a local resource manager (LRM), and the registry that finds plugins.
+
+A plugin package declares an entry point in the group ``koala_adapter.plugins`` that names a
+:class:`PluginDefinition`. The definition says what the plugin is called, which settings a site file may give it, what
+it can do, and how to make a :class:`Lrm` for one cluster. Ours use nothing that a third party's could not.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pydantic import BaseModel
+
+from koala_adapter.errors import LrmUnsupportedError, PluginError
+from koala_adapter.model import ClusterName, Directives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from koala_adapter.commands import CommandRunner
+    from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
+
+INTERFACE_VERSION = 1
+ENTRY_POINT_GROUP = "koala_adapter.plugins"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an LRM can do through its plugin. Whoever needs one asks here before a job starts."""
+
+    find_by_name: bool = True
+    """``jobs`` finds a submission by its name, also after a crash of ours."""
+    observes_nodes: bool = True
+    """``nodes`` tells the truth about idle processors (not only a configured number)."""
+    arrays: bool = True
+    """n placeholders go in as one request."""
+    hold: bool = False
+    pin: bool = False
+    """``start_on`` can start a held job on chosen nodes."""
+    suspend: bool = False
+    requeue: bool = False
+    signal: bool = False
+    modify: bool = False
+    shrink: bool = False
+    accounting: bool = False
+    """``history`` can tell the end of jobs that have left the listing."""
+    events: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """n identical placeholders for one cluster, to be sent as *one* request."""
+
+    key: BatchKey
+    """Becomes the LRM job name."""
+    count: int
+    """Number of placeholders, each of one processor; they get the indices 1 to ``count``."""
+    script: str
+    """Complete POSIX shell script, first line ``#!/bin/sh``. It contains a secret: only ever pass it on stdin or in a
+    file of mode 0600."""
+    walltime: int
+    """Seconds; a plugin rounds up to what its LRM can express."""
+    queue: str | None = None
+    """Partition or queue; None: the LRM's default."""
+    memory_mib: int | None = None
+    """Memory per placeholder, when the site gives one."""
+    output_directory: str = "/tmp"  # noqa: S108 - exists on every node; holds only the agent's own words, no secret
+    """Directory on the nodes for the placeholders' own stdout and stderr (not the application's)."""
+    held: bool = False
+    """Submit in user hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedSubmission:
+    """Exactly what ``submit`` would send: shown by ``koala script``."""
+
+    command: tuple[str, ...]
+    script: str
+    environment: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One line of ``koala check``."""
+
+    subject: str
+    ok: bool
+    found: str
+    remedy: str = ""
+    """What to do when not ok."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterContext:
+    """What the core gives a plugin for one cluster."""
+
+    cluster: ClusterName
+    commands: CommandRunner
+    """Runs the LRM's commands: bounded in rate and time, with a built environment. Nothing else may be used for it."""
+    state_directory: Path
+    """Private directory (mode 0700) of this cluster's plugin; survives restarts."""
+    directives: Directives = field(default_factory=Directives)
+    user: str = ""
+    """Login name of the user on whose behalf we submit."""
+
+
+class Lrm(ABC):
+    """One cluster's local resource manager.
+
+    Every method may raise the four errors of :class:`koala_adapter.errors.LrmError`. A submission that ends in
+    :class:`~koala_adapter.errors.LrmUnavailableError` has an unknown outcome; the core then looks for its key.
+    Inside, a plugin is pure pairs: build the command, parse its output.
+    """
+
+    capabilities: Capabilities
+    array_index_variable: str
+    """Environment variable that tells a running placeholder its index (``SLURM_ARRAY_TASK_ID``)."""
+    job_id_variable: str
+    """Environment variable with the LRM's job id of a running placeholder (``SLURM_ARRAY_JOB_ID``)."""
+    requests_per_poll: int
+    """Upper bound of LRM requests that one ``nodes`` plus one ``jobs`` cost: part of the overload contract."""
+
+    async def start(self) -> None:
+        """Make ready (start a helper process, open a session). Called once before any other method."""
+
+    async def close(self) -> None:
+        """Give everything back except the jobs in the LRM. Called once, last."""
+
+    @abstractmethod
+    async def version(self) -> str:
+        """Return the LRM's name and version, such as ``slurm 22.05.8``."""
+
+    @abstractmethod
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return all nodes that this cluster may use."""
+
+    @abstractmethod
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return the LRM's jobs (array elements singly) whose name begins with ``name_prefix``, of all users when empty.
+
+        Jobs that ended a short while ago may be included with state ENDED. One listing for all, never a query by id.
+        """
+
+    @abstractmethod
+    async def queues(self) -> tuple[Queue, ...]:
+        """Return partitions or queues."""
+
+    @abstractmethod
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Return what ``submit`` would send. Pure. Raises LrmRejectedError when it cannot be expressed."""
+
+    @abstractmethod
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Submit ``count`` placeholders in one request and return their ids in the order of their indices."""
+
+    @abstractmethod
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
+        """Cancel jobs, whatever their state. Ids that are already gone are no error. Returns when the LRM accepted."""
+
+    async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
+        """Return the ends of jobs from accounting, for those of ``ids`` it knows. Needs ``accounting``."""
+        self._unsupported("history", ids)
+
+    async def hold(self, ids: Sequence[LrmJobId]) -> None:
+        """Put queued jobs in hold. Needs ``hold``."""
+        self._unsupported("hold", ids)
+
+    async def release(self, ids: Sequence[LrmJobId]) -> None:
+        """Release held jobs. Needs ``hold``."""
+        self._unsupported("release", ids)
+
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        """Start one held job on exactly these nodes. Needs ``pin``."""
+        self._unsupported("start_on", (job, *nodes))
+
+    async def suspend(self, ids: Sequence[LrmJobId]) -> None:
+        """Suspend running jobs. Needs ``suspend``."""
+        self._unsupported("suspend", ids)
+
+    async def resume(self, ids: Sequence[LrmJobId]) -> None:
+        """Resume suspended jobs. Needs ``suspend``."""
+        self._unsupported("resume", ids)
+
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop running jobs and queue them again. Needs ``requeue``."""
+        self._unsupported("requeue", ids)
+
+    async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
+        """Send a signal to running jobs. Needs ``signal``."""
+        self._unsupported("signal", (*ids, str(signal)))
+
+    async def modify(self, job: LrmJobId, *, walltime: int) -> None:
+        """Change the walltime (seconds) of a job. Needs ``modify``."""
+        self._unsupported("modify", (job, str(walltime)))
+
+    async def check(self) -> tuple[CheckResult, ...]:
+        """Verify commands, versions, libraries and rights without side effects; raises nothing, reports failures."""
+        return ()
+
+    def _unsupported(self, operation: str, _arguments: Sequence[str]) -> NoReturn:
+        message = f"{type(self).__name__} cannot {operation}"
+        raise LrmUnsupportedError(message, hint="see the table of capabilities in docs/plugins.md")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginDefinition:
+    """What an entry point of the group ``koala_adapter.plugins`` names."""
+
+    name: str
+    """Same as the entry point's name; the word after ``plugin =`` in a site file."""
+    summary: str
+    settings: type[BaseModel]
+    """pydantic model (``extra="forbid"``) of the ``[clusters.settings]`` table of a site file."""
+    capabilities: Capabilities
+    factory: Callable[[ClusterContext, Any], Lrm]
+    """Makes the LRM of one cluster from its context and its validated settings."""
+    interface_version: int = INTERFACE_VERSION
+
+
+def load_plugins(entry_points: Iterable[metadata.EntryPoint] | None = None) -> Mapping[str, PluginDefinition]:
+    """Return all installed plugins by name.
+
+    Raises PluginError, naming the distribution at fault, when one cannot be imported or breaks the contract.
+    """
+    if entry_points is None:
+        entry_points = metadata.entry_points(group=ENTRY_POINT_GROUP)
+    found: dict[str, PluginDefinition] = {}
+    for entry_point in entry_points:
+        definition = _load(entry_point)
+        if definition.name in found:
+            message = f"two plugins are called {definition.name!r} (second: {entry_point.value})"
+            raise PluginError(message, hint="uninstall one of them")
+        found[definition.name] = definition
+    return found
+
+
+def _load(entry_point: metadata.EntryPoint) -> PluginDefinition:
+    where = f"plugin {entry_point.name!r} ({entry_point.value})"
+    try:
+        definition = entry_point.load()
+    except Exception as error:
+        message = f"{where} cannot be imported: {type(error).__name__}: {error}"
+        raise PluginError(message, hint="reinstall it, or uninstall its distribution") from error
+    problem = _contract_problem(entry_point.name, definition)
+    if problem:
+        message = f"{where} breaks the plugin contract: {problem}"
+        raise PluginError(message, hint="see docs/plugins.md")
+    checked: PluginDefinition = definition
+    return checked
+
+
+def _contract_problem(name: str, definition: object) -> str | None:
+    if not isinstance(definition, PluginDefinition):
+        return f"expected a PluginDefinition, found {type(definition).__name__}"
+    if definition.name != name:
+        return f"it calls itself {definition.name!r}"
+    if definition.interface_version != INTERFACE_VERSION:
+        return f"it is written for interface {definition.interface_version}, this is interface {INTERFACE_VERSION}"
+    if not (isinstance(definition.settings, type) and issubclass(definition.settings, BaseModel)):
+        return "settings must be a pydantic model class"
+    if definition.settings.model_config.get("extra") != "forbid":
+        return 'its settings model must have extra="forbid", or a misspelt key would go unnoticed'
+    if not callable(definition.factory):
+        return "factory must be callable"
+    return None
