@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons and commands of a test system: started, awaited and ended by process id, never by name.
+
+Batch systems start processes that outlive the daemon which started them (that is their purpose), so ending a test
+system needs more than ending our own children: whatever belongs to it is recognised by its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Search path of every command started here: Debian keeps the daemons in /usr/sbin."""
+
+POLL_SECONDS = 0.05
+"""Pause between two looks at a state that nobody announces."""
+
+
+class SystemFailedError(Exception):
+    """A test system did not come up, or did not reach an expected state; the text shows what its daemons said."""
+
+
+class CommandError(Exception):
+    """A command of a batch system ended with an exit code other than 0."""
+
+    def __init__(self, argv: Sequence[str], returncode: int, stdout: str, stderr: str) -> None:
+        """Keep all that a test may want to look at."""
+        super().__init__(f"{' '.join(argv)}: exit code {returncode}\n{stdout}{stderr}")
+        self.returncode = returncode
+        self.stdout = stdout
+        self.stderr = stderr
+
+
+def base_environment(user: str | None = None) -> dict[str, str]:
+    """Return the whole environment of a command of a test system, before the system adds its own variables."""
+    account = pwd.getpwnam(user) if user else pwd.getpwuid(os.getuid())
+    return {
+        "PATH": SYSTEM_PATH,
+        "LC_ALL": "C.UTF-8",
+        "HOME": account.pw_dir,
+        "USER": account.pw_name,
+        "LOGNAME": account.pw_name,
+        "SHELL": "/bin/sh",
+    }
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    user: str | None = None,
+    cwd: Path | None = None,
+    stdin: str = "",
+    check: bool = True,
+    timeout: float = 60.0,
+) -> str:
+    """Run a command to its end and return its standard output.
+
+    `user` runs it as that user (needs root), with that user's primary group only. Raises CommandError when `check` and
+    the exit code is not 0, and subprocess.TimeoutExpired after `timeout` seconds.
+    """
+    account = pwd.getpwnam(user) if user else None
+    completed = subprocess.run(
+        list(argv),
+        env=dict(environment),
+        cwd=cwd,
+        input=stdin.encode(),
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+        user=account.pw_uid if account else None,
+        group=account.pw_gid if account else None,
+        extra_groups=[] if account else None,
+    )
+    stdout, stderr = (text.decode(errors="replace") for text in (completed.stdout, completed.stderr))
+    if check and completed.returncode != 0:
+        raise CommandError(argv, completed.returncode, stdout, stderr)
+    return stdout
+
+
+def wait_until(
+    condition: Callable[[], bool], *, seconds: float, what: str, details: Callable[[], str] = str
+) -> None:
+    """Return as soon as `condition` holds; after `seconds` raise SystemFailedError with `what` and `details`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            message = f"{what}: not within {seconds:g} s\n{details()}"
+            raise SystemFailedError(message)
+        time.sleep(POLL_SECONDS)
+
+
+def tail(path: Path, lines: int = 25) -> str:
+    """Return the last lines of a log file under a heading with its name, for the text of an error."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        text = f"({error.strerror})"
+    return f"--- {path}\n" + "\n".join(text.splitlines()[-lines:])
+
+
+class Daemon:
+    """A daemon that runs in the foreground as our child, with its output in a file."""
+
+    def __init__(self, argv: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+        """Start it, in a session of its own so that a terminal's Ctrl-C leaves the ending to us."""
+        self.log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                list(argv),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id, of the daemon itself: it does not put itself into the background."""
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Tell whether the daemon has not ended."""
+        return self._process.poll() is None
+
+    def end(self, *, how: signal.Signals = signal.SIGTERM, seconds: float = 10.0) -> None:
+        """Send the signal and wait for the end; SIGKILL follows when it takes longer than `seconds`."""
+        if self.is_running():
+            self._process.send_signal(how)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenProcess:
+    """A process of this machine as /proc shows it."""
+
+    pid: int
+    parent: int
+    command: str
+    environment: Mapping[str, str]
+
+    @classmethod
+    def read(cls, pid: int) -> Self | None:
+        """Look at one process; None when it has ended (a zombie counts as ended) or belongs to somebody else."""
+        directory = Path(f"/proc/{pid}")
+        try:
+            raw = (directory / "environ").read_bytes()
+            status = (directory / "stat").read_text(errors="replace")
+        except OSError:
+            return None
+        # The command is in parentheses and may itself contain anything, so the fields are counted from the last one.
+        command, _, fields = status.partition("(")[2].rpartition(")")
+        state, parent = fields.split()[:2]
+        if state == "Z":
+            return None
+        pairs = (item.partition("=") for item in raw.decode(errors="replace").split("\0"))
+        return cls(
+            pid=pid,
+            parent=int(parent),
+            command=command,
+            environment={name: value for name, separator, value in pairs if separator},
+        )
+
+
+def _all_processes() -> Iterator[SeenProcess]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            process = SeenProcess.read(int(entry.name))
+            if process is not None:
+                yield process
+
+
+def find_processes(belongs: Callable[[SeenProcess], bool]) -> list[int]:
+    """Return the ids of all processes that `belongs` accepts, and of all their descendants, but never our own."""
+    processes = {process.pid: process for process in _all_processes()}
+    found = {pid for pid, process in processes.items() if belongs(process)}
+    grown = True
+    while grown:
+        more = {pid for pid, process in processes.items() if process.parent in found} - found
+        found |= more
+        grown = bool(more)
+    return sorted(found)
+
+
+def kill_processes(find: Callable[[], list[int]], *, seconds: float = 10.0) -> None:
+    """SIGKILL what `find` returns, again and again until it returns nothing: the killed may have had time to fork."""
+
+    def all_gone() -> bool:
+        pids = find()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not pids
+
+    wait_until(all_gone, seconds=seconds, what="end of all processes", details=lambda: f"left: {find()}")

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole Slurm cluster in a temporary directory: one slurmctld and several slurmd, all on this host.
+
+Any number of them run side by side, because every Slurm command finds its cluster through the environment variable
+SLURM_CONF (slurm.conf(5), slurmd(8) option -N).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from tests.real.systems.ports import Ports
+from tests.real.systems.processes import (
+    CommandError,
+    Daemon,
+    SeenProcess,
+    SystemFailedError,
+    base_environment,
+    find_processes,
+    kill_processes,
+    run_command,
+    tail,
+    wait_until,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+Authentication = Literal["none", "munge"]
+"""none: any user may pass for any other, for tests with one user; munge: users are who they are."""
+
+READY_SECONDS = 60.0
+"""Bound on the time in which a cluster must be up; it takes about 2 s on an idle machine."""
+
+DAEMONS = frozenset({"slurmctld", "slurmd", "slurmstepd"})
+
+SETTINGS: Mapping[str, str] = {
+    "SlurmUser": "root",
+    "SlurmdUser": "root",
+    "SwitchType": "switch/none",
+    "TaskPlugin": "task/none",
+    "ProctrackType": "proctrack/linuxproc",
+    "JobAcctGatherType": "jobacct_gather/none",
+    "MpiDefault": "none",
+    "SelectType": "select/cons_tres",
+    "SelectTypeParameters": "CR_Core",
+    # Without config_overrides a node that claims more processors than the machine has is drained.
+    "SlurmdParameters": "config_overrides",
+    "SchedulerType": "sched/backfill",
+    "SchedulerParameters": "sched_min_interval=0,batch_sched_delay=0,sched_interval=5,bf_interval=1",
+    "ReturnToService": "2",
+    "SlurmdTimeout": "10",
+    "SlurmctldTimeout": "10",
+    "MessageTimeout": "10",
+    "KillWait": "2",
+    "BatchStartTimeout": "10",
+    "UnkillableStepTimeout": "20",
+    "MinJobAge": "300",
+    "MaxArraySize": "10001",
+    "MaxJobCount": "20000",
+    "MailProg": "/bin/true",
+    "SlurmctldDebug": "verbose",
+    "SlurmdDebug": "verbose",
+}
+"""What differs from Slurm's defaults and is the same in every test cluster; `SlurmCluster(settings=...)` overrides."""
+
+
+class SlurmCluster:
+    """A private Slurm cluster; use as a context manager, or call `start` and `stop`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        nodes: int = 2,
+        cpus: int = 4,
+        auth: Authentication = "none",
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Describe a cluster of `nodes` nodes called n1, n2 ... of `cpus` processors each; nothing is started.
+
+        `settings` are added to slurm.conf, replacing those of `SETTINGS` of the same name.
+        """
+        self.name = name
+        self.cpus = cpus
+        self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"koala-slurm-{name}-"))
+        self.directory.chmod(0o755)
+        self.conf = self.directory / "slurm.conf"
+        self._auth: Authentication = auth
+        self._settings = {**SETTINGS, **(settings or {})}
+        self._ports = Ports.claim(nodes + 1)
+        self._controller: Daemon | None = None
+        self._munged: Daemon | None = None
+        self._slurmd: dict[str, Daemon] = {}
+
+    def __enter__(self) -> Self:
+        """Start the cluster."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the cluster."""
+        self.stop()
+
+    # -- description ---------------------------------------------------------------------------------------------
+
+    @property
+    def controller_log(self) -> Path:
+        """Log of slurmctld."""
+        return self.directory / "slurmctld.log"
+
+    @property
+    def munge_socket(self) -> Path:
+        """Socket of this cluster's own munged; it exists with auth="munge" only."""
+        return self.directory / "munge" / "socket"
+
+    def environment(self, user: str | None = None) -> dict[str, str]:
+        """Return the environment in which a command, of Slurm or of ours, uses this cluster."""
+        return {**base_environment(user), "SLURM_CONF": str(self.conf)}
+
+    def spool(self, node: str) -> Path:
+        """Directory in which the slurmd of a node keeps job scripts."""
+        return self.directory / "spool" / node
+
+    @property
+    def state(self) -> Path:
+        """Directory in which slurmctld keeps its state (StateSaveLocation)."""
+        return self.directory / "state"
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Bring the cluster up and return when all its nodes are idle.
+
+        Raises SystemFailedError with the ends of the logs when that takes longer than READY_SECONDS.
+        """
+        for directory in (self.state, *(self.spool(node) for node in self.nodes)):
+            directory.mkdir(parents=True)
+        self.conf.write_text(self._configuration())
+        try:
+            if self._auth == "munge":
+                self._start_munged()
+            self.start_controller()
+            for node in self.nodes:
+                self.start_node(node)
+            self.wait_idle()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End every daemon, job step and job process of the cluster, and delete its directory."""
+        daemons = [self._controller, *self._slurmd.values(), self._munged]
+        for daemon in daemons:
+            if daemon is not None:
+                daemon.end(how=signal.SIGKILL)
+        self._controller = self._munged = None
+        self._slurmd = {}
+        kill_processes(lambda: find_processes(self._owns))
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._ports.release()
+
+    def start_controller(self) -> None:
+        """Start slurmctld, on the state that an earlier one left; return when it answers."""
+        argv = ["slurmctld", "-D", "-f", str(self.conf)]
+        log = self.directory / "slurmctld.out"
+        self._controller = Daemon(argv, environment=self.environment(), log=log)
+        wait_until(self._answers, seconds=READY_SECONDS, what=f"slurmctld of {self.name}", details=self.logs)
+
+    def stop_controller(self, *, how: signal.Signals = signal.SIGKILL) -> None:
+        """End slurmctld, with SIGKILL unless told otherwise; jobs and slurmd go on."""
+        if self._controller is None:
+            message = f"slurmctld of {self.name} is not running"
+            raise SystemFailedError(message)
+        self._controller.end(how=how)
+        self._controller = None
+
+    def start_node(self, node: str) -> None:
+        """Start (again) the slurmd of a node; see `wait_idle`."""
+        argv = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
+        log = self.directory / f"slurmd.{node}.out"
+        self._slurmd[node] = Daemon(argv, environment=self.environment(), log=log)
+
+    def kill_node(self, node: str, *, with_jobs: bool = True) -> None:
+        """SIGKILL a node's slurmd and, as a power cut would, its job steps and all job processes on it."""
+        self._slurmd.pop(node).end(how=signal.SIGKILL)
+        if with_jobs:
+            kill_processes(lambda: find_processes(lambda process: self._runs_on(process, node)))
+
+    def wait_idle(self, *, seconds: float = READY_SECONDS) -> None:
+        """Return when all nodes are idle; raise SystemFailedError with the logs when that takes too long."""
+        wait_until(self._all_idle, seconds=seconds, what=f"all nodes of {self.name} idle", details=self.logs)
+
+    def reset(self) -> None:
+        """Cancel all jobs of all users and wait until the nodes are idle again."""
+        self.run("scancel", "--quiet", "--signal=KILL", "--full", *self._users(), check=False)
+        self.run("scancel", "--quiet", *self._users(), check=False)
+        wait_until(
+            lambda: not self.squeue("--states=PENDING,RUNNING,SUSPENDED,COMPLETING"),
+            seconds=READY_SECONDS,
+            what=f"no jobs left in {self.name}",
+            details=self.logs,
+        )
+        self.wait_idle()
+
+    # -- use -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, *argv: str, user: str | None = None, stdin: str = "", check: bool = True, timeout: float = 60.0
+    ) -> str:
+        """Run a Slurm command on this cluster, in a directory that all users may write; return its stdout.
+
+        Raises CommandError when the exit code is not 0 and `check` is set.
+        """
+        return run_command(
+            argv,
+            environment=self.environment(user),
+            user=user,
+            cwd=Path(tempfile.gettempdir()),
+            stdin=stdin,
+            check=check,
+            timeout=timeout,
+        )
+
+    def squeue(self, *options: str, form: str = "%i|%T|%r") -> list[list[str]]:
+        """Return the listed jobs, one line per array task, as lists of the fields of `form`."""
+        text = self.run("squeue", "--noheader", "--array", "--all", f"--format={form}", *options)
+        return [line.split("|") for line in text.splitlines()]
+
+    def submit(self, script: str, *options: str, user: str | None = None) -> str:
+        """Hand a script to sbatch and return the job id."""
+        return self.run("sbatch", "--parsable", *options, user=user, stdin=script).strip().partition(";")[0]
+
+    def logs(self) -> str:
+        """Return the ends of all logs, for the text of an error."""
+        files = sorted(self.directory.glob("*.log")) + sorted(self.directory.glob("*.out"))
+        return "\n".join(tail(file) for file in files)
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+
+    def _users(self) -> list[str]:
+        owners = {row[0] for row in self.squeue(form="%u")}
+        return [f"--user={','.join(sorted(owners))}"] if owners else ["--user=root"]
+
+    def _answers(self) -> bool:
+        if self._controller is None or not self._controller.is_running():
+            message = f"slurmctld of {self.name} has ended\n{self.logs()}"
+            raise SystemFailedError(message)
+        try:
+            return " is UP" in self.run("scontrol", "ping")
+        except CommandError:
+            return False
+
+    def _all_idle(self) -> bool:
+        for node, daemon in self._slurmd.items():
+            if not daemon.is_running():
+                message = f"slurmd of {node} of {self.name} has ended\n{self.logs()}"
+                raise SystemFailedError(message)
+        states = self.run("sinfo", "--noheader", "--Node", "--format=%N %T").split()[1::2]
+        return len(states) == len(self.nodes) and set(states) == {"idle"}
+
+    def _owns(self, process: SeenProcess) -> bool:
+        if process.environment.get("SLURM_CONF") != str(self.conf):
+            return False
+        return process.command in DAEMONS or "SLURM_JOB_ID" in process.environment
+
+    def _runs_on(self, process: SeenProcess, node: str) -> bool:
+        return self._owns(process) and process.environment.get("SLURMD_NODENAME") == node
+
+    def _configuration(self) -> str:
+        host = socket.gethostname().partition(".")[0]
+        first, last = self._ports[1], self._ports[len(self.nodes)]
+        count = len(self.nodes)
+        names, ports = (f"n[1-{count}]", f"[{first}-{last}]") if count > 1 else ("n1", str(first))
+        values = {
+            "ClusterName": self.name,
+            "SlurmctldHost": f"{host}(127.0.0.1)",
+            "SlurmctldPort": str(self._ports[0]),
+            "StateSaveLocation": str(self.state),
+            "SlurmdSpoolDir": str(self.spool("%n")),
+            "SlurmctldPidFile": str(self.directory / "slurmctld.pid"),
+            "SlurmdPidFile": str(self.directory / "slurmd.%n.pid"),
+            "SlurmctldLogFile": str(self.controller_log),
+            "SlurmdLogFile": str(self.directory / "slurmd.%n.log"),
+            "AuthType": f"auth/{self._auth}",
+            "CredType": f"cred/{self._auth}",
+            **({"AuthInfo": f"socket={self.munge_socket}"} if self._auth == "munge" else {}),
+            **self._settings,
+        }
+        lines = [f"{name}={value}" for name, value in values.items()]
+        lines += [
+            f"NodeName={names} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs={self.cpus} RealMemory=4000",
+            f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE DefaultTime=60 State=UP",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _start_munged(self) -> None:
+        directory = self.munge_socket.parent
+        directory.mkdir(mode=0o755)
+        key = directory / "key"
+        descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(1024))
+        argv = [
+            "munged",
+            "--foreground",
+            # A munged of root is refused without --force; ours has its own key and its own socket, and serves tests.
+            "--force",
+            f"--key-file={key}",
+            f"--socket={self.munge_socket}",
+            f"--pid-file={directory / 'pid'}",
+            f"--seed-file={directory / 'seed'}",
+            f"--log-file={directory / 'log'}",
+            "--num-threads=2",
+        ]
+        self._munged = Daemon(argv, environment=base_environment(), log=self.directory / "munged.out")
+        wait_until(self.munge_socket.exists, seconds=READY_SECONDS, what="munged", details=self.logs)
