@@ -1,0 +1,49 @@
+# Two commands are all there is to do on a fresh clone: `make demo` to see it work, `make test` to check it.
+# Both need Python 3.11 or newer, and make what else they need in .venv/ and .tox/.
+# Another Python: make PYTHON=/path/to/python3.12 demo
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
+export PYTHON
+
+.PHONY: help demo test lint docs clean
+
+help:
+	@echo "make demo   one job on three small clusters inside this machine"
+	@echo "make test   all tests and checks; as root on Debian it installs the batch systems they need"
+	@echo "make lint   the style and the types alone"
+	@echo "make docs   the manual, into docs/_build/html"
+	@echo "make clean  remove all that the above made"
+
+demo: $(VENV)/.installed
+	@$(VENV)/bin/koala demo
+
+# The closing summary is printed whether the tests pass or not; the status is that of the tests.
+test: $(VENV)/.tox-installed
+	@.ci/install_debian
+	@rm -rf .tox/reports
+	@status=0; $(VENV)/bin/tox run || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
+
+lint: $(VENV)/.tox-installed
+	@$(VENV)/bin/tox run -e lint,types
+
+docs: $(VENV)/.tox-installed
+	@$(VENV)/bin/tox run -e docs
+
+clean:
+	rm -rf $(VENV) .tox build docs/_build koala_adapter.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.made: .ci/make_venv
+	@echo "Making the virtual environment $(VENV)"
+	@.ci/make_venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made setup.cfg pyproject.toml
+	@echo "Installing koala-adapter into $(VENV)"
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.tox-installed: $(VENV)/.made
+	@echo "Installing tox into $(VENV)"
+	@$(PIP) install "tox>=4.27"
+	@touch $@
