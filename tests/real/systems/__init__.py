@@ -7,7 +7,7 @@ have: no file in /etc or /var, no well-known port, no well-known socket.
 
 from __future__ import annotations
 
-#from tests.real.systems.gridengine import GridEngineCell
+from tests.real.systems.gridengine import GridEngineCell
 from tests.real.systems.processes import CommandError, SystemFailedError
 from tests.real.systems.slurm import SlurmCluster
 
