@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds the house together: who may import whom, and which parts may not touch the world.
+
+The rules are those of docs/architecture.md. The source is read, not a running program, so an import inside a
+function or under TYPE_CHECKING counts like any other. Each rule is also shown to catch a violation.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).parents[2]
+CORE = "koala_adapter"
+PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm"})
+AGENT = f"{CORE}.vjm.agent"
+
+BOTTOM = (f"{CORE}.__version__", f"{CORE}.errors", f"{CORE}.model")
+"""What every part may import: nouns, the error tree and the version."""
+
+PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.commands", f"{CORE}.hostlist", f"{CORE}.plugin", f"{CORE}.testing")
+"""All that a plugin may import of the core: what a third party may rely on."""
+
+MAY_IMPORT = {
+    f"{CORE}.errors": BOTTOM,
+    f"{CORE}.model": BOTTOM,
+    f"{CORE}.limits": BOTTOM,
+    f"{CORE}.hostlist": BOTTOM,
+    f"{CORE}.commands": (*BOTTOM, f"{CORE}.limits"),
+    f"{CORE}.plugin": (*BOTTOM, f"{CORE}.commands"),
+    f"{CORE}.scheduler": (*BOTTOM, f"{CORE}.scheduler"),
+    f"{CORE}.testing": (*PLUGIN_SUPPORT, f"{CORE}.limits", f"{CORE}.vjm"),
+    AGENT: (),
+    "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
+    "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
+    "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),
+    "koala_slurm": (*PLUGIN_SUPPORT, "koala_slurm"),
+}
+"""Of our own modules, a part on the left imports only those on its right. The longest matching name rules."""
+
+IMPORTED_ONLY_BY = {
+    f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
+    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.cli"),
+    f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.cli"),
+}
+"""The parts on top: whatever lies below them does not know them."""
+
+# fmt: off
+WORLD = frozenset({
+    "anyio", "asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os",
+    "pathlib", "random", "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl",
+    "structlog", "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
+})
+# fmt: on
+"""Modules that reach files, networks, processes, clocks, threads or chance."""
+
+WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
+
+PURE = (f"{CORE}.scheduler", f"{CORE}.hostlist", f"{CORE}.model", f"{CORE}.errors")
+PURE_NAMES = frozenset({"codec", "framing", "messages", "protocol"})
+"""Any module of the core with such a name turns bytes into values and back, and does nothing else."""
+
+STDLIB_SINCE_36 = frozenset({"contextvars", "dataclasses", "graphlib", "tomllib", "zoneinfo"})
+"""Modules of the standard library that Python 3.6, the oldest on a node, does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """One source file of ours."""
+
+    name: str
+    path: str
+    source: str
+
+    @property
+    def package(self) -> str:
+        """Name of the package that relative imports start from."""
+        return self.name if self.path.endswith("__init__.py") else self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One imported name, absolute, with the line it stands on."""
+
+    target: str
+    line: int
+
+
+def source_modules() -> list[Module]:
+    """Return every module of the core and of our plugins."""
+    found = []
+    for root, folder in [(ROOT, CORE), *((ROOT / "plugins", name) for name in sorted(PLUGINS))]:
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            relative = str(path.relative_to(ROOT))
+            found.append(Module(name=name, path=relative, source=path.read_text(encoding="utf-8")))
+    return found
+
+
+def within(name: str, parts: Iterable[str]) -> bool:
+    """Tell whether `name` is one of `parts` or lies inside one."""
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Yield all that a module imports, wherever in the file it does so."""
+    for node in ast.walk(ast.parse(module.source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(target=alias.name, line=node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = module.package.split(".")
+                above = ".".join(parents[: len(parents) - node.level + 1])
+                base = f"{above}.{base}" if base else above
+            for alias in node.names:
+                yield Import(target=f"{base}.{alias.name}", line=node.lineno)
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether a module belongs to the core or to one of our plugins."""
+    return within(name, (CORE, *PLUGINS))
+
+
+def direction_violations(module: Module) -> list[str]:
+    """Return each import of a module that goes against the one-way dependencies."""
+    rule = max((part for part in MAY_IMPORT if within(module.name, [part])), key=len, default=None)
+    found = []
+    for item in imports(module):
+        if not is_ours(item.target):
+            continue
+        reserved = [part for part in IMPORTED_ONLY_BY if within(item.target, [part])]
+        if (
+            (rule is not None and not within(item.target, MAY_IMPORT[rule]))
+            or (within(module.name, [CORE]) and within(item.target, PLUGINS))
+            or any(not within(module.name, IMPORTED_ONLY_BY[part]) for part in reserved)
+        ):
+            found.append(f"{module.path}:{item.line}: {module.name} may not import {item.target}")
+    return found
+
+
+def is_pure(name: str) -> bool:
+    """Tell whether a module must do no input or output and read no clock."""
+    in_core = within(name, [CORE])
+    return within(name, PURE) or (in_core and name.rpartition(".")[2] in PURE_NAMES)
+
+
+def purity_violations(module: Module) -> list[str]:
+    """Return each import and call of a module that touches the world."""
+    found = [
+        f"{module.path}:{item.line}: {module.name} is pure, it may not import {item.target}"
+        for item in imports(module)
+        if item.target.partition(".")[0] in WORLD
+    ]
+    for node in ast.walk(ast.parse(module.source)):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in WORLD_CALLS:
+                found.append(f"{module.path}:{node.lineno}: {module.name} is pure, it may not call {name}()")
+    return found
+
+
+def agent_violations(module: Module) -> list[str]:
+    """Return each import of the agent that a bare Python 3.6 could not satisfy."""
+    found = []
+    for item in imports(module):
+        top = item.target.partition(".")[0]
+        newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations"
+        if newer or top not in sys.stdlib_module_names:
+            found.append(f"{module.path}:{item.line}: the agent may not import {item.target}")
+    return found
+
+
+def snippet(name: str, source: str) -> Module:
+    """Return a module that exists only here, to show that a rule catches it."""
+    return Module(name=name, path="snippet.py", source=source)
+
+
+def test_dependencies_point_one_way() -> None:
+    """No module imports from a layer above it, from a plugin, or past the contract."""
+    assert [line for module in source_modules() for line in direction_violations(module)] == []
+
+
+def test_pure_modules_do_not_touch_the_world() -> None:
+    """Scheduler, codecs, nouns and errors reach no file, network, process, clock, thread or chance."""
+    pure = [module for module in source_modules() if is_pure(module.name)]
+    assert [line for module in pure for line in purity_violations(module)] == []
+
+
+def test_the_agent_needs_only_an_old_standard_library() -> None:
+    """The agent imports what Python 3.6 brings along, and nothing else."""
+    agents = [module for module in source_modules() if module.name == AGENT]
+    assert [line for module in agents for line in agent_violations(module)] == []
+
+
+@pytest.mark.parametrize("name", sorted({*MAY_IMPORT, *PURE}))
+def test_rules_name_parts_that_exist(name: str) -> None:
+    """A rule about a part that was renamed or removed would hold nothing."""
+    assert any(within(module.name, [name]) for module in source_modules())
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        (f"{CORE}.service", "import koala_slurm"),
+        (f"{CORE}.cli.run", "def f() -> None:\n    from koala_sge import PLUGIN"),
+        (f"{CORE}.model", "from koala_adapter.plugin import Lrm"),
+        (f"{CORE}.errors", "from koala_adapter import commands"),
+        (f"{CORE}.scheduler.core", "from ..plugin import Lrm"),
+        (f"{CORE}.scheduler.core", "from koala_adapter.vjm.center import ControlCenter"),
+        (f"{CORE}.plugin", "from koala_adapter.service import Service"),
+        (f"{CORE}.service", "from koala_adapter.cli import main"),
+        (f"{CORE}.simulation.replay", "import koala_adapter.cli.run"),
+        (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service import Service"),
+        (AGENT, "from koala_adapter.errors import KoalaError"),
+        ("koala_slurm.parsing", "from koala_adapter.service import Service"),
+        ("koala_slurm.parsing", "from koala_adapter.scheduler.core import Scheduler"),
+        ("koala_local", "import koala_slurm"),
+        ("koala_drmaa", "from koala_sge import PLUGIN"),
+    ],
+)
+def test_import_against_the_direction_is_found(importer: str, source: str) -> None:
+    """Each way of importing what a part may not import is reported with file and line."""
+    found = direction_violations(snippet(importer, f"import json\n{source}\n"))
+    assert len(found) == 1
+    assert found[0].startswith(("snippet.py:2: ", "snippet.py:3: "))
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        (f"{CORE}.scheduler.core", "from .queue import Queue\nfrom koala_adapter.model import Job"),
+        (f"{CORE}.cli.run", "from koala_adapter.service import Service\nfrom . import output"),
+        ("koala_sge.lrm", "from koala_drmaa import session\nfrom koala_adapter.plugin import Lrm"),
+        ("koala_slurm.lrm", "import subprocess\nfrom koala_adapter.commands import CommandRunner"),
+    ],
+)
+def test_import_along_the_direction_is_accepted(importer: str, source: str) -> None:
+    """What the layers allow is not reported."""
+    assert direction_violations(snippet(importer, source)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os.path",
+        "from time import monotonic",
+        "def f() -> None:\n    import random",
+        "import logging as log",
+        "text = open('state').read()",
+        "def f() -> None:\n    print('placed')",
+    ],
+)
+def test_touching_the_world_is_found(source: str) -> None:
+    """Each way for a pure module to reach the world is reported."""
+    assert len(purity_violations(snippet(f"{CORE}.scheduler.core", source))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "pure"),
+    [
+        (f"{CORE}.scheduler", True),
+        (f"{CORE}.scheduler.claiming", True),
+        (f"{CORE}.vjm.protocol", True),
+        (f"{CORE}.vjm.agent", False),
+        (f"{CORE}.schedulers", False),
+        ("koala_drmaa.protocol", False),
+    ],
+)
+def test_pure_modules_are_recognised(name: str, pure: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    """The scheduler and the codecs of the core are pure, and a name that only begins alike is not."""
+    assert is_pure(name) is pure
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import anyio",
+        "from koala_adapter.errors import KoalaError",
+        "import dataclasses",
+        "from __future__ import annotations",
+    ],
+)
+def test_agent_import_beyond_the_old_standard_library_is_found(source: str) -> None:
+    """A third party's module, one of ours, and one younger than Python 3.6 are each reported."""
+    assert len(agent_violations(snippet(AGENT, source))) == 1

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds setup.cfg to the source tree.
+
+Packages and data are listed there by hand, and forgetting one only shows after an installation, elsewhere.
+"""
+
+from __future__ import annotations
+
+from configparser import ConfigParser
+from pathlib import Path
+
+import koala_adapter
+
+ROOT = Path(__file__).parents[2]
+SETUP = ConfigParser(interpolation=None)
+SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
+
+
+def listed(section: str, option: str) -> list[str]:
+    """Return the lines of an option that holds one item on each."""
+    return [line for line in SETUP.get(section, option).splitlines() if line]
+
+
+def packages() -> dict[str, Path]:
+    """Return the folders of all packages in the source tree by the name of the package."""
+    found = {}
+    for root, pattern in ((ROOT, "koala_adapter"), (ROOT / "plugins", "koala_*")):
+        for top in root.glob(pattern):
+            for init in top.rglob("__init__.py"):
+                found[".".join(init.parent.relative_to(root).parts)] = init.parent
+    return found
+
+
+def test_every_package_is_listed() -> None:
+    """The packages of setup.cfg are those of the source tree, no more and no fewer."""
+    assert listed("options", "packages") == sorted(packages())
+
+
+def test_every_data_file_is_listed() -> None:
+    """Each file in a package that is not Python source is matched by a pattern of package_data."""
+    missed: list[str] = []
+    for name, folder in packages().items():
+        patterns = listed("options.package_data", "*")
+        if SETUP.has_option("options.package_data", name):
+            patterns += listed("options.package_data", name)
+        data = [path for path in folder.iterdir() if path.is_file() and path.suffix not in {".py", ".pyc"}]
+        missed += [str(path.relative_to(ROOT)) for path in data if not any(map(path.match, patterns))]
+    assert missed == []
+
+
+def test_every_top_package_carries_its_types() -> None:
+    """Each package at the top has the marker that lets type checkers use its annotations."""
+    tops = [folder for name, folder in packages().items() if "." not in name]
+    assert [str(folder) for folder in tops if not (folder / "py.typed").is_file()] == []
+
+
+def test_version_is_stated_where_the_build_reads_it() -> None:
+    """The package states a version of three numbers, which setup.cfg takes over."""
+    assert SETUP.get("metadata", "version") == "attr: koala_adapter.__version__"
+    assert all(part.isdigit() for part in koala_adapter.__version__.split("."))
+
+
+def test_minimal_environment_runs_with_the_lower_bounds() -> None:
+    """The versions that tox installs for "minimal" are the lower bounds that users are promised."""
+    tox = ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    pinned = [line.replace("==", ">=") for line in tox.get("testenv:minimal", "deps").splitlines() if line]
+    assert pinned == listed("options", "install_requires")
