@@ -41,8 +41,6 @@ DEBIAN_ROOT = Path("/var/lib/gridengine")
 PRIVATE_LIBRARIES = "/usr/lib/gridengine"
 INIT_CLUSTER = "/usr/share/gridengine/scripts/init_cluster"
 
-DAEMONS = frozenset({"sge_qmaster", "sge_execd", "sge_shepherd"})
-
 JOBS_PER_HOST = 200
 """Group ids that a cell owns: its execd marks the processes of each running job with one of them."""
 
@@ -215,7 +213,7 @@ class GridEngineCell:
             if daemon is not None:
                 daemon.end(how=signal.SIGKILL)
         self._qmaster = self._execd = None
-        kill_processes(lambda: find_processes(self._owns))
+        kill_processes(lambda: find_processes(lambda process: process.uses(self.directory)))
         shutil.rmtree(self.directory, ignore_errors=True)
         self._ports.release()
 
@@ -294,7 +292,7 @@ class GridEngineCell:
     def _daemon(self, program: str) -> Daemon:
         # SGE_ND keeps a daemon in the foreground, as our child.
         environment = {**self.environment(), "SGE_ND": "true"}
-        return Daemon([program], environment=environment, log=self.directory / f"{program}.out")
+        return Daemon([program], environment=environment, log=self.directory / f"{program}.out", cwd=self.directory)
 
     def _answers(self) -> bool:
         if self._qmaster is None or not self._qmaster.is_running():
@@ -320,14 +318,9 @@ class GridEngineCell:
         return not self.qstat().strip()
 
     def _is_job(self, process: SeenProcess) -> bool:
-        if process.environment.get("SGE_ROOT") != str(self.root):
+        if not process.uses(self.directory):
             return False
         return process.command == "sge_shepherd" or "JOB_ID" in process.environment
-
-    def _owns(self, process: SeenProcess) -> bool:
-        if process.environment.get("SGE_ROOT") != str(self.root):
-            return False
-        return process.command in DAEMONS or self._is_job(process)
 
     def _create(self) -> None:
         common = self.root / CELL / "common"

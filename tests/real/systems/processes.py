@@ -113,13 +113,17 @@ def tail(path: Path, lines: int = 25) -> str:
 class Daemon:
     """A daemon that runs in the foreground as our child, with its output in a file."""
 
-    def __init__(self, argv: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
-        """Start it, in a session of its own so that a terminal's Ctrl-C leaves the ending to us."""
+    def __init__(self, argv: Sequence[str], *, environment: Mapping[str, str], log: Path, cwd: Path) -> None:
+        """Start it, in a session of its own so that a terminal's Ctrl-C leaves the ending to us.
+
+        It works in `cwd`, a directory of its system, by which it and what it starts are recognised later.
+        """
         self.log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 list(argv),
                 env=dict(environment),
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -153,7 +157,16 @@ class SeenProcess:
     pid: int
     parent: int
     command: str
+    cwd: Path
     environment: Mapping[str, str]
+
+    def uses(self, directory: Path) -> bool:
+        """Tell whether the process works in a directory, or was told of a batch system that lives in it.
+
+        Both are needed: slurmstepd overwrites its environment with its title, and jobs work where they were told to.
+        """
+        told = (self.environment.get(name) for name in ("SLURM_CONF", "SGE_ROOT"))
+        return any(Path(path).is_relative_to(directory) for path in (self.cwd, *filter(None, told)))
 
     @classmethod
     def read(cls, pid: int) -> Self | None:
@@ -162,6 +175,7 @@ class SeenProcess:
         try:
             raw = (directory / "environ").read_bytes()
             status = (directory / "stat").read_text(errors="replace")
+            cwd = (directory / "cwd").readlink()
         except OSError:
             return None
         # The command is in parentheses and may itself contain anything, so the fields are counted from the last one.
@@ -174,6 +188,7 @@ class SeenProcess:
             pid=pid,
             parent=int(parent),
             command=command,
+            cwd=cwd,
             environment={name: value for name, separator, value in pairs if separator},
         )
 
@@ -199,13 +214,17 @@ def find_processes(belongs: Callable[[SeenProcess], bool]) -> list[int]:
 
 
 def kill_processes(find: Callable[[], list[int]], *, seconds: float = 10.0) -> None:
-    """SIGKILL what `find` returns, again and again until it returns nothing: the killed may have had time to fork."""
+    """SIGKILL what `find` returns, again and again until it returns nothing: the killed may have had time to fork.
+
+    All are stopped before the first is killed, so that none can report the end of another.
+    """
 
     def all_gone() -> bool:
         pids = find()
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for how in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, how)
         return not pids
 
     wait_until(all_gone, seconds=seconds, what="end of all processes", details=lambda: f"left: {find()}")

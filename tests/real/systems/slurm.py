@@ -40,7 +40,7 @@ Authentication = Literal["none", "munge"]
 READY_SECONDS = 60.0
 """Bound on the time in which a cluster must be up; it takes about 2 s on an idle machine."""
 
-DAEMONS = frozenset({"slurmctld", "slurmd", "slurmstepd"})
+DAEMONS = frozenset({"slurmd", "slurmstepd"})
 
 SETTINGS: Mapping[str, str] = {
     "SlurmUser": "root",
@@ -167,7 +167,7 @@ class SlurmCluster:
                 daemon.end(how=signal.SIGKILL)
         self._controller = self._munged = None
         self._slurmd = {}
-        kill_processes(lambda: find_processes(self._owns))
+        kill_processes(lambda: find_processes(lambda process: process.uses(self.directory)))
         shutil.rmtree(self.directory, ignore_errors=True)
         self._ports.release()
 
@@ -175,7 +175,7 @@ class SlurmCluster:
         """Start slurmctld, on the state that an earlier one left; return when it answers."""
         argv = ["slurmctld", "-D", "-f", str(self.conf)]
         log = self.directory / "slurmctld.out"
-        self._controller = Daemon(argv, environment=self.environment(), log=log)
+        self._controller = Daemon(argv, environment=self.environment(), log=log, cwd=self.directory)
         wait_until(self._answers, seconds=READY_SECONDS, what=f"slurmctld of {self.name}", details=self.logs)
 
     def stop_controller(self, *, how: signal.Signals = signal.SIGKILL) -> None:
@@ -190,7 +190,7 @@ class SlurmCluster:
         """Start (again) the slurmd of a node; see `wait_idle`."""
         argv = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
         log = self.directory / f"slurmd.{node}.out"
-        self._slurmd[node] = Daemon(argv, environment=self.environment(), log=log)
+        self._slurmd[node] = Daemon(argv, environment=self.environment(), log=log, cwd=self.spool(node))
 
     def kill_node(self, node: str, *, with_jobs: bool = True) -> None:
         """SIGKILL a node's slurmd and, as a power cut would, its job steps and all job processes on it."""
@@ -244,8 +244,10 @@ class SlurmCluster:
 
     def logs(self) -> str:
         """Return the ends of all logs, for the text of an error."""
-        files = sorted(self.directory.glob("*.log")) + sorted(self.directory.glob("*.out"))
-        return "\n".join(tail(file) for file in files)
+        logs = sorted(self.directory.glob("*.log"))
+        # A daemon's output says the same once more, unless it failed before it opened its log.
+        outputs = [file for file in self.directory.glob("*.out") if file.with_suffix(".log") not in logs]
+        return "\n".join(tail(file) for file in (*logs, *sorted(outputs)))
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
@@ -270,13 +272,10 @@ class SlurmCluster:
         states = self.run("sinfo", "--noheader", "--Node", "--format=%N %T").split()[1::2]
         return len(states) == len(self.nodes) and set(states) == {"idle"}
 
-    def _owns(self, process: SeenProcess) -> bool:
-        if process.environment.get("SLURM_CONF") != str(self.conf):
-            return False
-        return process.command in DAEMONS or "SLURM_JOB_ID" in process.environment
-
     def _runs_on(self, process: SeenProcess, node: str) -> bool:
-        return self._owns(process) and process.environment.get("SLURMD_NODENAME") == node
+        if process.command in DAEMONS:
+            return process.cwd == self.spool(node)
+        return process.uses(self.directory) and process.environment.get("SLURMD_NODENAME") == node
 
     def _configuration(self) -> str:
         host = socket.gethostname().partition(".")[0]
@@ -324,5 +323,5 @@ class SlurmCluster:
             f"--log-file={directory / 'log'}",
             "--num-threads=2",
         ]
-        self._munged = Daemon(argv, environment=base_environment(), log=self.directory / "munged.out")
+        self._munged = Daemon(argv, environment=base_environment(), log=self.directory / "munged.out", cwd=directory)
         wait_until(self.munge_socket.exists, seconds=READY_SECONDS, what="munged", details=self.logs)
