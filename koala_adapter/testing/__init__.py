@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance kit: tests that every LRM plugin must pass, for use by the authors of plugins.
+
+Start at :class:`LrmConformance`. The kit needs pytest with anyio's plugin, as ``pip install koala-adapter[test]``
+brings it; nothing else of koala_adapter imports the kit.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# Before the imports: pytest explains a failed assertion only in modules that it rewrites while importing them.
+for _part in ("control", "description", "failures", "life", "submission", "trial"):
+    pytest.register_assert_rewrite(f"{__name__}.{_part}")
+
+from koala_adapter.testing.conformance import LrmConformance  # noqa: E402
+from koala_adapter.testing.recording import RecordedCommand, RecordingRunner  # noqa: E402
+from koala_adapter.testing.trial import Batch, LrmUnderTest, Trial, eventually, new_context  # noqa: E402
+from koala_adapter.testing.watcher import SecretWatcher  # noqa: E402
+
+__all__ = [
+    "Batch",
+    "LrmConformance",
+    "LrmUnderTest",
+    "RecordedCommand",
+    "RecordingRunner",
+    "SecretWatcher",
+    "Trial",
+    "eventually",
+    "new_context",
+]

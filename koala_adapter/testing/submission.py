@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: S101 - these are tests
+"""Conformance of submitting: one request, ids in order, the script unharmed, nothing of ours leaking."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
+from koala_adapter.model import LrmJobState
+from koala_adapter.testing.recording import RecordingRunner
+from koala_adapter.testing.watcher import SecretWatcher
+
+if TYPE_CHECKING:
+    from koala_adapter.plugin import Submission
+    from koala_adapter.testing.trial import Trial
+
+CANARY = "KOALA_CONFORMANCE_CANARY"
+"""Variable that is set in our own environment and must reach no job."""
+
+AWKWARD_LINES = (
+    "$HOME ${PATH} $(id) `id` $$ $0 $1 $@ !! \\$x",
+    "'single' \"double\" ''' \"\"\" '\\'' \\\" \\\\ \\n \\t \\",
+    "tab\there, trailing blanks   ",
+    "  leading blanks; a ; b & c | d > e < f * ? [a-z] {a,b} ~ # no comment",
+    "%i %A %a %j %% $TASK_ID $JOB_ID {{x}} {x} %s %d",
+    "grüße, 漢字, ελληνικά, 🐨, zero\u200bwidth",
+    "EOF",
+    "",
+    "-n --array=1-9 -t 1",
+)
+DIRECTIVE_LINES = (
+    "#SBATCH --partition=koala-no-such-queue --time=1",
+    "#$ -q koala-no-such-queue -l h_rt=1",
+    "#PBS -q koala-no-such-queue",
+    "#BSUB -q koala-no-such-queue",
+)
+
+
+class SubmissionTests:
+    """Tests of ``submit`` and of what arrives."""
+
+    async def test_one_request_gives_ids_in_order(self, trial: Trial) -> None:
+        """Placeholders of one submission cost one request; the listing shows their ids with the indices 1 to n."""
+        count = trial.under_test.processors + 1
+        await trial.lrm.version()
+        batch = trial.prepare(count=count)
+        before = trial.requests()
+        batch = await trial.send(batch)
+        if trial.lrm.capabilities.arrays:
+            assert trial.requests() - before == 1
+        assert len(set(batch.ids)) == len(batch.ids) == count
+        assert all(id_ and id_ == id_.strip() for id_ in batch.ids)
+        jobs = await trial.until(
+            lambda: trial.jobs(batch), lambda seen: len(seen) == count, what="all are listed"
+        )
+        assert {job.id: job.array_index for job in jobs.values()} == {
+            id_: index for index, id_ in enumerate(batch.ids, start=1)
+        }
+        assert {job.processors for job in jobs.values()} == {1}
+        assert len({job.user for job in jobs.values()} - {""}) == 1
+
+    @pytest.mark.parametrize("single", [True, False], ids=["one", "several"])
+    async def test_placeholders_know_who_they_are(self, live_trial: Trial, *, single: bool) -> None:
+        """Each placeholder finds its index, from 1, and its job id in the variables that the plugin declares."""
+        trial = live_trial
+        count = 1 if single else trial.under_test.processors
+        batch = await trial.submit(count=count, wait=False)
+        await trial.wait_reports(batch, count)
+        reports = batch.reports()
+        assert set(reports) == {str(index) for index in range(1, count + 1)}
+        for index, id_ in enumerate(batch.ids, start=1):
+            seen_index, seen_id, _process = reports[str(index)]
+            assert seen_index == str(index)
+            assert seen_id, f"${trial.lrm.job_id_variable} is empty in the job"
+            assert id_.startswith(seen_id), f"the job calls itself {seen_id}, the plugin calls it {id_}"
+
+    async def test_found_again_by_name(self, trial: Trial) -> None:
+        """A submission is found by its name, by a prefix of it and in the full listing, not by another name."""
+        trial.need("find_by_name")
+        batch, other = await trial.submit(count=2), await trial.submit()
+        prefix = batch.key[:-2]
+
+        async def found() -> bool:
+            by_name = {job.id for job in await trial.lrm.jobs(name_prefix=batch.key)}
+            by_prefix = {job.id for job in await trial.lrm.jobs(name_prefix=prefix)}
+            everything = {job.id for job in await trial.lrm.jobs()}
+            return (
+                by_name == {*batch.ids} and by_prefix == {*batch.ids, *other.ids} and by_prefix <= everything
+            )
+
+        await trial.until(found, bool, what="found by name, by prefix and among all")
+        assert await trial.lrm.jobs(name_prefix="koala-never-submitted") == ()
+
+    async def test_concurrent_submissions(self, trial: Trial) -> None:
+        """Submissions made at the same time keep their ids apart."""
+        batches = [trial.prepare(count=2) for _ in range(4)]
+        async with anyio.create_task_group() as tasks:
+            for batch in batches:
+                tasks.start_soon(trial.send, batch)
+
+        async def listed() -> list[int]:
+            return [len(await trial.jobs(batch)) for batch in batches]
+
+        await trial.until(
+            listed, lambda seen: seen == [2] * 4, what="each submission is listed with its own two jobs"
+        )
+
+    async def test_awkward_script_arrives(self, live_trial: Trial) -> None:
+        """A script of 200 KiB, full of characters that shells and batch systems mangle, arrives byte for byte."""
+        lines = [f"{number:05d} {AWKWARD_LINES[number % len(AWKWARD_LINES)]}" for number in range(5000)]
+        text = "".join(f"{line}\n" for line in lines)
+        assert len(text.encode()) > 200 * 1024
+        assert await self._echo(live_trial, text) == text.encode()
+
+    async def test_foreign_directives_are_text(self, live_trial: Trial) -> None:
+        """Lines in the script that look like directives of a batch system are obeyed by none."""
+        text = "".join(f"{line}\n" for line in DIRECTIVE_LINES)
+        assert await self._echo(live_trial, text) == text.encode()
+
+    async def _echo(self, trial: Trial, text: str) -> bytes:
+        body = f'cat > "$d/.echo" <<\'KoalaEnd\'\n{text}KoalaEnd\nmv "$d/.echo" "$d/echo"'
+        batch = await trial.submit(body=body, wait=False)
+        return await trial.wait_file(batch.directory / "echo")
+
+    async def test_what_is_rendered_is_sent(self, live_trial: Trial) -> None:
+        """The command that is run and the script that arrives are those that ``render`` shows."""
+        trial = live_trial
+        body = 'if [ -r "$0" ]; then cat "$0"; fi > "$d/.self"; mv "$d/.self" "$d/self"'
+        batch = trial.prepare(count=2, body=body, wait=False)
+        rendered = trial.lrm.render(batch.submission)
+        runner = trial.under_test.context.commands
+        before = len(runner.commands) if isinstance(runner, RecordingRunner) else 0
+        batch = await trial.send(batch)
+        sent = (
+            [command.argv for command in runner.commands[before:]]
+            if isinstance(runner, RecordingRunner)
+            else []
+        )
+        if sent:
+            assert sent == [rendered.command]
+        arrived = await trial.wait_file(batch.directory / "self")
+        if arrived:
+            assert arrived.decode() == rendered.script
+
+    async def test_our_environment_stays_here(self, live_trial: Trial) -> None:
+        """A variable of our own environment does not appear in the job's."""
+        canary = os.environ[CANARY]
+        batch = await live_trial.submit(body='env > "$d/.env"; mv "$d/.env" "$d/env"', wait=False)
+        environment = (await live_trial.wait_file(batch.directory / "env")).decode(errors="replace")
+        assert "PATH=" in environment
+        assert CANARY not in environment
+        assert canary not in environment
+
+    async def test_secret_is_on_no_command_line(self, live_trial: Trial) -> None:
+        """What the script holds is in no process's arguments or environment, from submission to end."""
+        secret = secrets.token_hex(16)
+        with SecretWatcher(secret) as watcher:
+            for _ in range(3):
+                batch = await live_trial.submit(body=f": {secret}", wait=False)
+                await live_trial.wait_reports(batch, 1)
+        assert watcher.leaks == set()
+
+    async def test_output_goes_to_its_directory(self, live_trial: Trial) -> None:
+        """What a placeholder prints is found in files of the output directory."""
+        batch = await live_trial.submit(body="echo koala-out; echo koala-err >&2", wait=False)
+
+        async def printed() -> str:
+            files = sorted((batch.directory / "output").rglob("*"))
+            return "".join(file.read_text(errors="replace") for file in files if file.is_file())
+
+        await live_trial.until(
+            printed,
+            lambda text: "koala-out" in text and "koala-err" in text,
+            what="stdout and stderr in files",
+        )
+
+    async def test_rejected_submission_leaves_nothing(self, trial: Trial) -> None:
+        """An impossible submission is refused with LrmRejectedError and no job of its name appears."""
+        batch = trial.prepare(count=2, queue=trial.under_test.unknown_queue)
+        with pytest.raises(LrmRejectedError) as caught:
+            await trial.lrm.submit(batch.submission)
+        assert caught.value.message
+        await anyio.sleep(1)
+        assert await trial.jobs(batch) == {}
+
+    async def test_same_script_twice(self, trial: Trial) -> None:
+        """Two submissions are two, however alike: ids are never used again."""
+        first, second = await trial.submit(count=2), await trial.submit(count=2)
+        assert not set(first.ids) & set(second.ids)
+
+    async def test_held_submission_waits(self, live_trial: Trial) -> None:
+        """A submission in hold is HELD and does not start; an LRM without hold refuses it."""
+        trial = live_trial
+        if not trial.lrm.capabilities.hold:
+            await self._held_is_refused(trial, trial.prepare(held=True).submission)
+            return
+        batch = await trial.submit(count=2, held=True)
+        await trial.wait_states(batch, LrmJobState.HELD, LrmJobState.HELD)
+        await anyio.sleep(2)
+        assert await trial.states(batch) == [LrmJobState.HELD] * 2
+        assert batch.reports() == {}
+
+    async def _held_is_refused(self, trial: Trial, submission: Submission) -> None:
+        with pytest.raises((LrmRejectedError, LrmUnsupportedError)):
+            await trial.lrm.submit(submission)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the conformance tests work with: an LRM under test, and submissions that report through files."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import pytest
+
+from koala_adapter.commands import login_name
+from koala_adapter.errors import LrmError
+from koala_adapter.model import BatchKey, ClusterName, LrmJobId, LrmJobState
+from koala_adapter.plugin import ClusterContext, Submission
+from koala_adapter.testing.recording import RecordingRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from pydantic import BaseModel
+
+    from koala_adapter.model import LrmJob
+    from koala_adapter.plugin import Lrm, PluginDefinition
+
+T = TypeVar("T")
+
+LONGEST_JOB = 180
+"""Seconds after which a job of the kit ends in any case, so that a failed test leaves nothing for long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrmUnderTest:
+    """A started LRM and what the kit must know about it."""
+
+    definition: PluginDefinition
+    settings: BaseModel
+    context: ClusterContext
+    """As given to the factory; see :func:`new_context`."""
+    lrm: Lrm
+    """Started; whoever made it closes it."""
+    scratch: Path
+    """Existing directory that this process and the jobs can both write."""
+    processors: int
+    """Processors that are idle now, and that jobs of ours can all get at once: at least 2."""
+    unknown_id: LrmJobId
+    """A well-formed id of a job that never was."""
+    unknown_queue: str = "koala-no-such-queue"
+    real: bool = True
+    """False for a fake of the LRM."""
+    runs_jobs: bool = True
+    """False for a fake that never runs the scripts; tests that need running jobs are skipped then."""
+    foreign_job: Callable[[int], AbstractAsyncContextManager[object]] | None = None
+    """Makes a context in which a job that is not ours (submitted by other means) runs on that many processors: it
+    runs when the context is entered, and is gone after it is left. None: such tests are skipped."""
+    stop_lrm: Callable[[], Awaitable[None]] | None = None
+    """Makes the LRM unavailable; its jobs go on. None: the tests of unavailability are skipped."""
+    start_lrm: Callable[[], Awaitable[None]] | None = None
+    """Makes it available again and returns when it answers."""
+    patience: float = 30.0
+    """Seconds within which the LRM does and shows what it was asked for (starts a job, forgets a cancelled one)."""
+    unavailable_within: float = 60.0
+    """Seconds within which any method of an unreachable LRM must have raised LrmUnavailableError."""
+    walltime_precision: float | None = None
+    """Seconds by which a job may outlive a walltime of 1 second; None: the LRM cannot end a job that soon, and only
+    the request of a walltime is tested."""
+    poll_interval: float = 0.2
+    """Seconds between two looks at the LRM while waiting."""
+
+
+def new_context(directory: Path, *, cluster: str = "conformance") -> ClusterContext:
+    """Return a context for the cluster under test, with a recording runner and a private state directory."""
+    state = directory / "state"
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return ClusterContext(
+        cluster=ClusterName(cluster), commands=RecordingRunner(), state_directory=state, user=login_name()
+    )
+
+
+async def eventually(
+    look: Callable[[], Awaitable[T]],
+    accept: Callable[[T], bool],
+    *,
+    what: str,
+    seconds: float,
+    interval: float = 0.2,
+) -> T:
+    """Look until what is seen is acceptable and return it; after ``seconds`` fail the test with what was seen."""
+    deadline = anyio.current_time() + seconds
+    while True:
+        seen = await look()
+        if accept(seen):
+            return seen
+        if anyio.current_time() > deadline:
+            pytest.fail(f"{what}: not within {seconds:g} s; last seen: {seen}")
+        await anyio.sleep(interval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A submission of the kit, whose scripts write into ``directory`` and wait there for a file called ``go``."""
+
+    submission: Submission
+    directory: Path
+    ids: tuple[LrmJobId, ...] = ()
+
+    @property
+    def key(self) -> BatchKey:
+        """The LRM job name."""
+        return self.submission.key
+
+    def go(self) -> None:
+        """Let all waiting placeholders of this submission go on to their end."""
+        (self.directory / "go").touch()
+
+    def report(self, index: int) -> list[str] | None:
+        """Return the lines [index, job id, process id] that a placeholder wrote; None before it started."""
+        path = self.directory / f"report.{index}"
+        return path.read_text().splitlines() if path.exists() else None
+
+    def reports(self) -> dict[str, list[str]]:
+        """Return all reports by the suffix of their file, which is the index as the placeholder saw it."""
+        return {
+            path.name.partition(".")[2]: path.read_text().splitlines()
+            for path in self.directory.glob("report.*")
+        }
+
+    def starts(self, index: int) -> int:
+        """How often the placeholder has begun."""
+        path = self.directory / f"starts.{index}"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def beats(self) -> int:
+        """How often all waiting placeholders together have shown that they live (ten times a second each)."""
+        return sum(path.stat().st_size for path in self.directory.glob("beat.*"))
+
+
+class Trial:
+    """One test's use of the LRM under test: fresh names, waiting with a deadline, cleaning up."""
+
+    def __init__(self, under_test: LrmUnderTest) -> None:
+        """Nothing is submitted yet."""
+        self.under_test = under_test
+        self.lrm = under_test.lrm
+        self._batches: list[Batch] = []
+        self._prefix = f"kk{secrets.token_hex(3)}"
+
+    # -- what the LRM can do ---------------------------------------------------------------------------------
+
+    def need(self, capability: str) -> None:
+        """Skip the test when the LRM does not state this capability (that it refuses then is tested too)."""
+        if not getattr(self.lrm.capabilities, capability):
+            pytest.skip(f"{type(self.lrm).__name__} does not state the capability {capability!r}")
+
+    def requests(self) -> int:
+        """Requests to the LRM counted so far."""
+        return self.under_test.context.commands.window.total
+
+    # -- submitting ------------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        *,
+        count: int = 1,
+        body: str = "",
+        wait: bool = True,
+        exit_code: int = 0,
+        walltime: int = 600,
+        queue: str | None = None,
+        held: bool = False,
+    ) -> Batch:
+        """Describe a submission without sending it.
+
+        Its script reports, runs ``body`` (shell; the variables ``d`` and ``index`` are set), waits for the
+        file ``go`` if ``wait``, and exits with ``exit_code``.
+        """
+        name = f"{self._prefix}n{len(self._batches)}"
+        directory = self.under_test.scratch / name
+        (directory / "output").mkdir(parents=True)
+        submission = Submission(
+            key=BatchKey(name),
+            count=count,
+            script=self._script(directory, body=body, wait=wait, exit_code=exit_code),
+            walltime=walltime,
+            queue=queue,
+            output_directory=str(directory / "output"),
+            held=held,
+        )
+        batch = Batch(submission=submission, directory=directory)
+        self._batches.append(batch)
+        return batch
+
+    async def send(self, batch: Batch) -> Batch:
+        """Submit a prepared batch and return it with its ids."""
+        ids = await self.lrm.submit(batch.submission)
+        sent = Batch(submission=batch.submission, directory=batch.directory, ids=tuple(ids))
+        self._batches[self._batches.index(batch)] = sent
+        return sent
+
+    async def submit(
+        self,
+        *,
+        count: int = 1,
+        body: str = "",
+        wait: bool = True,
+        exit_code: int = 0,
+        walltime: int = 600,
+        held: bool = False,
+    ) -> Batch:
+        """Prepare and send in one."""
+        batch = self.prepare(
+            count=count, body=body, wait=wait, exit_code=exit_code, walltime=walltime, held=held
+        )
+        return await self.send(batch)
+
+    def _script(self, directory: Path, *, body: str, wait: bool, exit_code: int) -> str:
+        index, job = self.lrm.array_index_variable, self.lrm.job_id_variable
+        waiting = (
+            f'n=0\nwhile [ ! -e "$d/go" ] && [ $n -lt {LONGEST_JOB * 10} ]; do\n'
+            '  printf . >> "$d/beat.$index"; sleep 0.1; n=$((n+1))\ndone\n'
+        )
+        return (
+            "#!/bin/sh\n"
+            f"d={shlex.quote(str(directory))}\n"
+            f'index="${{{index}-}}"\n'
+            'echo started >> "$d/starts.$index"\n'
+            f'printf \'%s\\n\' "$index" "${{{job}-}}" "$$" > "$d/.report.$index"\n'
+            'mv "$d/.report.$index" "$d/report.$index"\n'
+            f"{body}\n{waiting if wait else ''}exit {exit_code}\n"
+        )
+
+    # -- watching --------------------------------------------------------------------------------------------
+
+    async def jobs(self, batch: Batch) -> dict[LrmJobId, LrmJob]:
+        """Return the jobs of a batch that the LRM lists, by id."""
+        listed = await self.lrm.jobs(name_prefix=batch.key)
+        return {job.id: job for job in listed if job.name == batch.key}
+
+    async def states(self, batch: Batch) -> list[LrmJobState]:
+        """Return the states of a batch in the order of its indices: ENDED also for what is not listed."""
+        jobs = await self.jobs(batch)
+        return [jobs[id_].state if id_ in jobs else LrmJobState.ENDED for id_ in batch.ids]
+
+    async def wait_states(self, batch: Batch, *wanted: LrmJobState, what: str = "") -> None:
+        """Wait until the states of a batch, in any order, are these."""
+        await self.until(
+            lambda: self.states(batch),
+            lambda states: sorted(states) == sorted(wanted),
+            what=what or f"states {', '.join(wanted)} of {batch.key}",
+        )
+
+    async def wait_running(self, batch: Batch) -> None:
+        """Wait until all jobs of a batch are shown as running and have begun to wait."""
+        await self.wait_states(batch, *[LrmJobState.RUNNING] * len(batch.ids))
+        await self.wait_reports(batch, len(batch.ids))
+
+    async def wait_ended(self, batch: Batch) -> None:
+        """Wait until all jobs of a batch have ended or left the listing."""
+        await self.wait_states(batch, *[LrmJobState.ENDED] * len(batch.ids), what=f"end of {batch.key}")
+
+    async def wait_reports(self, batch: Batch, count: int) -> None:
+        """Wait until at least ``count`` placeholders have written their reports."""
+
+        async def look() -> int:
+            return len(batch.reports())
+
+        await self.until(
+            look, lambda seen: seen >= count, what=f"{count} started placeholders of {batch.key}"
+        )
+
+    async def wait_file(self, path: Path) -> bytes:
+        """Wait until a file exists and return its contents; writers move it into place when complete."""
+
+        async def look() -> bool:
+            return await anyio.Path(path).exists()
+
+        await self.until(look, bool, what=f"file {path.name}")
+        return await anyio.Path(path).read_bytes()
+
+    async def until(self, look: Callable[[], Awaitable[T]], accept: Callable[[T], bool], *, what: str) -> T:
+        """:func:`eventually`, with the patience of the LRM under test."""
+        under = self.under_test
+        return await eventually(look, accept, what=what, seconds=under.patience, interval=under.poll_interval)
+
+    # -- cleaning up -----------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End all that the test has submitted and wait until it is gone, so that tests stay independent."""
+        for batch in self._batches:
+            batch.go()
+        listed = await self.lrm.jobs(name_prefix=self._prefix)
+        left = [job.id for job in listed if job.state is not LrmJobState.ENDED]
+        if left:
+            await self.lrm.cancel(left)
+        await self.until(self._left, lambda count: count == 0, what="nothing left of the test")
+
+    async def _left(self) -> int:
+        try:
+            listed = await self.lrm.jobs(name_prefix=self._prefix)
+        except LrmError:
+            return -1
+        return sum(job.state is not LrmJobState.ENDED for job in listed)
