@@ -27,7 +27,7 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a command printed. Never decide on ``returncode`` alone: LRM commands return 0 on refusals and 1 on good news."""
+    """What a command printed. Never decide on ``returncode`` alone: LRM commands return 0 on refusals, too."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -48,7 +48,7 @@ class CommandResult:
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return a small environment built from the password file, not inherited: no SLURM_*, SGE_*, PBS_* or PMI_* leaks."""
+    """Return a small environment built from the password file, not inherited: no SLURM_*, SGE_* or PMI_* leaks."""
     entry = pwd.getpwuid(os.geteuid())
     environment = {
         "PATH": os.environ.get("PATH", DEFAULT_PATH),
@@ -86,7 +86,7 @@ class CommandRunner:
 
         For requests that are no commands (DRMAA calls); ``run`` does it by itself.
         """
-        while (wait := self.window.wait(anyio.current_time(), urgent=urgent)) > 0:
+        while (wait := self.window.wait(anyio.current_time(), urgent=urgent)) > 0:  # noqa: ASYNC110 - time is the event
             await anyio.sleep(wait)
         self.window.record(anyio.current_time())
 
@@ -109,12 +109,19 @@ class CommandRunner:
         try:
             with anyio.fail_after(timeout):
                 done = await anyio.run_process(
-                    list(argv), input=stdin, check=False, env=built, start_new_session=True, stderr=subprocess.PIPE
+                    list(argv),
+                    input=stdin,
+                    check=False,
+                    env=built,
+                    start_new_session=True,
+                    stderr=subprocess.PIPE,
                 )
         except TimeoutError:
             message = f"{argv[0]} did not answer within {timeout:g} s"
             raise LrmUnavailableError(message, hint="the LRM is overloaded or hangs; it is asked again later") from None
         except OSError as error:
             message = f"cannot run {argv[0]}: {error.strerror or error}"
-            raise LrmUnavailableError(message, hint="install the LRM's client commands or give their directory") from error
+            raise LrmUnavailableError(
+                message, hint="install the LRM's client commands or give their directory"
+            ) from error
         return CommandResult(argv=tuple(argv), returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)

@@ -40,7 +40,7 @@ class KoalaError(Exception):
 
 
 class ConfigurationError(KoalaError):
-    """A site file, job file or setting is wrong; the message names file, key path, what was found and what is allowed."""
+    """A site file, job file or setting is wrong; the message names file, key path, what was found, what is allowed."""
 
     exit_code = EXIT_CONFIGURATION
 

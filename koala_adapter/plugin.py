@@ -126,10 +126,10 @@ class Lrm(ABC):
     requests_per_poll: int
     """Upper bound of LRM requests that one ``nodes`` plus one ``jobs`` cost: part of the overload contract."""
 
-    async def start(self) -> None:
+    async def start(self) -> None:  # noqa: B027 - most plugins need nothing here
         """Make ready (start a helper process, open a session). Called once before any other method."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 - most plugins need nothing here
         """Give everything back except the jobs in the LRM. Called once, last."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class Lrm(ABC):
 
     @abstractmethod
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """Return the LRM's jobs (array elements singly) whose name begins with ``name_prefix``, of all users when empty.
+        """Return the LRM's jobs (array elements singly) whose name begins with ``name_prefix``; of all users if empty.
 
         Jobs that ended a short while ago may be included with state ENDED. One listing for all, never a query by id.
         """
@@ -255,7 +255,7 @@ def _load(entry_point: metadata.EntryPoint) -> PluginDefinition:
     return checked
 
 
-def _contract_problem(name: str, definition: object) -> str | None:
+def _contract_problem(name: str, definition: object) -> str | None:  # noqa: PLR0911 - one return for each clause
     if not isinstance(definition, PluginDefinition):
         return f"expected a PluginDefinition, found {type(definition).__name__}"
     if definition.name != name:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler wants done. Whoever drives it (service, simulator, fault test) does it and reports by events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
+from koala_adapter.scheduler.outcome import JobOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Something to be done in the world."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitPlaceholders(Action):
+    """Submit ``count`` placeholders to a cluster in one request, under the name ``batch``."""
+
+    batch: BatchKey
+    cluster: ClusterName
+    count: int
+    walltime: int
+    """Seconds, to be asked from the LRM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPlaceholders(Action):
+    """End placeholders: release those whose agents listen, cancel the others through the LRM.
+
+    ``force``: cancel all of them through the LRM, because telling them has not been enough.
+    """
+
+    cluster: ClusterName
+    placeholders: tuple[PlaceholderId, ...]
+    lrm_ids: tuple[LrmJobId | None, ...]
+    """The LRM's ids in the same order, where known."""
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One process of an application and the placeholder it runs in."""
+
+    rank: int
+    component: str
+    component_rank: int
+    placeholder: PlaceholderId
+    host: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchJob(Action):
+    """Turn the held placeholders of a job into its application. Doing it twice must be harmless."""
+
+    job_id: JobId
+    ranks: tuple[Rank, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFinished(Action):
+    """A job has its outcome; its last placeholders may still be ending."""
+
+    job_id: JobId
+    outcome: JobOutcome
+
+
+@dataclass(slots=True)
+class Effects:
+    """Collects the actions of one event, merging what can go out as one request."""
+
+    _actions: list[Action] = field(default_factory=list)
+    _ends: dict[tuple[ClusterName, bool], dict[PlaceholderId, LrmJobId | None]] = field(default_factory=dict)
+
+    def add(self, action: Action) -> None:
+        """Append an action; order is kept."""
+        self._actions.append(action)
+
+    def end(self, cluster: ClusterName, placeholder: PlaceholderId, lrm_id: LrmJobId | None, *, force: bool) -> None:
+        """Ask for the end of one placeholder."""
+        self._ends.setdefault((cluster, force), {})[placeholder] = lrm_id
+
+    def actions(self) -> list[Action]:
+        """Return everything collected, ends first: what is given back may be what the next submission needs."""
+        ends: list[Action] = [
+            EndPlaceholders(cluster=cluster, placeholders=tuple(ends), lrm_ids=tuple(ends.values()), force=force)
+            for (cluster, force), ends in self._ends.items()
+        ]
+        return ends + self._actions

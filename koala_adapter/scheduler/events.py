@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can happen to the scheduler. Every event carries its time (seconds since the epoch); the scheduler has no clock.
+
+The journal stores exactly these, and recovery replays them, so fields may only be added with a default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from koala_adapter.model import BatchKey, ClusterName, EndReason, Job, JobId, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at ``time``."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured(Event):
+    """The site as it is from now on; first event of every start, so that a replay decides as the original did."""
+
+    parameters: Parameters
+    clusters: tuple[ClusterParameters, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeReached(Event):
+    """The time that :attr:`Scheduler.next_wakeup` named has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted(Event):
+    """A user handed in a job."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested(Event):
+    """The user wants the job ended and everything of it gone."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPolled(Event):
+    """A cluster as seen by one poll of its nodes and jobs."""
+
+    cluster: ClusterName
+    processors: int
+    """Configured processors, whatever the state of their nodes."""
+    idle: int
+    """Processors a new job could get now."""
+    ours: int
+    """Processors that our own placeholders occupied in the same reading."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterUnavailable(Event):
+    """The LRM does not answer; what we knew of it is out of date. Ends with the next ClusterPolled."""
+
+    cluster: ClusterName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSubmitted(Event):
+    """The LRM took a submission (or it was found there by its key)."""
+
+    batch: BatchKey
+    lrm_ids: tuple[LrmJobId, ...]
+    """In the order of the indices 1 to n."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRejected(Event):
+    """The LRM refused a submission for good."""
+
+    batch: BatchKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchUncertain(Event):
+    """Nobody knows whether the LRM took a submission: it is looked for by its key before anything else is done."""
+
+    batch: BatchKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAbsent(Event):
+    """A submission certainly did not arrive: it was looked for after every chance of its arriving had passed."""
+
+    batch: BatchKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderStarted(Event):
+    """The LRM says that a placeholder runs; its agent may not have reported yet."""
+
+    placeholder: PlaceholderId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderHeld(Event):
+    """The agent of a placeholder reported (again): its processor is ours."""
+
+    placeholder: PlaceholderId
+    host: str
+    address: str
+    ends_at: float | None = None
+    """When the LRM will end the placeholder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderSilent(Event):
+    """The connection to an agent broke. It may come back while its lease lasts."""
+
+    placeholder: PlaceholderId
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderEnding(Event):
+    """The agent of a placeholder said that it must end (walltime, a signal); its processor is not free yet."""
+
+    placeholder: PlaceholderId
+    reason: EndReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderEnded(Event):
+    """A placeholder is certainly gone from its LRM."""
+
+    placeholder: PlaceholderId
+    reason: EndReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted(Event):
+    """The process of a rank runs."""
+
+    job_id: JobId
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnded(Event):
+    """The process of a rank ended; ``rank`` None stands for the launcher of the whole application (mpiexec)."""
+
+    job_id: JobId
+    rank: int | None
+    end: TaskEnd
+
+
+EVENT_TYPES: tuple[type[Event], ...] = (
+    Configured,
+    TimeReached,
+    JobSubmitted,
+    CancelRequested,
+    ClusterPolled,
+    ClusterUnavailable,
+    BatchSubmitted,
+    BatchRejected,
+    BatchUncertain,
+    BatchAbsent,
+    PlaceholderStarted,
+    PlaceholderHeld,
+    PlaceholderSilent,
+    PlaceholderEnding,
+    PlaceholderEnded,
+    RankStarted,
+    RankEnded,
+)

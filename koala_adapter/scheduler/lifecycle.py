@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of placeholders: held for a bounded time, handed back, missing, silent, ending, gone.
+
+Life cycle and hand-back follow VJM (PAPERS section 2): when a held placeholder has waited its life for the missing
+ones, a deadlock between jobs (ours or another co-allocator's) is assumed and the processors are given back. What still
+waits in an LRM's queue keeps its place there, since it blocks nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import EndReason
+from koala_adapter.scheduler.context import backoff, jitter
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
+from koala_adapter.scheduler.records import TimerKind
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+
+SILENCE_MARGIN = 15.0
+"""Seconds added to the lease before a silent agent is given up, for clocks and process switches."""
+
+
+def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: bool = False) -> None:
+    """Ask for the end of a placeholder, and look again after a while."""
+    if placeholder.state is not PlaceholderState.ENDING:
+        context.state.change(placeholder, PlaceholderState.ENDING)
+        placeholder.ending_since = context.now
+    batch = context.state.batches.get(placeholder.id.batch)
+    if batch is None or batch.lrm_ids is not None or placeholder.host:
+        context.effects.end(placeholder.cluster, placeholder.id, placeholder.lrm_id, force=force)
+    at = context.now + context.state.parameters.end_patience * (6 if force else 1)
+    context.state.set_timer(at, TimerKind.ENDING, placeholder=placeholder.id)
+
+
+def ending_timer(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Cancel a placeholder through its LRM when telling its agent was not enough."""
+    if placeholder.state is PlaceholderState.ENDING:
+        end_placeholder(context, placeholder, force=True)
+
+
+def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Drop the record of a placeholder that is certainly gone (or never was)."""
+    state = context.state
+    record = state.jobs.get(placeholder.job_id)
+    waiting = placeholder.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}
+    cluster = state.clusters[placeholder.cluster]
+    cluster.managed -= 1
+    cluster.queued -= waiting
+    del state.placeholders[placeholder.id]
+    batch = state.batches[placeholder.id.batch]
+    batch.live -= 1
+    if batch.live == 0:
+        del state.batches[batch.key]
+    if record is not None:
+        record.live -= 1
+        for claim in record.claims:
+            if placeholder.id in claim.placeholders:
+                claim.placeholders.remove(placeholder.id)
+    context.scan_wanted = True
+
+
+def start_life(context: Context, record: JobRecord) -> None:
+    """Begin the life cycle when the first placeholder of a claim is held."""
+    if record.life_ends_at is None and record.state is JobState.CLAIMING:
+        life = context.state.parameters.placeholder_life * (1 - jitter(record) / 5)
+        record.life_ends_at = context.now + life
+        context.state.set_timer(record.life_ends_at, TimerKind.LIFE, job_id=record.job.id)
+
+
+def life_timer(context: Context, record: JobRecord) -> None:
+    """Hand back what is held when the missing placeholders have not come within the life cycle."""
+    if record.state is not JobState.CLAIMING or record.life_ends_at is None or context.now < record.life_ends_at:
+        return
+    record.life_ends_at = None
+    taken = (PlaceholderState.HELD, PlaceholderState.STARTED)
+    handed_back = [p for p in context.state.placeholders_of(record) if p.state in taken]
+    for placeholder in handed_back:
+        record.claim(placeholder.component).placeholders.remove(placeholder.id)
+        end_placeholder(context, placeholder)
+    record.hand_backs += 1
+    waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
+    missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
+    setback(
+        context,
+        record,
+        f"{len(handed_back)} held processors were handed back after their life cycle{missing}",
+    )
+
+
+def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = True) -> None:
+    """Count a claim that came to nothing; claim again later, or give up after the allowed number of tries.
+
+    Several losses before the next attempt count once.
+    """
+    if record.state is not JobState.CLAIMING:
+        return
+    record.last_trouble = reason
+    if record.retake_at is None:
+        record.setbacks += 1
+        record.tries += 1
+        if tries_used_up(context, record):
+            return
+        parameters = context.state.parameters
+        delay = backoff(record, first=parameters.backoff, longest=parameters.longest_backoff) if pause else 0.0
+        record.retake_at = context.now + delay
+        context.state.set_timer(record.retake_at, TimerKind.RETAKE, job_id=record.job.id)
+    if all(not claim.placeholders for claim in record.claims):
+        _requeue(context, record)
+
+
+def _requeue(context: Context, record: JobRecord) -> None:
+    """Put a job that holds and awaits nothing back into the placement queue, to be seen again after its pause."""
+    record.state = JobState.WAITING
+    record.life_ends_at = None
+    record.not_before = record.retake_at or context.now
+    record.retake_at = None
+    for claim in record.claims:
+        claim.cluster, claim.processors = None, 0
+    context.state.set_timer(record.not_before, TimerKind.BACKOFF, job_id=record.job.id)
+
+
+def maximum_tries(context: Context, record: JobRecord) -> int:
+    """Return after how many tries a job fails."""
+    own = record.job.maximum_tries
+    return context.state.parameters.maximum_tries if own is None else own
+
+
+def tries_used_up(context: Context, record: JobRecord) -> bool:
+    """Fail a job that has been tried often enough; tell whether that was so."""
+    limit = maximum_tries(context, record)
+    if record.tries < limit:
+        return False
+    detail = f"not placed in {record.tries} tries (the limit is {limit}); last: {record.last_trouble or 'no room'}"
+    context.outcomes.append((record, outcome_without_code(JobState.NOT_PLACED, EndReason.NOT_PLACED, detail)))
+    return True
+
+
+def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Give up a placeholder that runs but whose agent never reported (MISSING); pause the cluster after a few."""
+    if placeholder.state is not PlaceholderState.STARTED:
+        return
+    state = context.state
+    cluster = state.clusters[placeholder.cluster]
+    cluster.missing_in_a_row += 1
+    waited = context.now - (placeholder.started_at or context.now)
+    detail = (
+        f"placeholder {placeholder.id} on {placeholder.cluster} started but its agent did not report in {waited:.0f} s"
+    )
+    if cluster.missing_in_a_row >= state.parameters.missing_limit:
+        cluster.paused_until = context.now + state.parameters.pause
+        cluster.pause_reason = f"{cluster.missing_in_a_row} placeholders in a row started but never reported"
+        state.set_timer(cluster.paused_until, TimerKind.PAUSE)
+    record = state.jobs.get(placeholder.job_id)
+    if record is not None and record.state is JobState.CLAIMING:
+        claim = record.claim(placeholder.component)
+        if placeholder.id in claim.placeholders:
+            claim.placeholders.remove(placeholder.id)
+    end_placeholder(context, placeholder, force=True)
+    if record is not None:
+        setback(context, record, f"MISSING: {detail}")

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler knows: records of jobs, placeholders, submissions and clusters, and the timers it has set.
+
+The records change only inside ``Scheduler.handle``. They are plain data, so that a snapshot of them can be stored.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import BatchKey, ClusterName, Component, Job, JobId, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.scheduler.actions import Rank
+from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(slots=True)
+class PlaceholderRecord:
+    """One virtual job (VJobProxy in the Virtual Job Model)."""
+
+    id: PlaceholderId
+    cluster: ClusterName
+    job_id: JobId
+    component: str
+    state: PlaceholderState
+    submitted_at: float
+    walltime: int
+    lrm_id: LrmJobId | None = None
+    host: str = ""
+    address: str = ""
+    started_at: float | None = None
+    held_at: float | None = None
+    ends_at: float | None = None
+    silent_since: float | None = None
+    ending_since: float | None = None
+
+    @property
+    def held(self) -> bool:
+        """True while its processor is ours and free for a launch."""
+        return self.state is PlaceholderState.HELD and self.silent_since is None
+
+
+@dataclass(slots=True)
+class BatchRecord:
+    """One submission of n placeholders."""
+
+    key: BatchKey
+    cluster: ClusterName
+    job_id: JobId
+    component: str
+    count: int
+    submitted_at: float
+    lrm_ids: tuple[LrmJobId, ...] | None = None
+    """None until the LRM's answer is known."""
+    uncertain: str | None = None
+    """Why nobody knows whether the submission arrived."""
+    live: int = 0
+    """Placeholders of it that have not ended."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """What one component of a job has been given and holds."""
+
+    component: str
+    processors: int = 0
+    """Wanted; 0 while the component has no placement."""
+    cluster: ClusterName | None = None
+    placeholders: list[PlaceholderId] = field(default_factory=list)
+    excluded: dict[ClusterName, str] = field(default_factory=dict)
+    """Clusters that refused this component for good, and what they said."""
+
+    @property
+    def missing(self) -> int:
+        """Placeholders still to be submitted."""
+        return self.processors - len(self.placeholders)
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """A job and its progress."""
+
+    job: Job
+    claims: list[Claim]
+    state: JobState = JobState.WAITING
+    tries: int = 0
+    """Placement tries that came to nothing, not counting scans since ``queued_at_scan``."""
+    queued_at_scan: int = 0
+    not_before: float = 0.0
+    """Back-off: the job is not placed again before this."""
+    life_ends_at: float | None = None
+    retake_at: float | None = None
+    """When the processors that were handed back are claimed again."""
+    setbacks: int = 0
+    """How often this claim came to nothing so far; sets the length of the next pause."""
+    hand_backs: int = 0
+    """How often held processors were handed back because others were missing."""
+    last_trouble: str = ""
+    """What went wrong last, for ``koala explain``."""
+    ranks: tuple[Rank, ...] = ()
+    launched_at: float | None = None
+    finished_at: float | None = None
+    started: set[int] = field(default_factory=set)
+    ends: dict[int, TaskEnd] = field(default_factory=dict)
+    outcome: JobOutcome | None = None
+    live: int = 0
+    """Placeholders of this job that have not ended."""
+
+    def claim(self, component: str) -> Claim:
+        """Return the claim of a component by name."""
+        return next(claim for claim in self.claims if claim.component == component)
+
+    def components(self) -> Iterator[tuple[Component, Claim]]:
+        """Return components beside their claims."""
+        return zip(self.job.components, self.claims, strict=True)
+
+
+@dataclass(slots=True)
+class ClusterRecord:
+    """A cluster as last seen, and what we ourselves have there."""
+
+    parameters: ClusterParameters
+    processors: int | None = None
+    """None until the first poll."""
+    idle: int = 0
+    ours_polled: int = 0
+    polled_at: float | None = None
+    unavailable: str | None = None
+    paused_until: float | None = None
+    pause_reason: str = ""
+    missing_in_a_row: int = 0
+    configured: bool = True
+    """False once the site file no longer lists the cluster; its placeholders are still followed."""
+    managed: int = 0
+    """Placeholders of ours that have not ended, queued ones included."""
+    queued: int = 0
+    """Those of them that wait in the LRM's queue (or are on their way there)."""
+
+    @property
+    def capacity(self) -> int:
+        """Most placeholders we may ever have there: what is beyond the threshold is left to local users."""
+        return max(0, (self.processors or 0) - self.parameters.threshold)
+
+    @property
+    def room(self) -> int:
+        """Further placeholders that may be submitted without exceeding the capacity."""
+        return min(self.capacity - self.managed, self.parameters.placeholders_in_flight - self.queued)
+
+    @property
+    def load_free(self) -> int:
+        """Processors nobody else uses, less all that we have or asked for; negative when more is asked than free."""
+        return self.idle + self.ours_polled - self.managed
+
+    @property
+    def available(self) -> int:
+        """Processors a new claim would get at once, as far as the last poll tells."""
+        return max(0, min(self.room, self.load_free))
+
+
+class TimerKind(StrEnum):
+    """What a timer is for; the subject says for whom."""
+
+    SCAN = "scan"
+    LIFE = "life"
+    RETAKE = "retake"
+    REGISTRATION = "registration"
+    SILENCE = "silence"
+    WALLTIME = "walltime"
+    ENDING = "ending"
+    BACKOFF = "backoff"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timer:
+    """Something to look at when ``at`` has come. A timer that no longer fits its record is ignored, never removed."""
+
+    at: float
+    number: int
+    kind: TimerKind = field(compare=False)
+    job_id: JobId | None = field(default=None, compare=False)
+    placeholder: PlaceholderId | None = field(default=None, compare=False)
+
+
+@dataclass(slots=True)
+class State:
+    """All that the scheduler knows."""
+
+    parameters: Parameters = field(default_factory=Parameters)
+    jobs: dict[JobId, JobRecord] = field(default_factory=dict)
+    placeholders: dict[PlaceholderId, PlaceholderRecord] = field(default_factory=dict)
+    batches: dict[BatchKey, BatchRecord] = field(default_factory=dict)
+    clusters: dict[ClusterName, ClusterRecord] = field(default_factory=dict)
+    timers: list[Timer] = field(default_factory=list)
+    timers_set: int = 0
+    batches_made: int = 0
+    scans: int = 0
+    """Scans of the placement queue by its interval timer: each is one try of every waiting job."""
+    scan_timer_set: bool = False
+    tries_end: dict[int, list[JobId]] = field(default_factory=dict)
+    """Jobs that will have used up their tries, by the number of the scan at which that happens."""
+
+    def set_timer(
+        self,
+        at: float,
+        kind: TimerKind,
+        *,
+        job_id: JobId | None = None,
+        placeholder: PlaceholderId | None = None,
+    ) -> None:
+        """Have ``kind`` looked at when ``at`` has come."""
+        self.timers_set += 1
+        heapq.heappush(self.timers, Timer(at, self.timers_set, kind, job_id, placeholder))
+
+    def due_timer(self, now: float) -> Timer | None:
+        """Take the earliest timer that is due."""
+        return heapq.heappop(self.timers) if self.timers and self.timers[0].at <= now else None
+
+    def placeholders_of(self, record: JobRecord) -> list[PlaceholderRecord]:
+        """Return the placeholders in the claims of a job (not those already given up)."""
+        return [self.placeholders[id_] for claim in record.claims for id_ in claim.placeholders]
+
+    def change(self, placeholder: PlaceholderRecord, state: PlaceholderState) -> None:
+        """Move a placeholder to another state, keeping the cluster's count of queued ones true."""
+        waiting = (PlaceholderState.SUBMITTED, PlaceholderState.QUEUED)
+        cluster = self.clusters[placeholder.cluster]
+        cluster.queued += (state in waiting) - (placeholder.state in waiting)
+        placeholder.state = state
