@@ -8,6 +8,7 @@ function or under TYPE_CHECKING counts like any other. Each rule is also shown t
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,13 @@ AGENT = f"{CORE}.vjm.agent"
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
 
-PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.commands", f"{CORE}.hostlist", f"{CORE}.plugin", f"{CORE}.testing")
+PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.commands", f"{CORE}.plugin", f"{CORE}.testing")
 """All that a plugin may import of the core: what a third party may rely on."""
 
 MAY_IMPORT = {
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
     f"{CORE}.limits": BOTTOM,
-    f"{CORE}.hostlist": BOTTOM,
     f"{CORE}.commands": (*BOTTOM, f"{CORE}.limits"),
     f"{CORE}.plugin": (*BOTTOM, f"{CORE}.commands"),
     f"{CORE}.scheduler": (*BOTTOM, f"{CORE}.scheduler"),
@@ -64,9 +64,11 @@ WORLD = frozenset({
 
 WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
 
-PURE = (f"{CORE}.scheduler", f"{CORE}.hostlist", f"{CORE}.model", f"{CORE}.errors")
-PURE_NAMES = frozenset({"codec", "framing", "messages", "protocol"})
-"""Any module of the core with such a name turns bytes into values and back, and does nothing else."""
+PURE = (f"{CORE}.scheduler", f"{CORE}.model", f"{CORE}.errors", f"{CORE}.vjm.channel", "koala_drmaa.protocol")
+"""Parts that compute and do nothing else. So does each module that calls itself pure, see `is_pure`."""
+
+PURE_CLAIM = re.compile(r"^Pure\b|[.:] Pure\b", re.MULTILINE)
+"""A sentence of a module's docstring that begins with this word makes it one of the pure parts."""
 
 STDLIB_SINCE_36 = frozenset({"contextvars", "dataclasses", "graphlib", "tomllib", "zoneinfo"})
 """Modules of the standard library that Python 3.6, the oldest on a node, does not have."""
@@ -149,10 +151,10 @@ def direction_violations(module: Module) -> list[str]:
     return found
 
 
-def is_pure(name: str) -> bool:
-    """Tell whether a module must do no input or output and read no clock."""
-    in_core = within(name, [CORE])
-    return within(name, PURE) or (in_core and name.rpartition(".")[2] in PURE_NAMES)
+def is_pure(module: Module) -> bool:
+    """Tell whether a module must do no input or output and read no clock, by rule or by its own word."""
+    docstring = ast.get_docstring(ast.parse(module.source)) or ""
+    return within(module.name, PURE) or PURE_CLAIM.search(docstring) is not None
 
 
 def purity_violations(module: Module) -> list[str]:
@@ -192,7 +194,7 @@ def test_dependencies_point_one_way() -> None:
 
 def test_pure_modules_do_not_touch_the_world() -> None:
     """Scheduler, codecs, nouns and errors reach no file, network, process, clock, thread or chance."""
-    pure = [module for module in source_modules() if is_pure(module.name)]
+    pure = [module for module in source_modules() if is_pure(module)]
     assert [line for module in pure for line in purity_violations(module)] == []
 
 
@@ -266,19 +268,20 @@ def test_touching_the_world_is_found(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pure"),
+    ("name", "docstring", "pure"),
     [
-        (f"{CORE}.scheduler", True),
-        (f"{CORE}.scheduler.claiming", True),
-        (f"{CORE}.vjm.protocol", True),
-        (f"{CORE}.vjm.agent", False),
-        (f"{CORE}.schedulers", False),
-        ("koala_drmaa.protocol", False),
+        (f"{CORE}.scheduler", "The core.", True),
+        (f"{CORE}.scheduler.claiming", "Claims.", True),
+        (f"{CORE}.vjm.agent", "Runs on nodes.", False),
+        (f"{CORE}.schedulers", "A name that begins alike.", False),
+        ("koala_slurm.parsing", "Output to values. Pure.", True),
+        ("koala_slurm.parsing", "Output to values.\n\nPure: the text comes in as an argument.", True),
+        ("koala_slurm.lrm", "Runs what the Pure parts built.", False),
     ],
 )
-def test_pure_modules_are_recognised(name: str, pure: bool) -> None:  # noqa: FBT001 - pytest passes it by name
-    """The scheduler and the codecs of the core are pure, and a name that only begins alike is not."""
-    assert is_pure(name) is pure
+def test_pure_modules_are_recognised(name: str, docstring: str, pure: bool) -> None:  # noqa: FBT001 - given by name
+    """Scheduler and codecs are pure by rule, others by their own word, and nothing is by resemblance."""
+    assert is_pure(snippet(name, f'"""{docstring}"""')) is pure
 
 
 @pytest.mark.parametrize(
