@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what in docs/ is made from the models: the JSON Schemas, and the keys in site-file.md and jobfile.md.
+
+Run it after a change of a model: ``python docs/reference.py``. A unit test fails while a file is out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.inputfiles import InputFileTable
+from koala_adapter.jobfile import ComponentTable, JobHeader
+from koala_adapter.plugin import PluginDefinition
+from koala_adapter.schema import job_schema, schema_text, site_schema
+from koala_adapter.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import BaseModel
+
+DOCS = Path(__file__).parent
+OURS = ("drmaa", "local", "sge", "slurm")
+MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MODELS: dict[str, type[BaseModel]] = {
+    "control_center": ControlCenterConfig,
+    "scheduler": SchedulerConfig,
+    "clusters": ClusterConfig,
+    "clusters.directives": DirectivesConfig,
+    "job": JobHeader,
+    "components": ComponentTable,
+    "components.input_files": InputFileTable,
+}
+
+
+def our_plugins() -> dict[str, PluginDefinition]:
+    """Return our plugins, those that are there."""
+    found = {}
+    for name in OURS:
+        try:
+            plugin = getattr(import_module(f"koala_{name}"), "PLUGIN", None)
+        except ModuleNotFoundError:
+            continue
+        if isinstance(plugin, PluginDefinition):
+            found[name] = plugin
+    return found
+
+
+def generated() -> dict[Path, str]:
+    """Return the right content of each file that is made, or has parts that are made, from the models."""
+    ours = our_plugins()
+    models = MODELS | {f"settings.{name}": plugin.settings for name, plugin in ours.items()}
+    contents = {
+        DOCS / "site.schema.json": schema_text(site_schema(ours)),
+        DOCS / "job.schema.json": schema_text(job_schema()),
+    }
+    for page in (DOCS / "site-file.md", DOCS / "jobfile.md"):
+        contents[page] = MARKED.sub(
+            lambda mark: f"{mark[1]}{_keys(models.get(mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
+        )
+    return contents
+
+
+def _keys(model: type[BaseModel] | None) -> str:
+    """Return the keys of a table as a definition list."""
+    if model is None:
+        return "The plugin is not installed.\n"
+    schema = model.model_json_schema()
+    definitions = schema.get("$defs", {})
+    required = schema.get("required", [])
+    entries = [_entry(key, value, definitions, key in required) for key, value in schema["properties"].items()]
+    return "\n" + "\n".join(entries) + "\n" if entries else "It has no keys.\n"
+
+
+def _entry(key: str, value: Mapping[str, object], definitions: Mapping[str, object], required: bool) -> str:  # noqa: FBT001
+    facts = [_type(value, definitions)]
+    if required:
+        facts.append("required")
+    elif (default := value.get("default")) not in (None, "", [], {}) and not isinstance(default, dict):
+        facts.append(f"default `{_toml(default)}`")
+    return f"`{key}`\n: *{facts[0]}{''.join(f', {fact}' for fact in facts[1:])}.* {value.get('description', '')}\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _type(value: Mapping[str, object], definitions: Mapping[str, object]) -> str:
+    """Return the kind of value in words, with its bounds."""
+    options = value.get("anyOf", value.get("allOf"))
+    if isinstance(options, list):
+        words = [
+            _type({**value, "anyOf": None, "allOf": None, **o}, definitions) for o in options if o != {"type": "null"}
+        ]
+        return " or ".join(dict.fromkeys(words))
+    if isinstance(reference := value.get("$ref"), str):
+        target = definitions.get(reference.rpartition("/")[2])
+        return _type(target, definitions) if isinstance(target, dict) else "a table"
+    if "enum" in value or "const" in value:
+        choices = value.get("enum", [value.get("const")])
+        return " or ".join(f"`{_toml(word)}`" for word in choices) if isinstance(choices, list) else ""
+    if value.get("x-unit") == "seconds":
+        return "duration" + _bounds(value)
+    kinds = {
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "true or false",
+        "array": "list",
+        "object": "table",
+    }
+    unit = f" {value['x-unit']}" if "x-unit" in value else ""
+    return kinds.get(str(value.get("type")), "text") + _bounds(value) + unit
+
+
+def _bounds(value: Mapping[str, object]) -> str:
+    low, high = value.get("minimum"), value.get("maximum")
+    words = (f" from {_toml(low)}" if low is not None else "") + (f" to {_toml(high)}" if high is not None else "")
+    return words + (" s" if words and value.get("x-unit") == "seconds" else "")
+
+
+def main() -> None:
+    """Write the files."""
+    for path, content in generated().items():
+        path.write_text(content, encoding="utf-8")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

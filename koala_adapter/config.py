@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Site files: which clusters there are, who speaks to each, and the limits to be kept there.
+
+Here a file is read and checked as a whole; its tables are in :mod:`koala_adapter.sitemodel`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.diagnosis import Problems, not_among, show_value
+from koala_adapter.locations import find_site_file, state_directory
+from koala_adapter.sitemodel import (
+    ClusterConfig,
+    ControlCenterConfig,
+    DirectivesConfig,
+    NoSettings,
+    SchedulerConfig,
+    SiteConfig,
+    shortest_poll_interval,
+)
+from koala_adapter.tomlfile import parse_document, read_document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pydantic import BaseModel
+
+    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.tomlfile import Document
+
+__all__ = [
+    "ClusterConfig",
+    "ControlCenterConfig",
+    "DirectivesConfig",
+    "NoSettings",
+    "SchedulerConfig",
+    "SiteConfig",
+    "find_site_file",
+    "load_site",
+    "load_site_text",
+    "shortest_poll_interval",
+    "state_directory",
+]
+
+HINT = "every key is described in docs/site-file.md"
+
+
+def load_site(path: Path, plugins: Mapping[str, PluginDefinition]) -> SiteConfig:
+    """Return the site that the file at ``path`` describes, each cluster with the settings object of its plugin.
+
+    Raises ConfigurationError with all problems of the file, one per line.
+    """
+    return _site(read_document(path), plugins)
+
+
+def load_site_text(text: str, plugins: Mapping[str, PluginDefinition], *, source: str = "site file") -> SiteConfig:
+    """Return the site that a TOML text describes; ``source`` is what refusals call it. Raises ConfigurationError."""
+    return _site(parse_document(text, source=source), plugins)
+
+
+def _site(document: Document, plugins: Mapping[str, PluginDefinition]) -> SiteConfig:
+    problems = Problems(document, hint=HINT)
+    data = dict(document.data)
+    clusters = data.get("clusters")
+    if isinstance(clusters, list):
+        tables = [table for table in clusters if isinstance(table, dict)]
+        _check_together(problems, clusters, all_tables=len(tables) == len(clusters))
+        data["clusters"] = [
+            {**table, "settings": _settings(problems, index, table, plugins)} if isinstance(table, dict) else table
+            for index, table in enumerate(clusters)
+        ]
+    site = problems.validated(SiteConfig, data)
+    problems.refuse()
+    if site is None:
+        raise AssertionError("a site that is not valid has problems")
+    return site
+
+
+def _check_together(problems: Problems, clusters: list[object], *, all_tables: bool) -> None:
+    """Check what concerns several clusters: names are given once, and one cluster at least is enabled."""
+    seen: dict[str, int] = {}
+    for index, table in enumerate(clusters):
+        name = table.get("name") if isinstance(table, dict) else None
+        if isinstance(name, str) and seen.setdefault(name, index) != index:
+            text = f"found {show_value(name)}, the name of clusters[{seen[name]}]: allowed is a name of its own"
+            problems.add(("clusters", index, "name"), text)
+    if clusters and all_tables and all(isinstance(t, dict) and t.get("enabled") is False for t in clusters):
+        problems.add(("clusters",), "every cluster has enabled = false: allowed is at least one enabled cluster")
+
+
+def _settings(
+    problems: Problems, index: int, table: Mapping[str, object], plugins: Mapping[str, PluginDefinition]
+) -> BaseModel:
+    """Return the validated settings of one cluster; stand-in settings, with the problems noted, when they are wrong."""
+    name = table.get("plugin")
+    if not isinstance(name, str):
+        return NoSettings()
+    if name not in plugins:
+        problems.add(("clusters", index, "plugin"), not_among(name, plugins, what="an installed plugin"))
+        return NoSettings()
+    given = table.get("settings", {})
+    at = ("clusters", index, "settings")
+    if not isinstance(given, dict):
+        problems.add(at, f"found {show_value(given)}, allowed is a table: write [clusters.settings]")
+        return NoSettings()
+    return problems.validated(plugins[name].settings, given, at=at) or NoSettings()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of value that site files and job files have in common: durations, names, paths, host names, variables.
+
+A validator here raises ValueError with the words that complete "allowed is ..."; :mod:`koala_adapter.diagnosis` puts
+file, line, key and what was found before them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic.config import JsonDict
+
+PlacementName = Literal["worst-fit"]
+"""Placement policies that a file may name."""
+
+DURATION_WORDS = 'seconds as a number, "HH:MM:SS", "D-HH:MM:SS", or numbers with units such as "90s", "45m" or "1h30m"'
+DURATION_PATTERN = (
+    r"^([0-9]{1,4}-)?[0-9]{1,6}:[0-5][0-9]:[0-5][0-9]$"
+    r"|^(?=[0-9])([0-9]{1,6}d)?([0-9]{1,7}h)?([0-9]{1,8}m)?([0-9]{1,9}s)?$"
+)
+_CLOCK = re.compile(r"(?:([0-9]{1,4})-)?([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])")
+_UNITS = re.compile(r"(?=[0-9])(?:([0-9]{1,6})d)?(?:([0-9]{1,7})h)?(?:([0-9]{1,8})m)?(?:([0-9]{1,9})s)?")
+_SECONDS = (86_400, 3600, 60, 1)
+
+SECONDS: JsonDict = {"x-unit": "seconds"}
+"""Marks a duration in a JSON Schema; :mod:`koala_adapter.schema` then also allows the text forms there."""
+
+NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,62}$"
+ABSOLUTE_PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
+TITLE_PATTERN = r"^[^\x00-\x1f\x7f]{1,128}$"
+QUEUE_PATTERN = r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]{0,127}$"
+FLAG_PATTERN = r"^--?[A-Za-z][A-Za-z0-9_-]*$"
+ARGUMENT_PATTERN = r"^-[^\x00-\x1f\x7f]+$"
+
+PATTERN_WORDS: Mapping[str, str] = {
+    NAME_PATTERN: "a letter, then letters, digits, _ or -, at most 63 in all",
+    ABSOLUTE_PATH_PATTERN: "an absolute path: it begins with /",
+    TITLE_PATTERN: "1 to 128 characters on one line",
+    QUEUE_PATTERN: "the name of a partition or queue, without spaces",
+    FLAG_PATTERN: 'the name of a flag alone, without a value, such as "--no-requeue" or "-V"',
+    ARGUMENT_PATTERN: 'an argument that begins with - and has no line break, such as "--account=physics"',
+}
+"""What each pattern means, in words for a refusal."""
+
+
+def parse_duration(value: object) -> object:
+    """Return seconds for a text such as ``01:30:00`` or ``1h30m``; anything that is no text is returned as it is.
+
+    Raises ValueError for a text that has several meanings: Slurm reads ``90`` as minutes and Grid Engine as seconds;
+    ``10:30`` is minutes and seconds to one reader and hours and minutes to another.
+    """
+    if not isinstance(value, str):
+        return value
+    if found := _CLOCK.fullmatch(value) or _UNITS.fullmatch(value):
+        return sum(int(number or 0) * seconds for number, seconds in zip(found.groups(), _SECONDS, strict=True))
+    if re.fullmatch(r"[0-9]+", value):
+        number = value[:9]
+        way_out = f'write {number} (without quotes) for seconds or "{number}m" for minutes'
+        raise ValueError(f"{DURATION_WORDS}; digits alone may mean seconds or minutes: {way_out}")
+    if re.fullmatch(r"[0-9]+:[0-9]+", value):
+        raise ValueError(
+            f"{DURATION_WORDS}; two numbers may be hours and minutes or minutes and seconds: write all three"
+        )
+    raise ValueError(DURATION_WORDS)
+
+
+def show_duration(seconds: float) -> str:
+    """Return seconds as ``HH:MM:SS`` when they are whole, for messages."""
+    if seconds != int(seconds):
+        return f"{seconds:g} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{rest:02}"
+
+
+def _host(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        pass
+    if re.fullmatch(
+        r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?)*",
+        value,
+    ):
+        return value
+    raise ValueError("a host name or an IP address, without port or protocol")
+
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("the name of an environment variable: letters, digits and _, not a digit first")
+    if value.startswith("KOALA_"):
+        raise ValueError("a name that does not begin with KOALA_: those are set for each rank by koala")
+    return value
+
+
+def _no_null(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("text without the character U+0000")
+    return value
+
+
+Whole = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(strict=True, allow_inf_nan=False)]
+WholeSeconds = Annotated[int, BeforeValidator(parse_duration), Field(strict=True)]
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Title = Annotated[str, Field(pattern=TITLE_PATTERN)]
+QueueName = Annotated[str, Field(pattern=QUEUE_PATTERN)]
+AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH_PATTERN)]
+FlagName = Annotated[str, Field(pattern=FLAG_PATTERN)]
+DirectiveArgument = Annotated[str, Field(pattern=ARGUMENT_PATTERN)]
+Host = Annotated[str, AfterValidator(_host)]
+PlainText = Annotated[str, AfterValidator(_no_null)]
+VariableName = Annotated[str, AfterValidator(_variable)]
+Environment = dict[VariableName, PlainText]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the site file and the state of the service are found, the same for every command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SITE_VARIABLE = "KOALA_SITE"
+STATE_VARIABLE = "KOALA_STATE"
+SYSTEM_SITE_FILE = Path("/etc/koala/site.toml")
+
+
+def find_site_file(explicit: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
+    """Return the site file: ``explicit``, else $KOALA_SITE, else the user's own, else the system's.
+
+    The user's own is ``koala/site.toml`` in $XDG_CONFIG_HOME or ~/.config; the system's is /etc/koala/site.toml. One
+    that is named, by argument or variable, must be there: another one is never taken in its place. Raises
+    ConfigurationError that lists where it was looked for.
+    """
+    environment = os.environ if environment is None else environment
+    named = [("given on the command line", explicit)]
+    named.append((f"named by ${SITE_VARIABLE}", _path_in(environment, SITE_VARIABLE)))
+    for why, path in named:
+        if path is not None:
+            if not _is_there(path):
+                raise ConfigurationError(f"{path}: there is no such site file ({why})", hint="check the path")
+            return path.absolute()
+    looked = [path for path in (_user_site_file(environment), SYSTEM_SITE_FILE) if path is not None]
+    for path in looked:
+        if _is_there(path):
+            return path
+    places = ", ".join([f"${SITE_VARIABLE} (not set)", *map(str, looked)])
+    raise ConfigurationError(
+        f"no site file found; looked for: {places}",
+        hint="try `koala demo`, which needs none, or copy conf/site.toml to one of these places and adapt it",
+    )
+
+
+def state_directory(explicit: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
+    """Return the absolute path of the service's private state: ``explicit``, else $KOALA_STATE, else the user's own.
+
+    The user's own is ``koala`` in $XDG_STATE_HOME or ~/.local/state. It is not created here. Raises ConfigurationError
+    when there is no home directory to put it in.
+    """
+    environment = os.environ if environment is None else environment
+    if explicit is not None:
+        return explicit.absolute()
+    if (named := _path_in(environment, STATE_VARIABLE)) is not None:
+        return named.absolute()
+    base = _base_directory(environment, "XDG_STATE_HOME", ".local/state")
+    if base is None:
+        message = "there is no home directory to keep the state of the service in"
+        raise ConfigurationError(message, hint=f"set ${STATE_VARIABLE} to a private directory")
+    return base / "koala"
+
+
+def _user_site_file(environment: Mapping[str, str]) -> Path | None:
+    base = _base_directory(environment, "XDG_CONFIG_HOME", ".config")
+    return base / "koala" / "site.toml" if base is not None else None
+
+
+def _base_directory(environment: Mapping[str, str], variable: str, default: str) -> Path | None:
+    """Return an XDG base directory; a relative one is to be ignored (XDG Base Directory Specification)."""
+    named = _path_in(environment, variable)
+    if named is not None and named.is_absolute():
+        return named
+    home = environment.get("HOME") or _home()
+    return Path(home) / default if home else None
+
+
+def _home() -> str | None:
+    try:
+        return str(Path.home())
+    except RuntimeError:  # neither $HOME nor an entry in the password file
+        return None
+
+
+def _path_in(environment: Mapping[str, str], variable: str) -> Path | None:
+    value = environment.get(variable, "")
+    return Path(value) if value else None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading TOML files written by people: whatever is wrong with the file itself is one readable refusal.
+
+The standard library's parser gives no line numbers for values, and a refusal without one makes the reader search. So
+the line of each key is found here by a second, tolerant scan of the text, which is done only when there is something
+to refuse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from bisect import bisect_right
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+KeyPath = tuple[str | int, ...]
+"""Where a value stands: ``("clusters", 1, "name")`` is shown as ``clusters[1].name``."""
+
+MAXIMUM_SIZE = 1024 * 1024
+"""Bytes; a larger file is surely not the one that was meant."""
+
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_STRING = re.compile(
+    r"""
+    \"{3} (?: [^\\] | \\. )*? \"{3,5}   # text of several lines
+    | '{3} .*? '{3,5}                   # the same, read literally
+    | " (?: [^"\\\n] | \\. )* "
+    | ' [^'\n]* '
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_SCALAR = re.compile(r"[^,\]}#\n]*")
+_SPACE = re.compile(r"[ \t]*")
+_SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_POSITION = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A TOML text that was parsed."""
+
+    source: str
+    """What a refusal calls it: the path of the file."""
+    text: str
+    data: Mapping[str, object]
+
+
+def read_document(path: Path) -> Document:
+    """Read and parse the file at ``path``. Raises ConfigurationError for whatever is wrong with it."""
+    return parse_document(_decoded(path, _content(path)), source=str(path))
+
+
+def parse_document(text: str, *, source: str) -> Document:
+    """Parse TOML; ``source`` is what refusals call it. Raises ConfigurationError with line and column."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(_syntax_message(source, text, str(error)), hint="this is not valid TOML") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{source}: a value cannot be read: {error}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{source}: lists or tables are nested too deeply to be read") from None
+    return Document(source=source, text=text, data=data)
+
+
+def show_path(path: KeyPath) -> str:
+    """Return a key path as a person writes it: ``clusters[1].settings.conf``."""
+    shown = ""
+    for part in path:
+        if isinstance(part, int):
+            shown += f"[{part}]"
+        else:
+            key = part if BARE_KEY.fullmatch(part) else show_text(part)
+            shown += f".{key}" if shown else key
+    return shown
+
+
+def show_text(text: str, *, longest: int = 60) -> str:
+    """Return ``text`` quoted and shortened, with whatever a terminal would act on escaped."""
+    short = text if len(text) <= longest else text[: longest - 1] + "…"
+    escaped = short.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in escaped) + '"'
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a regular file of bearable size, without ever waiting for a pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path}: there is no such file", hint="check the path") from None
+    except PermissionError:
+        message = f"{path}: you may not read this file"
+        raise ConfigurationError(message, hint=f"look at its rights with: ls -ld {path}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: cannot be opened: {_reason(error)}") from None
+    try:
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - the descriptor is open already
+            _require_regular(path, os.fstat(descriptor).st_mode)
+            content = file.read(MAXIMUM_SIZE + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {_reason(error)}") from None
+    if len(content) > MAXIMUM_SIZE:
+        raise ConfigurationError(f"{path}: the file is larger than 1 MiB", hint="is this the file you meant?")
+    return content
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise ConfigurationError(f"{path}: this is a directory", hint="give the path of a TOML file")
+    if not stat.S_ISREG(mode):
+        raise ConfigurationError(f"{path}: this is not a regular file", hint="give the path of a TOML file")
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        message = f"{path}:{line}: the file is not UTF-8: found the byte 0x{content[error.start]:02x}"
+        raise ConfigurationError(message, hint="save it as UTF-8 text") from None
+
+
+def _syntax_message(source: str, text: str, complaint: str) -> str:
+    """Return the parser's complaint with the place in front, as compilers do."""
+    position = _POSITION.search(complaint)
+    what = _POSITION.sub("", complaint)
+    twice = what.startswith(("Cannot overwrite", "Cannot declare", "Cannot mutate", "Duplicate"))
+    if twice:
+        what = f"this key or table is given a second time ({what})"
+    if position is None:
+        return f"{source}: {what}"
+    if position[1] is None:
+        ending = "" if twice else ": the file ends too early"
+        return f"{source}:{len(text.splitlines()) or 1}: {what}{ending}"
+    return f"{source}:{position[1]}: column {position[2]}: {what}"
+
+
+def nearest_line(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
+    """Return the line of ``path``, or of the nearest table around it; None when there is neither."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def key_lines(text: str) -> Mapping[KeyPath, int]:
+    """Return the line (from 1) of each key, table and list element of a valid TOML text.
+
+    Tolerant: where the text surprises it, it returns what it has found so far.
+    """
+    scan = _Scan(text)
+    with suppress(IndexError, RecursionError, ValueError):
+        scan.document()
+    return scan.lines
+
+
+class _Scan:
+    """Walks over TOML that the real parser has accepted, and notes where each key stands."""
+
+    def __init__(self, text: str) -> None:
+        self.lines: dict[KeyPath, int] = {}
+        self._text = text.replace("\r\n", "\n")
+        self._ends = [found.start() for found in re.finditer("\n", self._text)]
+        self._at = 0
+        self._lengths: dict[KeyPath, int] = {}
+        """How many tables each array of tables has so far."""
+
+    def document(self) -> None:
+        table: KeyPath = ()
+        self._skip(_SPACE_AND_LINES)
+        while self._at < len(self._text):
+            if self._text[self._at] == "[":
+                table = self._header()
+            else:
+                self._assignment(table)
+            self._skip(_SPACE_AND_LINES)
+
+    def _skip(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            raise ValueError(self._at)
+        self._at = found.end()
+        return found[0]
+
+    def _note(self, path: KeyPath) -> None:
+        """Note the line of ``path``, and of tables around it that have no header of their own."""
+        line = bisect_right(self._ends, self._at - 1) + 1
+        for length in range(1, len(path) + 1):
+            self.lines.setdefault(path[:length], line)
+
+    def _key(self) -> list[str]:
+        parts = []
+        while True:
+            self._skip(_SPACE)
+            if self._text[self._at] in "\"'":
+                value = tomllib.loads(f"key = {self._skip(_STRING)}")["key"]
+                parts.append(str(value))
+            else:
+                parts.append(self._skip(BARE_KEY))
+            self._skip(_SPACE)
+            if self._text[self._at] != ".":
+                return parts
+            self._at += 1
+
+    def _header(self) -> KeyPath:
+        start = self._at
+        array = self._text.startswith("[[", self._at)
+        self._at += 2 if array else 1
+        parts = self._key()
+        path: KeyPath = ()
+        for number, part in enumerate(parts, 1):
+            path = (*path, part)
+            if array and number == len(parts):
+                self._lengths[path] = self._lengths.get(path, 0) + 1
+            if path in self._lengths:
+                path = (*path, self._lengths[path] - 1)
+        self._at, end = start, self._at
+        self._note(path)
+        self._at = end + (2 if array else 1)
+        return path
+
+    def _assignment(self, table: KeyPath) -> None:
+        start = self._at
+        path = (*table, *self._key())
+        self._at, end = start, self._at
+        self._note(path)
+        self._at = end + 1
+        self._skip(_SPACE)
+        self._value(path)
+
+    def _value(self, path: KeyPath) -> None:
+        self._note(path)
+        match self._text[self._at]:
+            case '"' | "'":
+                self._skip(_STRING)
+            case "[":
+                self._elements(path)
+            case "{":
+                self._inline_table(path)
+            case _:
+                self._skip(_SCALAR)
+
+    def _elements(self, path: KeyPath) -> None:
+        self._at += 1
+        index = 0
+        self._skip(_SPACE_AND_LINES)
+        while self._text[self._at] != "]":
+            self._value((*path, index))
+            index += 1
+            self._skip_comma()
+        self._at += 1
+
+    def _inline_table(self, path: KeyPath) -> None:
+        self._at += 1
+        self._skip(_SPACE_AND_LINES)
+        while self._text[self._at] != "}":
+            self._assignment(path)
+            self._skip_comma()
+        self._at += 1
+
+    def _skip_comma(self) -> None:
+        self._skip(_SPACE_AND_LINES)
+        if self._text[self._at] == ",":
+            self._at += 1
+        self._skip(_SPACE_AND_LINES)
