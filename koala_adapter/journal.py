@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The durable record: every event before it takes effect, secrets of placeholders as hashes, and finished jobs.
+
+One SQLite database in WAL mode with one writer. Recovery is the latest snapshot plus the events after it. A process
+that is killed loses nothing that was appended; :meth:`Journal.sync` makes the same true for a machine that loses power,
+and is called before anything is asked of the world.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from koala_adapter.errors import JournalError
+from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.scheduler.events import EVENT_TYPES, Event
+from koala_adapter.scheduler.records import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Self
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshots (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS tokens (batch TEXT PRIMARY KEY, hash TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS sessions (batch TEXT, element INTEGER, hash TEXT NOT NULL, PRIMARY KEY (batch, element));
+CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
+"""
+_EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
+_STATE = TypeAdapter(State)
+
+
+def secret_hash(secret: str) -> str:
+    """Return what is stored of a secret: enough to recognize it, useless to whoever reads it."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Journal:
+    """The database of one state directory."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the database at ``path`` (mode 0600). Raises JournalError."""
+        self.path = path
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
+        found = self.value("schema")
+        if found is None:
+            self.set_value("schema", str(SCHEMA_VERSION))
+        elif found != str(SCHEMA_VERSION):
+            raise JournalError(
+                f"{path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
+                hint="use the version that wrote it until its jobs have ended",
+            )
+
+    def __enter__(self) -> Self:
+        """Return the journal itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def append(self, event: Event) -> int:
+        """Store an event and return its number. Raises JournalError when it cannot: then it never happened."""
+        name = type(event).__name__
+        body = _EVENTS[name].dump_json(event).decode()
+        try:
+            cursor = self._database.execute("INSERT INTO events (type, body) VALUES (?, ?)", (name, body))
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: cannot write: {error}", hint="is the disk full?") from error
+        return cursor.lastrowid or 0
+
+    def sync(self) -> None:
+        """Force what was appended to disk."""
+        with suppress(FileNotFoundError):
+            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def recover(self) -> tuple[State | None, Iterator[Event]]:
+        """Return the latest snapshot of the scheduler's state (or None) and the events after it."""
+        row = self._database.execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
+        try:
+            state = None if row is None else _STATE.validate_json(row[1])
+        except ValidationError as error:
+            raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
+        return state, self._events_after(0 if row is None else row[0])
+
+    def _events_after(self, number: int) -> Iterator[Event]:
+        rows = self._database.execute(
+            "SELECT number, type, body FROM events WHERE number > ? ORDER BY number", (number,)
+        )
+        with closing(rows):
+            for found, name, body in rows:
+                try:
+                    yield _EVENTS[name].validate_json(body)
+                except (KeyError, ValidationError) as error:
+                    raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
+
+    def snapshot(self, state: State, number: int) -> None:
+        """Store the state as of event ``number`` and drop what it makes superfluous."""
+        body = _STATE.dump_json(state).decode()
+        self._database.execute("BEGIN IMMEDIATE")
+        self._database.execute("INSERT OR REPLACE INTO snapshots (number, body) VALUES (?, ?)", (number, body))
+        self._database.execute("DELETE FROM snapshots WHERE number < ?", (number,))
+        self._database.execute("DELETE FROM events WHERE number <= ?", (number,))
+        self._database.execute("COMMIT")
+
+    def value(self, key: str) -> str | None:
+        """Return a single stored value."""
+        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_value(self, key: str, value: str) -> None:
+        """Store a single value."""
+        self._database.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+
+    def next_job_number(self) -> int:
+        """Return a number never returned before."""
+        number = int(self.value("jobs") or "0") + 1
+        self.set_value("jobs", str(number))
+        return number
+
+    def set_token(self, batch: BatchKey, token: str) -> None:
+        """Remember the hash of the one-time token of a submission."""
+        self._database.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (batch, secret_hash(token)))
+
+    def token_hash(self, batch: BatchKey) -> str | None:
+        """Return the stored hash; None for a submission that is not ours or long over."""
+        row = self._database.execute("SELECT hash FROM tokens WHERE batch = ?", (batch,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def bind_session(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Bind a placeholder to the agent that used its token first."""
+        values = (placeholder.batch, placeholder.index, session_hash)
+        self._database.execute("INSERT INTO sessions VALUES (?, ?, ?)", values)
+
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return the hash of the session a placeholder is bound to."""
+        values = (placeholder.batch, placeholder.index)
+        row = self._database.execute("SELECT hash FROM sessions WHERE batch = ? AND element = ?", values).fetchone()
+        return None if row is None else str(row[0])
+
+    def forget_batch(self, batch: BatchKey) -> None:
+        """Drop the secrets of a submission all of whose placeholders are gone."""
+        self._database.execute("DELETE FROM tokens WHERE batch = ?", (batch,))
+        self._database.execute("DELETE FROM sessions WHERE batch = ?", (batch,))
+
+    def batches_with_secrets(self) -> list[BatchKey]:
+        """Return the submissions whose secrets are kept."""
+        return [BatchKey(row[0]) for row in self._database.execute("SELECT batch FROM tokens")]
+
+    def archive(self, job_id: str, finished_at: float, body: str) -> None:
+        """Keep the report (JSON) of a finished job."""
+        self._database.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (job_id, finished_at, body))
+
+    def archived(self, job_id: str) -> str | None:
+        """Return the report of a finished job."""
+        row = self._database.execute("SELECT body FROM finished WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def latest_archived(self, limit: int) -> list[str]:
+        """Return the reports of the jobs that finished last, newest first."""
+        rows = self._database.execute("SELECT body FROM finished ORDER BY finished_at DESC LIMIT ?", (limit,))
+        return [str(row[0]) for row in rows]

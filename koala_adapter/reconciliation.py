@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a listing of an LRM proves about our placeholders. Pure.
+
+Knowledge has three values: seen, seen gone, unknown. A placeholder missing from a listing is *unknown* until a second
+witness agrees: another, later listing while its agent is out of contact, or the agent's own farewell. What the LRM
+positively shows as ended is believed, after its agent had one more poll to say how.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, PlaceholderId
+from koala_adapter.scheduler.events import (
+    BatchAbsent,
+    BatchSubmitted,
+    Event,
+    PlaceholderEnded,
+    PlaceholderEnding,
+    PlaceholderStarted,
+)
+from koala_adapter.scheduler.outcome import PlaceholderState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from koala_adapter.model import ClusterName, LrmJob
+    from koala_adapter.scheduler.records import BatchRecord, PlaceholderRecord, State
+
+ABSENCES_NEEDED = 2
+OCCUPYING = frozenset(
+    {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.UNKNOWN}
+)
+_BELIEVED_AT_ONCE = frozenset({EndReason.NODE_LOST, EndReason.WALLTIME, EndReason.MEMORY, EndReason.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What one listing led to."""
+
+    events: tuple[Event, ...]
+    orphans: tuple[LrmJobId, ...]
+    """Jobs with our name that no record of ours accounts for: to be cancelled."""
+    restless: bool
+    """Something is expected to change soon, so the next poll should not be put off."""
+
+
+@dataclass(slots=True)
+class Witness:
+    """Remembers, for one cluster, what earlier listings left open."""
+
+    cluster: ClusterName
+    absences: dict[PlaceholderId, int] = field(default_factory=dict)
+    ended: set[PlaceholderId] = field(default_factory=set)
+    farewells: set[PlaceholderId] = field(default_factory=set)
+    """Placeholders whose agents closed the connection after they were told to end."""
+
+    def examine(
+        self,
+        state: State,
+        listing: Iterable[LrmJob],
+        *,
+        read_at: float,
+        now: float,
+        in_contact: Callable[[PlaceholderId], bool],
+        settled: Callable[[BatchRecord], bool],
+    ) -> Findings:
+        """Compare a listing, read at ``read_at``, with what we believe.
+
+        ``in_contact`` tells whether a placeholder's agent is connected; ``settled`` whether a submission of unknown
+        outcome can no longer arrive.
+        """
+        jobs = {PlaceholderId(batch=BatchKey(job.name), index=job.array_index or 1): job for job in listing}
+        events: list[Event] = []
+        batches = [batch for batch in state.batches.values() if batch.cluster == self.cluster]
+        for batch in batches:
+            if batch.lrm_ids is None and batch.submitted_at < read_at:
+                events += self._look_for(batch, jobs, now=now, settled=settled(batch))
+        for placeholder in state.placeholders.values():
+            batch = state.batches[placeholder.id.batch]
+            if placeholder.cluster == self.cluster and batch.lrm_ids is not None and batch.submitted_at < read_at:
+                events += self._examine_one(placeholder, jobs.get(placeholder.id), now, in_contact(placeholder.id))
+        self._forget(state)
+        return Findings(
+            events=tuple(events), orphans=_orphans(state, jobs), restless=self._restless(state, uncertain=batches)
+        )
+
+    def _look_for(
+        self, batch: BatchRecord, jobs: dict[PlaceholderId, LrmJob], *, now: float, settled: bool
+    ) -> list[Event]:
+        ids = [jobs.get(PlaceholderId(batch=batch.key, index=index)) for index in range(1, batch.count + 1)]
+        if any(ids):
+            found = tuple(LrmJobId("") if job is None else job.id for job in ids)
+            return [BatchSubmitted(time=now, batch=batch.key, lrm_ids=found)]
+        if settled:
+            reason = f"the submission did not arrive ({batch.uncertain or 'interrupted'})"
+            return [BatchAbsent(time=now, batch=batch.key, reason=reason)]
+        return []
+
+    def _examine_one(
+        self,
+        placeholder: PlaceholderRecord,
+        job: LrmJob | None,
+        now: float,
+        in_contact: bool,  # noqa: FBT001
+    ) -> list[Event]:
+        if job is None:
+            return self._absent(placeholder, now, in_contact=in_contact)
+        self.absences.pop(placeholder.id, None)
+        if job.state is LrmJobState.ENDED:
+            return self._ended(placeholder, job, now)
+        if job.state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED}:
+            if placeholder.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}:
+                return [PlaceholderStarted(time=now, placeholder=placeholder.id)]
+        elif (
+            job.state is LrmJobState.HELD
+            and job.reason.startswith("error")
+            and placeholder.state is not PlaceholderState.ENDING
+        ):
+            return [
+                PlaceholderEnding(
+                    time=now, placeholder=placeholder.id, reason=EndReason.LAUNCH_FAILED, detail=job.reason
+                )
+            ]
+        return []
+
+    def _ended(self, placeholder: PlaceholderRecord, job: LrmJob, now: float) -> list[Event]:
+        reason = job.end or EndReason.LOST
+        first_seen = placeholder.id not in self.ended
+        self.ended.add(placeholder.id)
+        waits_for_agent = placeholder.state is not PlaceholderState.ENDING and reason not in _BELIEVED_AT_ONCE
+        if first_seen and waits_for_agent:
+            return []
+        detail = job.reason
+        if reason is EndReason.EXITED and job.exit_code is not None:
+            detail = f"its agent ended with status {job.exit_code}"
+        return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=reason, detail=detail)]
+
+    def _absent(self, placeholder: PlaceholderRecord, now: float, *, in_contact: bool) -> list[Event]:
+        if in_contact:
+            self.absences.pop(placeholder.id, None)
+            return []
+        seen = self.absences[placeholder.id] = self.absences.get(placeholder.id, 0) + 1
+        needed = 1 if placeholder.id in self.farewells else ABSENCES_NEEDED
+        if seen < needed:
+            return []
+        detail = "its batch system does not list it any more and its agent is out of contact"
+        return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=EndReason.LOST, detail=detail)]
+
+    def _forget(self, state: State) -> None:
+        known = state.placeholders.keys()
+        self.absences = {id_: count for id_, count in self.absences.items() if id_ in known}
+        self.ended &= known
+        self.farewells &= known
+
+    def _restless(self, state: State, *, uncertain: Iterable[BatchRecord]) -> bool:
+        ending = any(
+            placeholder.state is PlaceholderState.ENDING
+            for placeholder in state.placeholders.values()
+            if placeholder.cluster == self.cluster
+        )
+        return ending or bool(self.absences) or any(batch.lrm_ids is None for batch in uncertain)
+
+
+def _orphans(state: State, jobs: dict[PlaceholderId, LrmJob]) -> tuple[LrmJobId, ...]:
+    return tuple(
+        job.id
+        for id_, job in jobs.items()
+        if id_ not in state.placeholders and job.state not in {LrmJobState.ENDED, LrmJobState.ENDING}
+    )
+
+
+def processors_held(listing: Iterable[LrmJob]) -> int:
+    """Return how many processors our jobs in a listing occupy."""
+    return sum(job.processors for job in listing if job.state in OCCUPYING)
