@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a DRMAA library or a Grid Engine command complains of to one of the four LRM errors. Pure.
+
+The wording is that of Grid Engine 8.1.9 (recorded in tests/wire/samples/sge819) and of the names of DRMAA 1.0's
+exceptions; what is not recognized counts as unavailable, because that promises nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import (
+    LrmError,
+    LrmNotFoundError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnsupportedError,
+)
+from koala_drmaa.protocol import FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+UNAVAILABLE_PHRASES = (
+    "unable to contact qmaster",
+    "unable to send message to qmaster",
+    "cannot reach",
+    "got send error",
+    "got select error",
+    "got read error",
+    "commlib error",
+    "connection refused",
+    "connection timed out",
+    "can't resolve host name",
+    "failed receiving gdi request",
+    "try again later",
+    "qmaster is not responding",
+)
+NOT_FOUND_PHRASES = (
+    "does not exist",
+    "do not exist",
+    "invalid queue or job",
+    "there are no jobs registered",
+    "job id not found",
+    "not found",
+)
+REJECTED_PHRASES = (
+    "denied",
+    "was rejected",
+    "unknown queue",
+    "unknown resource",
+    "unknown option",
+    "invalid option argument",
+    "no suitable queues",
+    "not a valid object name",
+    "is not a time value",
+    "is not a memory value",
+    "necessary privileges",
+    "requires manager privileges",
+    "not allowed",
+    "must be at least owner",
+)
+
+EXCEPTION_KINDS: Mapping[str, FailureKind] = {
+    "DrmCommunicationException": FailureKind.UNAVAILABLE,
+    "TryLaterException": FailureKind.UNAVAILABLE,
+    "NoActiveSessionException": FailureKind.UNAVAILABLE,
+    "InternalException": FailureKind.UNAVAILABLE,
+    "OutOfMemoryException": FailureKind.UNAVAILABLE,
+    "DrmsInitException": FailureKind.UNAVAILABLE,
+    "DefaultContactStringException": FailureKind.REJECTED,
+    "InvalidContactStringException": FailureKind.REJECTED,
+    "DeniedByDrmException": FailureKind.REJECTED,
+    "AuthorizationException": FailureKind.REJECTED,
+    "AuthorizationFailureException": FailureKind.REJECTED,
+    "InvalidArgumentException": FailureKind.REJECTED,
+    "InvalidAttributeFormatException": FailureKind.REJECTED,
+    "InvalidAttributeValueException": FailureKind.REJECTED,
+    "ConflictingAttributeValuesException": FailureKind.REJECTED,
+    "HoldInconsistentStateException": FailureKind.REJECTED,
+    "ReleaseInconsistentStateException": FailureKind.REJECTED,
+    "SuspendInconsistentStateException": FailureKind.REJECTED,
+    "ResumeInconsistentStateException": FailureKind.REJECTED,
+    "InvalidJobException": FailureKind.NOT_FOUND,
+    "UnsupportedAttributeException": FailureKind.UNSUPPORTED,
+    "NotImplementedError": FailureKind.UNSUPPORTED,
+}
+"""DRMAA 1.0 section 3.2.8, under the names of the drmaa library."""
+
+_HINTS: Mapping[FailureKind, str] = {
+    FailureKind.UNAVAILABLE: "it is asked again later",
+    FailureKind.REJECTED: "change the cluster's settings or directives in the site file, or ask its admin",
+    FailureKind.NOT_FOUND: "it has ended, or never was",
+    FailureKind.UNSUPPORTED: "the DRMAA library cannot do this",
+    FailureKind.LIBRARY: "`koala check` says which library is looked for",
+}
+
+
+def kind_of_text(text: str, default: FailureKind = FailureKind.UNAVAILABLE) -> FailureKind:
+    """Return the kind of a complaint by its wording.
+
+    "No answer" goes first: a message may name a job that "does not exist" for want of an answer, never the reverse.
+    """
+    lowered = text.lower()
+    for phrases, kind in (
+        (UNAVAILABLE_PHRASES, FailureKind.UNAVAILABLE),
+        (NOT_FOUND_PHRASES, FailureKind.NOT_FOUND),
+        (REJECTED_PHRASES, FailureKind.REJECTED),
+    ):
+        if any(phrase in lowered for phrase in phrases):
+            return kind
+    return default
+
+
+def kind_of_exception(name: str, text: str) -> FailureKind:
+    """Return the kind of an exception of the drmaa library: by its class, except where only the wording is sure."""
+    known = EXCEPTION_KINDS.get(name)
+    if known is None:
+        return kind_of_text(text)
+    by_text = kind_of_text(text, known)
+    return by_text if by_text is FailureKind.UNAVAILABLE else known
+
+
+def error_of(kind: FailureKind, message: str) -> LrmError:
+    """Return the exception for a complaint."""
+    hint = _HINTS[kind]
+    match kind:
+        case FailureKind.REJECTED:
+            return LrmRejectedError(message, hint=hint)
+        case FailureKind.NOT_FOUND:
+            return LrmNotFoundError(message, hint=hint)
+        case FailureKind.UNSUPPORTED:
+            return LrmUnsupportedError(message, hint=hint)
+        case FailureKind.UNAVAILABLE | FailureKind.LIBRARY:
+            return LrmUnavailableError(message, hint=hint)

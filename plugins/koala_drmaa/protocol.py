@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between a plugin and its DRMAA helper process, as values and as lines of JSON. Pure.
+
+One request is one line, its answer is one line with the same number. The helper is a process of its own because
+libdrmaa allows one session and one library per process, may abort the process it lives in, and may hang.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from koala_adapter.errors import ProtocolError
+
+T = TypeVar("T")
+
+LONGEST_LINE = 64 * 1024 * 1024
+"""Bytes; 100,000 jobs in one listing are about 20 MiB."""
+
+
+class FailureKind(StrEnum):
+    """What kind of refusal it was: the four LRM errors, and a library that cannot be loaded."""
+
+    UNAVAILABLE = "unavailable"
+    REJECTED = "rejected"
+    NOT_FOUND = "not found"
+    UNSUPPORTED = "unsupported"
+    LIBRARY = "library"
+
+
+class ControlAction(StrEnum):
+    """Values of drmaa_control (DRMAA 1.0, section 3.2.7), as the drmaa library spells them."""
+
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    HOLD = "hold"
+    RELEASE = "release"
+    TERMINATE = "terminate"
+
+
+class JobStatus(StrEnum):
+    """Values of drmaa_job_ps (DRMAA 1.0, section 3.2.7), as the drmaa library spells them; GONE is ours."""
+
+    UNDETERMINED = "undetermined"
+    QUEUED_ACTIVE = "queued_active"
+    SYSTEM_ON_HOLD = "system_on_hold"
+    USER_ON_HOLD = "user_on_hold"
+    USER_SYSTEM_ON_HOLD = "user_system_on_hold"
+    RUNNING = "running"
+    SYSTEM_SUSPENDED = "system_suspended"
+    USER_SUSPENDED = "user_suspended"
+    USER_SYSTEM_SUSPENDED = "user_system_suspended"
+    DONE = "done"
+    FAILED = "failed"
+    GONE = "gone"
+    """The LRM does not know the job any more."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Template(_Message):
+    """The attributes of a DRMAA job template that we use."""
+
+    name: str
+    remote_command: str
+    arguments: tuple[str, ...] = ()
+    working_directory: str
+    output_path: str
+    native_specification: str
+    held: bool = False
+
+
+class OpenSession(_Message):
+    """Load the library and open the session; the first request to a helper."""
+
+    op: Literal["open"] = "open"
+    contact: str = ""
+    ledger: str | None = None
+    """Path of the ledger in which submissions are recorded; None: none is kept."""
+
+
+class SubmitBulk(_Message):
+    """Submit ``count`` jobs of one template as one bulk."""
+
+    op: Literal["submit"] = "submit"
+    template: Template
+    count: int
+
+
+class ControlJobs(_Message):
+    """Apply one action to each of the jobs."""
+
+    op: Literal["control"] = "control"
+    action: ControlAction
+    ids: tuple[str, ...]
+
+
+class ListBatches(_Message):
+    """Return all batches of the ledger whose name begins with ``prefix``, with the status of their jobs."""
+
+    op: Literal["list"] = "list"
+    prefix: str = ""
+
+
+class AbandonBatches(_Message):
+    """Stop reporting batches whose submission has an unknown outcome."""
+
+    op: Literal["abandon"] = "abandon"
+    keys: tuple[str, ...]
+
+
+Request = Annotated[OpenSession | SubmitBulk | ControlJobs | ListBatches | AbandonBatches, Field(discriminator="op")]
+
+
+class Opened(_Message):
+    """The session is open."""
+
+    result: Literal["opened"] = "opened"
+    system: str
+    implementation: str
+    version: str
+    contact: str
+
+
+class Submitted(_Message):
+    """The ids of a bulk, in the order of their indices."""
+
+    result: Literal["submitted"] = "submitted"
+    ids: tuple[str, ...]
+
+
+class Refusal(_Message):
+    """One job of a control request with which it did not work."""
+
+    id: str
+    kind: FailureKind
+    message: str
+
+
+class Controlled(_Message):
+    """A control request was carried out for all jobs but these."""
+
+    result: Literal["controlled"] = "controlled"
+    refusals: tuple[Refusal, ...] = ()
+
+
+class ListedJob(_Message):
+    """One job of a batch."""
+
+    id: str
+    status: JobStatus
+    exit_code: int | None = None
+    signal: int | None = None
+    aborted: bool = False
+    ended_at: float | None = None
+
+
+class ListedBatch(_Message):
+    """One submission of the ledger. Without jobs, nobody knows whether the submission got through."""
+
+    key: str
+    count: int
+    submitted_at: float
+    jobs: tuple[ListedJob, ...] = ()
+
+
+class Listed(_Message):
+    """Batches of the ledger."""
+
+    result: Literal["listed"] = "listed"
+    batches: tuple[ListedBatch, ...]
+
+
+class Done(_Message):
+    """Carried out; nothing to tell."""
+
+    result: Literal["done"] = "done"
+
+
+class Failure(_Message):
+    """The request failed as a whole."""
+
+    result: Literal["failure"] = "failure"
+    kind: FailureKind
+    message: str
+
+
+Result = Annotated[Opened | Submitted | Controlled | Listed | Done | Failure, Field(discriminator="result")]
+
+
+class NumberedRequest(_Message):
+    """A request as it goes over the line."""
+
+    number: int
+    request: Request
+
+
+class NumberedResult(_Message):
+    """A result as it goes over the line."""
+
+    number: int
+    result: Result
+
+
+_REQUEST = TypeAdapter(NumberedRequest)
+_RESULT = TypeAdapter(NumberedResult)
+
+
+def encode(message: NumberedRequest | NumberedResult) -> bytes:
+    """Return one line, ending in a newline; it contains no other."""
+    return message.model_dump_json().encode() + b"\n"
+
+
+def decode_request(line: bytes) -> NumberedRequest:
+    """Return the request of one line. Raises ProtocolError."""
+    return _decode(_REQUEST, line)
+
+
+def decode_result(line: bytes) -> NumberedResult:
+    """Return the result of one line. Raises ProtocolError."""
+    return _decode(_RESULT, line)
+
+
+def _decode(adapter: TypeAdapter[T], line: bytes) -> T:
+    try:
+        return adapter.validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = f"line of the DRMAA helper not understood: {where}: {first['msg']}"
+        raise ProtocolError(message, hint="plugin and helper must be of one version") from error

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts of placeholders on disk: files of mode 0600 in a directory of mode 0700, because they hold a secret.
+
+Why a file at all: DRMAA takes a program, not a text. And why the job reads that very file where it can: the copy that
+Grid Engine makes of a submitted script lies world-readable (0755) in the spool directory of each execution host for as
+long as the job runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from koala_adapter.model import BatchKey
+
+KEEP_SECONDS = 3600.0
+"""A script without a job is kept this long: its submission may still be on its way into a slow LRM."""
+
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
+
+
+class ScriptDelivery(StrEnum):
+    """How a script gets from the submitting host to the nodes."""
+
+    PRIVATE = "private"
+    """The job runs ``/bin/sh`` on our file, which the nodes see (a home directory on NFS, or a single host)."""
+    COPIED = "copied"
+    """The LRM copies the script at submission. Nothing need be shared, but see above who can read the copy."""
+
+
+class ScriptStore:
+    """The directory of scripts of one cluster's plugin."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory`` is made when the first script is written."""
+        self.directory = directory
+
+    def path(self, key: BatchKey) -> Path:
+        """Return where the script of a submission is kept.
+
+        Raises LrmRejectedError for a key that is no safe file name.
+        """
+        if not _KEY.fullmatch(key):
+            message = f"{key!r} cannot be the name of an LRM job"
+            raise LrmRejectedError(message, hint="begin with a letter; use letters, digits, '_', '.', '-'; at most 128")
+        return self.directory / f"{key}.sh"
+
+    def write(self, key: BatchKey, script: str) -> Path:
+        """Put a script on disk and return its path. Raises LrmUnavailableError when that does not work."""
+        path = self.path(key)
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # A file left from an earlier try must not keep its mode or its hard links.
+            path.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+                file.write(script.encode("utf-8", "surrogateescape"))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            message = f"cannot write the script {path}: {error.strerror or error}"
+            raise LrmUnavailableError(message, hint="make room, or set script_directory to a writable place") from error
+        return path
+
+    def remove(self, key: BatchKey) -> None:
+        """Delete a script; one that is not there is no error."""
+        try:
+            self.path(key).unlink(missing_ok=True)
+        except OSError as error:
+            message = f"cannot delete the script of {key}: {error.strerror or error}"
+            raise LrmUnavailableError(message, hint=f"look at {self.directory}") from error
+
+    def sweep(self, live: Collection[str], now: float) -> None:
+        """Delete the scripts of submissions that are not among ``live`` and are older than KEEP_SECONDS."""
+        if not self.directory.is_dir():
+            return
+        for path in self.directory.glob("*.sh"):
+            if path.stem not in live:
+                try:
+                    if now - path.stat().st_mtime > KEEP_SECONDS:
+                        path.unlink()
+                except FileNotFoundError:
+                    continue

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DRMAA session inside a helper process: the only module that touches the drmaa library.
+
+The library is imported when the session is opened, not with this module: it loads libdrmaa at import, and fails there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from koala_drmaa.classify import kind_of_exception
+from koala_drmaa.ledger import (
+    JobEnd,
+    Ledger,
+    abandoned_record,
+    end_record,
+    ids_record,
+    intent_record,
+    refused_record,
+)
+from koala_drmaa.protocol import (
+    AbandonBatches,
+    ControlJobs,
+    Controlled,
+    Done,
+    Failure,
+    FailureKind,
+    JobStatus,
+    ListBatches,
+    Listed,
+    ListedBatch,
+    ListedJob,
+    Opened,
+    OpenSession,
+    Refusal,
+    SubmitBulk,
+    Submitted,
+)
+
+if TYPE_CHECKING:
+    from koala_drmaa.ledger import LedgerBatch
+    from koala_drmaa.protocol import Request, Result
+
+LOADER_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD")
+"""Needed to load libdrmaa into Python, and of no use to any job: Grid Engine's `-V` would pass them on."""
+
+WATCHED = {JobStatus.DONE, JobStatus.FAILED, JobStatus.GONE}
+NO_WAIT = 0
+EXIT_TIMEOUT = "ExitTimeoutException"
+
+
+class HelperSession:
+    """Answers requests with one DRMAA session. Never raises: what goes wrong becomes a Failure."""
+
+    def __init__(self) -> None:
+        self._drmaa: Any = None
+        self._session: Any = None
+        self._ledger: Ledger | None = None
+
+    def answer(self, request: Request) -> Result:
+        """Carry out one request."""
+        try:
+            return self._answer(request)
+        except Exception as error:  # noqa: BLE001 - the library raises classes that do not exist before it is loaded
+            return _failure(error)
+
+    def close(self) -> None:
+        """End the session; jobs go on."""
+        if self._session is not None:
+            self._session.exit()
+            self._session = None
+
+    def _answer(self, request: Request) -> Result:
+        match request:
+            case OpenSession():
+                return self._open(request)
+            case SubmitBulk():
+                return self._submit(request)
+            case ControlJobs():
+                return self._control(request)
+            case ListBatches():
+                return self._list(request)
+            case AbandonBatches():
+                self._record([abandoned_record(key) for key in request.keys])
+                return Done()
+
+    def _open(self, request: OpenSession) -> Result:
+        if request.ledger is not None:
+            self._ledger = Ledger(Path(request.ledger))
+            self._ledger.compact(time.time())
+        if self._drmaa is None:
+            try:
+                self._drmaa = importlib.import_module("drmaa")
+            except (RuntimeError, OSError, ImportError) as error:
+                return Failure(kind=FailureKind.LIBRARY, message=str(error))
+            for variable in LOADER_VARIABLES:
+                os.environ.pop(variable, None)
+        session = self._drmaa.Session()
+        if self._session is None:
+            session.initialize(request.contact or None)
+            self._session = session
+        return Opened(
+            system=str(session.drmsInfo),
+            implementation=str(session.drmaaImplementation),
+            version=str(session.version),
+            contact=str(session.contact),
+        )
+
+    # -- submission ----------------------------------------------------------------------------------------------
+
+    def _submit(self, request: SubmitBulk) -> Result:
+        key, count = request.template.name, request.count
+        template = self._template(request)
+        self._record([intent_record(key, count, time.time())])
+        try:
+            ids = tuple(str(id_) for id_ in self._session.runBulkJobs(template, 1, count, 1))
+        except Exception as error:  # noqa: BLE001 - see `answer`
+            failure = _failure(error)
+            if failure.kind is not FailureKind.UNAVAILABLE:
+                self._record([refused_record(key)])
+            return failure
+        finally:
+            self._session.deleteJobTemplate(template)
+        self._record([ids_record(key, ids)])
+        if len(ids) != count:
+            message = f"{count} jobs were asked for, {len(ids)} ids were returned"
+            return Failure(kind=FailureKind.UNAVAILABLE, message=message)
+        return Submitted(ids=ids)
+
+    def _template(self, request: SubmitBulk) -> Any:  # noqa: ANN401 - the library has no types
+        wanted = request.template
+        template = self._session.createJobTemplate()
+        template.jobName = wanted.name
+        template.remoteCommand = wanted.remote_command
+        if wanted.arguments:
+            template.args = list(wanted.arguments)
+        template.workingDirectory = wanted.working_directory
+        template.outputPath = f":{wanted.output_path.replace('{index}', template.PARAMETRIC_INDEX)}"
+        template.joinFiles = True
+        states = self._drmaa.JobSubmissionState
+        template.jobSubmissionState = states.HOLD_STATE if wanted.held else states.ACTIVE_STATE
+        if wanted.native_specification:
+            template.nativeSpecification = wanted.native_specification
+        return template
+
+    # -- control -------------------------------------------------------------------------------------------------
+
+    def _control(self, request: ControlJobs) -> Result:
+        refusals: list[Refusal] = []
+        for id_ in request.ids:
+            try:
+                self._session.control(id_, request.action.value)
+            except Exception as error:  # noqa: BLE001 - see `answer`
+                failure = _failure(error)
+                if failure.kind is FailureKind.UNAVAILABLE:
+                    return failure
+                refusals.append(Refusal(id=id_, kind=failure.kind, message=failure.message))
+        return Controlled(refusals=tuple(refusals))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _list(self, request: ListBatches) -> Result:
+        if self._ledger is None:
+            return Failure(kind=FailureKind.UNSUPPORTED, message="this helper keeps no ledger")
+        batches = [batch for key, batch in self._ledger.read().items() if key.startswith(request.prefix)]
+        return Listed(batches=tuple(self._look(batch) for batch in batches))
+
+    def _look(self, batch: LedgerBatch) -> ListedBatch:
+        ends = dict(batch.ends)
+        states: dict[str, JobStatus] = {}
+        for id_ in batch.live():
+            states[id_] = status = self._status(id_)
+            if status in WATCHED:
+                ends[id_] = end = self._end(id_, status)
+                self._record([end_record(batch.key, id_, end)])
+        jobs = tuple(
+            _ended(id_, ends[id_]) if id_ in ends else ListedJob(id=id_, status=states[id_]) for id_ in batch.ids
+        )
+        return ListedBatch(key=batch.key, count=batch.count, submitted_at=batch.submitted_at, jobs=jobs)
+
+    def _status(self, id_: str) -> JobStatus:
+        try:
+            return JobStatus(str(self._session.jobStatus(id_)))
+        except ValueError:
+            return JobStatus.UNDETERMINED
+        except Exception as error:
+            if _failure(error).kind is FailureKind.NOT_FOUND:
+                return JobStatus.GONE
+            raise
+
+    def _end(self, id_: str, status: JobStatus) -> JobEnd:
+        """Ask for the end of a job; jobs of an earlier session have none. Success is never taken from `wait` alone."""
+        at, failed = time.time(), status is JobStatus.FAILED
+        try:
+            info = self._session.wait(id_, NO_WAIT)
+        except Exception as error:
+            if _failure(error).kind is FailureKind.UNAVAILABLE and type(error).__name__ in COMMUNICATION:
+                raise
+            return JobEnd(at=at, failed=failed)
+        signal = _signal_number(str(info.terminatedSignal)) if info.hasSignal else None
+        exited = bool(info.hasExited) and not info.wasAborted and not (failed and info.exitStatus == 0)
+        return JobEnd(
+            at=at,
+            failed=failed,
+            exit_code=int(info.exitStatus) if exited else None,
+            signal=signal,
+            aborted=bool(info.wasAborted),
+        )
+
+    def _record(self, records: list[dict[str, object]]) -> None:
+        if self._ledger is not None and records:
+            self._ledger.append(records)
+
+
+COMMUNICATION = frozenset({"DrmCommunicationException", "TryLaterException", "NoActiveSessionException"})
+
+
+def _failure(error: Exception) -> Failure:
+    name = type(error).__name__
+    text = " ".join(str(error).split())
+    code, separator, rest = text.partition(": ")
+    if separator and code.startswith("code "):
+        text = rest
+    return Failure(kind=kind_of_exception(name, text), message=text or name)
+
+
+def _ended(id_: str, end: JobEnd) -> ListedJob:
+    return ListedJob(
+        id=id_,
+        status=JobStatus.FAILED if end.failed else JobStatus.DONE,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        aborted=end.aborted,
+        ended_at=end.at,
+    )
+
+
+def _signal_number(name: str) -> int | None:
+    """Return the number of a signal that DRMAA names ``SIGKILL`` or, for want of a name, ``9``."""
+    signals = importlib.import_module("signal")
+    if name.isdigit():
+        return int(name)
+    number = getattr(signals, name if name.startswith("SIG") else f"SIG{name}", None)
+    return int(number) if number is not None else None
