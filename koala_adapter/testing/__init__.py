@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conformance kit: tests that every LRM plugin must pass, for use by the authors of plugins.
 
-Start at :class:`LrmConformance`. The kit needs pytest with anyio's plugin, as ``pip install koala-adapter[test]``
-brings it; nothing else of koala_adapter imports the kit.
+Start at :class:`LrmConformance`. The kit needs pytest with anyio's plugin, which
+``pip install koala-adapter[test]`` brings; nothing else of koala_adapter imports the kit.
 """
 
 from __future__ import annotations
 
 import pytest
 
-# Before the imports: pytest explains a failed assertion only in modules that it rewrites while importing them.
+# Before the imports: pytest explains failed assertions only in modules that it rewrites on import.
 for _part in ("control", "description", "failures", "life", "submission", "trial"):
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 

@@ -50,26 +50,23 @@ class LrmConformance(DescriptionTests, SubmissionTests, LifeTests, ControlTests,
     What the tests rely on:
 
     - ``scratch`` can be written by this process and by the jobs; jobs run as the user of this process.
-    - The LRM has at least two idle processors and nobody else uses it. It may be shared by all tests (start it in
-      a fixture of module scope and make only the ``Lrm`` per test): each test removes what it has submitted.
+    - The LRM has at least two idle processors and nobody else uses it. It may be shared by all tests (start
+      it in a fixture of module scope, make only the ``Lrm`` per test): each removes what it has submitted.
     - Keep ``processors`` small (2 to 8): some tests fill them all.
-    - The plugin sends each request through ``context.commands`` (``run``, or ``admit`` where it is no command):
-      the tests of the bound count there.
-    - With ``runs_jobs=False`` (a fake that never runs a script) the tests that need running jobs are skipped. For
-      a capability that is not stated, the test that it works is skipped and the one that it is refused runs.
-    - An id that the LRM does not know (any more) raises LrmNotFoundError in ``hold``, ``release``, ``start_on``,
-      ``suspend``, ``resume``, ``requeue``, ``signal`` and ``modify``, is no error in ``cancel``, and is left out
-      by ``history``.
+    - The plugin sends each request through ``context.commands`` (``run``, or ``admit`` where it is no
+      command): the tests of the bound count there.
+    - With ``runs_jobs=False`` (a fake that never runs a script) the tests that need running jobs are skipped.
+      For a capability that is not stated, the test that it works is skipped, the one that it is refused runs.
+    - An id that the LRM does not know (any more) raises LrmNotFoundError in ``hold``, ``release``,
+      ``start_on``, ``suspend``, ``resume``, ``requeue``, ``signal`` and ``modify``, is no error in
+      ``cancel``, and is left out by ``history``.
+    - The tests run on asyncio. When trio is installed too, or ``under_test`` builds on asynchronous fixtures of a
+      wider scope, have a fixture ``anyio_backend`` of session scope return ``"asyncio"`` in your ``conftest.py``.
     - If your pytest limits the time of a test, allow three times ``patience`` and ``unavailable_within``.
 
-    A test that cannot hold for an LRM is overridden in the subclass by a test of the same name that shows what
-    holds instead, and the plugin's documentation says so.
+    A test that cannot hold for an LRM is overridden in the subclass by a test of the same name that shows
+    what holds instead, and the plugin's documentation says so.
     """
-
-    @pytest.fixture(scope="session")
-    def anyio_backend(self) -> str:
-        """Run on asyncio, the event loop of the service."""
-        return "asyncio"
 
     @pytest.fixture(autouse=True)
     def canary(self, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -220,9 +220,7 @@ class ControlTests:
             seen = (await trial.jobs(batch))[batch.ids[0]]
             return (seen.ends_at or 0) - (seen.started_at or 0)
 
-        await trial.until(
-            length, lambda seconds: abs(seconds - 1800) <= LRM_MINUTE, what="a walltime of 1800 s"
-        )
+        await trial.until(length, lambda seconds: abs(seconds - 1800) <= LRM_MINUTE, what="a walltime of 1800 s")
 
 
 async def _stands_still(trial: Trial, beats: Callable[[], int]) -> None:

@@ -25,9 +25,7 @@ class DescriptionTests:
     async def test_settings_are_closed_and_described(self, under_test: LrmUnderTest) -> None:
         """The settings model refuses unknown keys and describes every field for the manual."""
         model = under_test.definition.settings
-        assert model.model_config.get("extra") == "forbid", (
-            "set extra='forbid', or misspelt keys go unnoticed"
-        )
+        assert model.model_config.get("extra") == "forbid", "set extra='forbid', or misspelt keys go unnoticed"
         with pytest.raises(ValidationError):
             model.model_validate({**under_test.settings.model_dump(), "koala_no_such_key": 1})
         bare = _undescribed(model)
@@ -36,17 +34,13 @@ class DescriptionTests:
     async def test_definition_and_lrm_agree(self, under_test: LrmUnderTest) -> None:
         """An LRM can do no more than its definition says (it may find that it can do less)."""
         stated, actual = under_test.definition.capabilities, under_test.lrm.capabilities
-        more = [
-            f.name for f in fields(Capabilities) if getattr(actual, f.name) and not getattr(stated, f.name)
-        ]
+        more = [f.name for f in fields(Capabilities) if getattr(actual, f.name) and not getattr(stated, f.name)]
         assert isinstance(under_test.lrm, Lrm)
         assert not more, f"capabilities that the PluginDefinition does not state: {', '.join(more)}"
         assert under_test.definition.name == under_test.definition.name.lower()
         assert under_test.definition.summary
         for variable in (under_test.lrm.array_index_variable, under_test.lrm.job_id_variable):
-            assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable), (
-                f"{variable!r} is no environment variable"
-            )
+            assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable), f"{variable!r} is no environment variable"
         assert under_test.lrm.requests_per_poll >= 1
 
     async def test_version(self, trial: Trial) -> None:

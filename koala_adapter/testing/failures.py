@@ -39,10 +39,8 @@ class FailureTests:
             await start_lrm()
 
     @pytest.mark.parametrize("operation", ["nodes", "jobs", "queues", "submit", "cancel"])
-    async def test_unavailable(
-        self, trial: Trial, stop: Callable[[], Awaitable[None]], operation: str
-    ) -> None:
-        """An unreachable LRM makes each operation raise LrmUnavailableError in time, never return an empty list."""
+    async def test_unavailable(self, trial: Trial, stop: Callable[[], Awaitable[None]], operation: str) -> None:
+        """Without the LRM each operation soon raises LrmUnavailableError, and returns no empty list."""
         lrm, batch = trial.lrm, trial.prepare()
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "nodes": lrm.nodes,
@@ -55,9 +53,7 @@ class FailureTests:
         with anyio.fail_after(trial.under_test.unavailable_within), pytest.raises(LrmUnavailableError):
             await calls[operation]()
 
-    async def test_check_reports_unavailability(
-        self, trial: Trial, stop: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def test_check_reports_unavailability(self, trial: Trial, stop: Callable[[], Awaitable[None]]) -> None:
         """``check`` raises nothing when the LRM is unreachable, and each complaint says what to do."""
         await stop()
         with anyio.fail_after(trial.under_test.unavailable_within):
@@ -66,9 +62,7 @@ class FailureTests:
         assert complaints
         assert all(result.remedy for result in complaints)
 
-    async def test_jobs_survive_unavailability(
-        self, live_trial: Trial, stop: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def test_jobs_survive_unavailability(self, live_trial: Trial, stop: Callable[[], Awaitable[None]]) -> None:
         """A job that runs while the LRM is away runs on, and is found by its name when the LRM is back."""
         batch = await live_trial.submit(count=2)
         await live_trial.wait_running(batch)

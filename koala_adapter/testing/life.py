@@ -26,6 +26,9 @@ ORDER = (
     LrmJobState.ENDING,
     LrmJobState.ENDED,
 )
+SHELL_SIGNAL = 128
+"""From here on a shell's exit status means death by a signal."""
+
 CLOCK_SLACK = 5.0
 """Seconds by which times of the LRM may differ from ours."""
 
@@ -41,7 +44,7 @@ class LifeTests:
 
         async def look() -> LrmJobState:
             (state,) = await trial.states(batch)
-            # Not listed before it was ever listed means that the LRM is slow to show it, not that it has ended.
+            # Not listed before it was ever listed: the LRM is slow to show it, it has not ended.
             if not seen and state is LrmJobState.ENDED:
                 return LrmJobState.QUEUED
             seen.append(state)
@@ -57,7 +60,7 @@ class LifeTests:
         assert steps == sorted(steps), f"states went back: {seen}"
 
     async def test_times_are_told(self, live_trial: Trial) -> None:
-        """Times of a running job, where the LRM tells them, are points in time near now, in seconds since the epoch."""
+        """Times of a running job, where told, are near now, in seconds since the epoch."""
         trial = live_trial
         earliest = time.time() - CLOCK_SLACK
         batch = await trial.submit(walltime=3600)
@@ -90,7 +93,7 @@ class LifeTests:
 
     @pytest.mark.parametrize("code", [0, 3])
     async def test_exit_code(self, live_trial: Trial, code: int) -> None:
-        """The end of a job that exits is told as just that, with its code, or is not told; never as another end."""
+        """The end of a job that exits is told as just that, with its code, or is not told."""
         batch = await live_trial.submit(exit_code=code)
         await live_trial.wait_running(batch)
         batch.go()
@@ -109,7 +112,7 @@ class LifeTests:
             if job.end is EndReason.SIGNALLED:
                 assert job.signal == signal.SIGKILL
             if job.end is EndReason.EXITED:
-                assert (job.exit_code or 0) > 128
+                assert (job.exit_code or 0) >= SHELL_SIGNAL
 
     async def test_array_elements_end_apart(self, live_trial: Trial) -> None:
         """Elements of one submission that end differently are told apart."""
@@ -119,7 +122,7 @@ class LifeTests:
             assert job.exit_code in {codes[job.id], None}
 
     async def test_walltime_is_requested(self, live_trial: Trial) -> None:
-        """The walltime reaches the LRM: it shows the end of a running job, or the request names the walltime."""
+        """The LRM knows the walltime: it shows the end of a running job, or the request names it."""
         trial = live_trial
         walltime = 7 * 60
         batch = await trial.submit(walltime=walltime)
@@ -145,7 +148,7 @@ class LifeTests:
             assert job.end in {EndReason.WALLTIME, None}
 
     async def test_found_by_a_second_session(self, live_trial: Trial) -> None:
-        """Another LRM object on the same cluster, as after our restart, finds the running job and can cancel it."""
+        """Another Lrm on the same cluster, as after our restart, finds the job and can cancel it."""
         trial, under = live_trial, live_trial.under_test
         batch = await trial.submit(count=2)
         await trial.wait_running(batch)

@@ -46,7 +46,7 @@ class SubmissionTests:
     """Tests of ``submit`` and of what arrives."""
 
     async def test_one_request_gives_ids_in_order(self, trial: Trial) -> None:
-        """Placeholders of one submission cost one request; the listing shows their ids with the indices 1 to n."""
+        """A submission costs one request; the listing shows its ids with the indices 1 to n."""
         count = trial.under_test.processors + 1
         await trial.lrm.version()
         batch = trial.prepare(count=count)
@@ -56,9 +56,7 @@ class SubmissionTests:
             assert trial.requests() - before == 1
         assert len(set(batch.ids)) == len(batch.ids) == count
         assert all(id_ and id_ == id_.strip() for id_ in batch.ids)
-        jobs = await trial.until(
-            lambda: trial.jobs(batch), lambda seen: len(seen) == count, what="all are listed"
-        )
+        jobs = await trial.until(lambda: trial.jobs(batch), lambda seen: len(seen) == count, what="all are listed")
         assert {job.id: job.array_index for job in jobs.values()} == {
             id_: index for index, id_ in enumerate(batch.ids, start=1)
         }
@@ -67,7 +65,7 @@ class SubmissionTests:
 
     @pytest.mark.parametrize("single", [True, False], ids=["one", "several"])
     async def test_placeholders_know_who_they_are(self, live_trial: Trial, *, single: bool) -> None:
-        """Each placeholder finds its index, from 1, and its job id in the variables that the plugin declares."""
+        """Each placeholder finds its index, from 1, and its job id in the declared variables."""
         trial = live_trial
         count = 1 if single else trial.under_test.processors
         batch = await trial.submit(count=count, wait=False)
@@ -81,7 +79,7 @@ class SubmissionTests:
             assert id_.startswith(seen_id), f"the job calls itself {seen_id}, the plugin calls it {id_}"
 
     async def test_found_again_by_name(self, trial: Trial) -> None:
-        """A submission is found by its name, by a prefix of it and in the full listing, not by another name."""
+        """A submission is found by its name, by a prefix of it and among all, not by another name."""
         trial.need("find_by_name")
         batch, other = await trial.submit(count=2), await trial.submit()
         prefix = batch.key[:-2]
@@ -90,9 +88,7 @@ class SubmissionTests:
             by_name = {job.id for job in await trial.lrm.jobs(name_prefix=batch.key)}
             by_prefix = {job.id for job in await trial.lrm.jobs(name_prefix=prefix)}
             everything = {job.id for job in await trial.lrm.jobs()}
-            return (
-                by_name == {*batch.ids} and by_prefix == {*batch.ids, *other.ids} and by_prefix <= everything
-            )
+            return by_name == {*batch.ids} and by_prefix == {*batch.ids, *other.ids} and by_prefix <= everything
 
         await trial.until(found, bool, what="found by name, by prefix and among all")
         assert await trial.lrm.jobs(name_prefix="koala-never-submitted") == ()
@@ -107,12 +103,10 @@ class SubmissionTests:
         async def listed() -> list[int]:
             return [len(await trial.jobs(batch)) for batch in batches]
 
-        await trial.until(
-            listed, lambda seen: seen == [2] * 4, what="each submission is listed with its own two jobs"
-        )
+        await trial.until(listed, lambda seen: seen == [2] * 4, what="each submission is listed with its own two jobs")
 
     async def test_awkward_script_arrives(self, live_trial: Trial) -> None:
-        """A script of 200 KiB, full of characters that shells and batch systems mangle, arrives byte for byte."""
+        """A script of 200 KiB, full of characters that get mangled easily, arrives byte for byte."""
         lines = [f"{number:05d} {AWKWARD_LINES[number % len(AWKWARD_LINES)]}" for number in range(5000)]
         text = "".join(f"{line}\n" for line in lines)
         assert len(text.encode()) > 200 * 1024
@@ -137,11 +131,7 @@ class SubmissionTests:
         runner = trial.under_test.context.commands
         before = len(runner.commands) if isinstance(runner, RecordingRunner) else 0
         batch = await trial.send(batch)
-        sent = (
-            [command.argv for command in runner.commands[before:]]
-            if isinstance(runner, RecordingRunner)
-            else []
-        )
+        sent = [command.argv for command in runner.commands[before:]] if isinstance(runner, RecordingRunner) else []
         if sent:
             assert sent == [rendered.command]
         arrived = await trial.wait_file(batch.directory / "self")

@@ -55,19 +55,19 @@ class LrmUnderTest:
     runs_jobs: bool = True
     """False for a fake that never runs the scripts; tests that need running jobs are skipped then."""
     foreign_job: Callable[[int], AbstractAsyncContextManager[object]] | None = None
-    """Makes a context in which a job that is not ours (submitted by other means) runs on that many processors: it
-    runs when the context is entered, and is gone after it is left. None: such tests are skipped."""
+    """Makes a context in which a job that is not ours (submitted by other means) runs on that many
+    processors: it runs when the context is entered and is gone after it is left. None: no such tests."""
     stop_lrm: Callable[[], Awaitable[None]] | None = None
     """Makes the LRM unavailable; its jobs go on. None: the tests of unavailability are skipped."""
     start_lrm: Callable[[], Awaitable[None]] | None = None
     """Makes it available again and returns when it answers."""
     patience: float = 30.0
-    """Seconds within which the LRM does and shows what it was asked for (starts a job, forgets a cancelled one)."""
+    """Seconds within which the LRM does and shows what it was asked for, such as starting a job."""
     unavailable_within: float = 60.0
     """Seconds within which any method of an unreachable LRM must have raised LrmUnavailableError."""
     walltime_precision: float | None = None
-    """Seconds by which a job may outlive a walltime of 1 second; None: the LRM cannot end a job that soon, and only
-    the request of a walltime is tested."""
+    """Seconds by which a job may outlive a walltime of 1 second; None: the LRM cannot end a job that soon,
+    and only the request of a walltime is tested."""
     poll_interval: float = 0.2
     """Seconds between two looks at the LRM while waiting."""
 
@@ -89,7 +89,7 @@ async def eventually(
     seconds: float,
     interval: float = 0.2,
 ) -> T:
-    """Look until what is seen is acceptable and return it; after ``seconds`` fail the test with what was seen."""
+    """Look until what is seen is acceptable; after ``seconds`` fail the test with what was seen."""
     deadline = anyio.current_time() + seconds
     while True:
         seen = await look()
@@ -102,7 +102,7 @@ async def eventually(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A submission of the kit, whose scripts write into ``directory`` and wait there for a file called ``go``."""
+    """A submission of the kit: its scripts write into ``directory`` and wait there for the file ``go``."""
 
     submission: Submission
     directory: Path
@@ -124,10 +124,7 @@ class Batch:
 
     def reports(self) -> dict[str, list[str]]:
         """Return all reports by the suffix of their file, which is the index as the placeholder saw it."""
-        return {
-            path.name.partition(".")[2]: path.read_text().splitlines()
-            for path in self.directory.glob("report.*")
-        }
+        return {path.name.partition(".")[2]: path.read_text().splitlines() for path in self.directory.glob("report.*")}
 
     def starts(self, index: int) -> int:
         """How often the placeholder has begun."""
@@ -212,9 +209,7 @@ class Trial:
         held: bool = False,
     ) -> Batch:
         """Prepare and send in one."""
-        batch = self.prepare(
-            count=count, body=body, wait=wait, exit_code=exit_code, walltime=walltime, held=held
-        )
+        batch = self.prepare(count=count, body=body, wait=wait, exit_code=exit_code, walltime=walltime, held=held)
         return await self.send(batch)
 
     def _script(self, directory: Path, *, body: str, wait: bool, exit_code: int) -> str:
@@ -268,9 +263,7 @@ class Trial:
         async def look() -> int:
             return len(batch.reports())
 
-        await self.until(
-            look, lambda seen: seen >= count, what=f"{count} started placeholders of {batch.key}"
-        )
+        await self.until(look, lambda seen: seen >= count, what=f"{count} started placeholders of {batch.key}")
 
     async def wait_file(self, path: Path) -> bytes:
         """Wait until a file exists and return its contents; writers move it into place when complete."""

@@ -44,9 +44,7 @@ class SecretWatcher:
 
     def _scan(self) -> None:
         with os.scandir("/proc") as entries:
-            pids = [
-                entry.name for entry in entries if entry.name.isdigit() and int(entry.name) != os.getpid()
-            ]
+            pids = [entry.name for entry in entries if entry.name.isdigit() and int(entry.name) != os.getpid()]
         for pid in pids:
             for part in ("cmdline", "environ"):
                 try:

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of jobs on Linux: starting behind a gate, knowing again after a restart, signalling all of a job.
+
+A process of another parent cannot be waited for, but a descriptor of it (pidfd_open(2)) can be watched: so the
+processes that a killed daemon has left behind are followed like those that it has started itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from koala_local.record import JobRecord
+
+GATE = 'read -r go || exit 125; exec </dev/null; cd "$1" || cd /; exec /bin/sh "$2"'
+"""The first words of each job's process: it becomes the script when the daemon has written down its id. When the
+daemon dies before that, the read fails and the script never runs."""
+
+MARK = "KOALA_LOCAL_MARK"
+TASK = "KOALA_LOCAL_TASK"
+JOB = "KOALA_LOCAL_JOB"
+NODE = "KOALA_LOCAL_NODE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gated:
+    """A process that waits for its gate to be opened."""
+
+    pid: int
+    birth: str
+    gate: int
+
+    def open(self) -> None:
+        """Let the script run. A process that is already dead is told of by its end, not here."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.gate, b"go\n")
+        os.close(self.gate)
+
+
+def job_mark(directory: Path, job: JobRecord) -> str:
+    """Return what distinguishes the processes of one run of a job on this host from all others."""
+    return f"{directory}:{job.id}:{job.starts}"
+
+
+def job_environment(directory: Path, job: JobRecord) -> dict[str, str]:
+    """Return the whole environment of a job: nothing is inherited but the search path and the time zone."""
+    entry = pwd.getpwuid(os.geteuid())
+    kept = {name: os.environ[name] for name in ("PATH", "TZ") if name in os.environ}
+    return {
+        **kept,
+        "HOME": entry.pw_dir,
+        "USER": entry.pw_name,
+        "LOGNAME": entry.pw_name,
+        "SHELL": entry.pw_shell or "/bin/sh",
+        "LC_ALL": "C.UTF-8",
+        JOB: str(job.number),
+        TASK: str(job.index),
+        NODE: job.node,
+        MARK: job_mark(directory, job),
+    }
+
+
+def start_gated(job: JobRecord, *, script: Path, environment: Mapping[str, str]) -> Gated:
+    """Start the process of a job in a session of its own, behind its gate. Raises OSError."""
+    out, err = (_open_output(job, suffix) for suffix in ("out", "err"))
+    gate_read, gate_write = os.pipe()
+    try:
+        pid = os.posix_spawn(
+            "/bin/sh",
+            ["/bin/sh", "-c", GATE, "koala-local-job", environment["HOME"], str(script)],
+            dict(environment),
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, gate_read, 0),
+                (os.POSIX_SPAWN_DUP2, out, 1),
+                (os.POSIX_SPAWN_DUP2, err, 2),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT],
+        )
+    except OSError:
+        os.close(gate_write)
+        raise
+    finally:
+        for descriptor in (gate_read, out, err):
+            os.close(descriptor)
+    return Gated(pid=pid, birth=process_birth(pid), gate=gate_write)
+
+
+def _open_output(job: JobRecord, suffix: str) -> int:
+    """Open a file for the placeholder's own words; somebody else's file or a link of that name is refused."""
+    path = Path(job.output_directory, f"{job.name}.{job.id}.{suffix}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not a file of ours")
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def process_birth(pid: int) -> str:
+    """Return what tells a process from a later one of the same id: boot and start time (proc_pid_stat(5), field 22).
+
+    Empty when there is no such process, or only its remains (a zombie).
+    """
+    fields = _stat(pid)
+    if fields is None or fields.state == "Z":
+        return ""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{fields.start}"
+
+
+def is_alive(pid: int, birth: str) -> bool:
+    """Tell whether exactly this process runs."""
+    return bool(birth) and process_birth(pid) == birth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stat:
+    state: str
+    parent: int
+    session: int
+    start: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The command in parentheses may contain anything, so the fields are counted from the last parenthesis.
+    fields = text.rpartition(")")[2].split()
+    return _Stat(state=fields[0], parent=int(fields[1]), session=int(fields[3]), start=int(fields[19]))
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to the process group of a job's script."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def signal_all(jobs: Mapping[int, str], number: int) -> None:
+    """Send a signal to every process of these jobs, given by process id and mark of their scripts.
+
+    Those are their sessions, their descendants, and whatever carries their mark. Costs one look at all processes of the
+    host, so jobs that end together are given together.
+    """
+    for pid in processes_of(jobs):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def processes_of(jobs: Mapping[int, str]) -> list[int]:
+    """Return the ids of all living processes of these jobs, parents before children where they are known."""
+    marks = {f"{MARK}={mark}".encode() for mark in jobs.values()}
+    seen = dict(_all_stats())
+    found = {pid for pid, fields in seen.items() if pid in jobs or fields.session in jobs}
+    found |= {pid for pid in seen if pid not in found and _is_marked(pid, marks)}
+    return _with_descendants(found, {pid: fields.parent for pid, fields in seen.items()})
+
+
+def _all_stats() -> Iterator[tuple[int, _Stat]]:
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    for pid in pids:
+        fields = _stat(pid)
+        if fields is not None and fields.state != "Z" and pid != os.getpid():
+            yield pid, fields
+
+
+def _is_marked(pid: int, marks: set[bytes]) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return not marks.isdisjoint(environment.split(b"\0"))
+
+
+def _with_descendants(found: set[int], parents: Mapping[int, int]) -> list[int]:
+    ordered = sorted(found)
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    for pid in ordered:  # grows while it is walked
+        new = [child for child in children.get(pid, []) if child not in found]
+        found.update(new)
+        ordered.extend(new)
+    return ordered
+
+
+def reap(pid: int) -> int | None:
+    """Return the exit status of an ended child (negative for a signal); None when it is not our child."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if done == pid else None
+
+
+def watch(pid: int, add_reader: Callable[[int, Callable[[], None]], None], ended: Callable[[], None]) -> int:
+    """Have ``ended`` called when a process ends; return the descriptor to be closed then. Raises ProcessLookupError."""
+    descriptor = os.pidfd_open(pid)
+    add_reader(descriptor, ended)
+    return descriptor

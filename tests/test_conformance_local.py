@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance kit on the plugin ``local``: it needs no batch system, so it always runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
+from koala_adapter.plugin import Submission
+from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
+from koala_local.lrm import PLUGIN, LocalLrm
+from koala_local.settings import LocalSettings
+from tests.local_daemon import daemon_pid, end_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+class TestLocal(LrmConformance):
+    """A local cluster of two simulated nodes with two processors each."""
+
+    @pytest.fixture
+    async def under_test(self, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+        """Start a cluster of its own for each test, and end its daemon afterwards."""
+        settings = LocalSettings(nodes=2, processors_per_node=2, answer_seconds=3)
+        context = new_context(tmp_path)
+        lrm = LocalLrm(context, settings)
+        await lrm.start()
+
+        async def stop_lrm() -> None:
+            os.kill(daemon_pid(context.state_directory), signal.SIGSTOP)
+
+        async def start_lrm() -> None:
+            os.kill(daemon_pid(context.state_directory), signal.SIGCONT)
+
+        @asynccontextmanager
+        async def foreign_job(processors: int) -> AsyncIterator[None]:
+            script = "#!/bin/sh\nexec sleep 60\n"
+            job = Submission(key=BatchKey("somebody"), count=processors, script=script, walltime=60)
+            ids = await lrm.submit(Submission(key=job.key, count=processors, script=script, walltime=60))
+
+            async def states() -> set[LrmJobState]:
+                return {job.state for job in await lrm.jobs(name_prefix="somebody")}
+
+            await eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=10)
+            yield
+            await lrm.cancel(ids)
+            await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=10)
+
+        yield LrmUnderTest(
+            definition=PLUGIN,
+            settings=settings,
+            context=context,
+            lrm=lrm,
+            scratch=tmp_path,
+            processors=4,
+            unknown_id=LrmJobId("999999_1"),
+            foreign_job=foreign_job,
+            stop_lrm=stop_lrm,
+            start_lrm=start_lrm,
+            patience=15,
+            unavailable_within=10,
+            walltime_precision=5,
+            poll_interval=0.05,
+        )
+        await lrm.close()
+        await end_daemon(context.state_directory)
