@@ -62,7 +62,7 @@ WORLD = frozenset({
 # fmt: on
 """Modules that reach files, networks, processes, clocks, threads or chance."""
 
-HARMLESS = ("pathlib.PurePath", "pathlib.PurePosixPath")
+HARMLESS = ("pathlib.PurePath", "pathlib.PurePosixPath", "time.strptime")
 """Names from these modules that compute and nothing else."""
 
 WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
