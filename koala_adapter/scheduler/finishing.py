@@ -38,17 +38,18 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
 def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskEnd) -> None:
     """Note the end of a process; the first bad one, or the last good one, ends the job.
 
-    Under MPI the launcher (``rank`` None) speaks for all ranks.
+    Under MPI the launcher (``rank`` None) speaks for all ranks when all is well; a rank that ended badly is believed at
+    once, since mpiexec need not notice.
     """
     if record.state not in {JobState.LAUNCHING, JobState.RUNNING}:
         return
     if rank is not None:
         record.started.add(rank)
         record.ends[rank] = end
-    if (record.job.launcher is Launcher.MPI) != (rank is None):
-        return
     if not end.ok:
         finish(context, record, _bad_end(record, rank, end))
+    elif (record.job.launcher is Launcher.MPI) != (rank is None):
+        return
     elif rank is None or len(record.ends) == len(record.ranks):
         finish(context, record, JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0))
 
