@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm, 20.11 to 25.11, as a local resource manager: through its commands, as an ordinary user.
+
+Every command is a pure pair: a function that builds its command line, and one that parses what it prints.
+"""
+
+from __future__ import annotations
+
+from koala_adapter.plugin import PluginDefinition
+from koala_slurm.lrm import CAPABILITIES, make_lrm
+from koala_slurm.settings import SlurmSettings
+
+__all__ = ["PLUGIN", "SlurmSettings"]
+
+PLUGIN = PluginDefinition(
+    name="slurm",
+    summary="Slurm 20.11 to 25.11, through sbatch, squeue, sinfo, scontrol and scancel",
+    settings=SlurmSettings,
+    capabilities=CAPABILITIES,
+    factory=make_lrm,
+)

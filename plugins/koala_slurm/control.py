@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that act on jobs: scancel(1) and scontrol(1), as command lines, and their complaints as errors."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_slurm.durations import minutes
+from koala_slurm.jobids import checked
+from koala_slurm.refusals import error_from
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.commands import CommandResult
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+
+_GONE = ("invalid job id", "already completing or completed", "job has already finished", "no job found")
+"""Complaints of scancel about jobs that need no cancelling any more."""
+
+
+def cancel_command(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that cancels jobs; without any filter scancel sends each argument as one request."""
+    return ("scancel", *arguments)
+
+
+def signal_command(arguments: Sequence[str], signal: int) -> tuple[str, ...]:
+    """Return the command line that signals the script of each job and all its processes (scancel --full)."""
+    return ("scancel", "--full", f"--signal={int(signal)}", *arguments)
+
+
+def job_command(verb: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line of a scontrol verb that takes a list of jobs."""
+    return ("scontrol", verb, ",".join(arguments))
+
+
+def requeueable_command(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that lets jobs be requeued in spite of --no-requeue; their owner may do that."""
+    return ("scontrol", "update", f"JobId={','.join(arguments)}", "Requeue=1")
+
+
+def pin_command(job: str, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that ties a pending job to nodes. Raises LrmRejectedError for what is no node name."""
+    for node in nodes:
+        if not _NODE.fullmatch(node):
+            raise LrmRejectedError(f"{node!r} is no node name", hint="name nodes that sinfo shows")
+    if not nodes:
+        raise LrmRejectedError(f"no nodes given for job {job}", hint="name nodes that sinfo shows")
+    return ("scontrol", "update", f"JobId={checked(job)}", f"ReqNodeList={','.join(nodes)}")
+
+
+def walltime_command(job: str, walltime: int) -> tuple[str, ...]:
+    """Return the command line that changes a job's walltime (seconds, rounded up to minutes)."""
+    return ("scontrol", "update", f"JobId={checked(job)}", f"TimeLimit={minutes(walltime)}")
+
+
+def control_error(result: CommandResult, *, action: str) -> LrmError | None:
+    """Return the error of a scontrol that changes jobs; None when it did not complain."""
+    complaint = result.complaint if result.returncode or result.stderr.strip() else ""
+    if not complaint and not result.returncode:
+        return None
+    return error_from(complaint, action=action, otherwise=LrmRejectedError)
+
+
+def cancel_error(result: CommandResult) -> LrmError | None:
+    """Return the worst error among what scancel says of each job; None when all are cancelled or were gone.
+
+    No answer is worse than a refusal: after it nothing is known.
+    """
+    lines = [line.strip() for line in result.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    serious = [line for line in lines if "error" in line.lower() and not any(text in line.lower() for text in _GONE)]
+    errors = [error_from(line, action="cancellation", otherwise=LrmUnavailableError) for line in serious]
+    errors = [error for error in errors if not isinstance(error, LrmNotFoundError)]
+    unanswered = (error for error in errors if isinstance(error, LrmUnavailableError))
+    if errors:
+        return next(unanswered, errors[0])
+    if result.returncode and not lines:
+        return error_from("", action="cancellation", otherwise=LrmUnavailableError)
+    return None

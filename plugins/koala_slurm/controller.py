@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``scontrol show config`` says about a controller, and the version that the commands print."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+CONFIG_COMMAND = ("scontrol", "show", "config")
+VERSION_COMMAND = ("sinfo", "--version")
+
+DEFAULT_MAX_ARRAY_SIZE = 1001
+"""slurm.conf(5), MaxArraySize."""
+
+_LINE = re.compile(r"^(?P<name>\w[\w()]*)\s*=\s?(?P<value>.*?)\s*$", re.MULTILINE)
+_VERSION = re.compile(r"\b(?P<version>[0-9]{2}\.[0-9]{2}(?:\.[0-9]+)?(?:[.-][0-9a-z]+)*)")
+_NO_ACCOUNTING = frozenset({"", "(null)", "accounting_storage/none"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """The few settings of a cluster that decide what can be asked of it."""
+
+    cluster: str
+    version: str
+    max_array_size: int
+    """One more than the largest index of an array element."""
+    accounting: bool
+    """A storage for accounting is configured; that it answers is another matter."""
+    slurm_user: str
+
+
+def parse_config(output: str) -> ControllerConfig:
+    """Return the settings; what is missing has Slurm's default."""
+    values = {match["name"]: match["value"] for match in _LINE.finditer(output)}
+    size = values.get("MaxArraySize", "")
+    return ControllerConfig(
+        cluster=values.get("ClusterName", ""),
+        version=values.get("SLURM_VERSION", ""),
+        max_array_size=int(size) if size.isdecimal() else DEFAULT_MAX_ARRAY_SIZE,
+        accounting=values.get("AccountingStorageType", "") not in _NO_ACCOUNTING,
+        slurm_user=values.get("SlurmUser", "").partition("(")[0],
+    )
+
+
+def parse_version(output: str) -> str | None:
+    """Return the version in ``slurm 22.05.8`` or ``slurm-wlm 22.05.8``; None when there is none."""
+    match = _VERSION.search(output)
+    return match["version"] if match else None
+
+
+def release_of(version: str) -> str:
+    """Return major and minor number of a version: the release, within which Slurm's libraries fit together."""
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Slurm cluster as a local resource manager: runs the commands whose building and parsing is pure elsewhere."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.commands import login_name
+from koala_adapter.errors import (
+    ConfigurationError,
+    LrmError,
+    LrmNotFoundError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnsupportedError,
+)
+from koala_adapter.model import EndReason, LrmJobId, LrmJobState
+from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
+from koala_slurm import control
+from koala_slurm.accounting import parse_history, sacct_command
+from koala_slurm.checks import Checks
+from koala_slurm.client import SlurmCommands
+from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, ControllerConfig, parse_config, parse_version
+from koala_slurm.directives import problem_of
+from koala_slurm.durations import TIME_FORMAT
+from koala_slurm.jobids import array_ids, chunks, compacted
+from koala_slurm.listing import parse_jobs, squeue_command
+from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
+from koala_slurm.pyslurm_client import PyslurmReader, probe
+from koala_slurm.reading import CommandReader, Reader
+from koala_slurm.refusals import submission_error
+from koala_slurm.submission import parse_job_id, sbatch_command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.model import LrmJob, Node, Queue
+    from koala_adapter.plugin import CheckResult, ClusterContext, Submission
+    from koala_slurm.settings import SlurmSettings
+
+CAPABILITIES = Capabilities(
+    hold=True,
+    pin=True,
+    suspend=True,
+    requeue=True,
+    signal=True,
+    modify=True,
+    accounting=True,
+)
+"""What Slurm can do. Without accounting, and for users who may not suspend, :class:`SlurmLrm` says less."""
+
+START_POLL = 1.0
+"""Seconds between two looks at a job that was told to start."""
+
+
+def make_lrm(context: ClusterContext, settings: SlurmSettings) -> SlurmLrm:
+    """Return the LRM of one cluster. Raises ConfigurationError for directives of the site that cannot be used."""
+    problem = problem_of(context.directives)
+    if problem:
+        raise ConfigurationError(f"cluster {context.cluster}: {problem}", hint="correct it in the site file")
+    return SlurmLrm(context, settings)
+
+
+class SlurmLrm(Lrm):
+    """One Slurm cluster."""
+
+    array_index_variable = "SLURM_ARRAY_TASK_ID"
+    job_id_variable = "SLURM_ARRAY_JOB_ID"
+
+    def __init__(self, context: ClusterContext, settings: SlurmSettings) -> None:
+        """Nothing is run yet; see :meth:`start`."""
+        self._context = context
+        self._settings = settings
+        self._user = context.user or login_name()
+        self._commands = SlurmCommands(context.commands, settings)
+        self._reserved_is_up = settings.reservation is not None
+        self._reader: Reader = CommandReader(self._commands, reserved_is_up=self._reserved_is_up)
+        self._config: ControllerConfig | None = None
+        self._version: str | None = None
+        self._pyslurm = "not looked for"
+        self._sizes: dict[str, int] = {}
+        self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
+        self.requests_per_poll = self._reader.requests
+
+    async def start(self) -> None:
+        """Ask the controller once what it can do. Raises LrmError when it does not answer."""
+        config = parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
+        self.capabilities = replace(
+            CAPABILITIES,
+            # scontrol(1): only operators may suspend jobs, be they their own. Of operators named in slurmdbd we learn
+            # nothing.
+            suspend=os.geteuid() == 0 or self._user == config.slurm_user,
+            accounting=config.accounting and await self._accounting_works(),
+        )
+        if self._settings.use_pyslurm == "auto":
+            await self._try_pyslurm(config)
+        self._config = config
+
+    async def _accounting_works(self) -> bool:
+        result = await self._commands.run(sacct_command(("1",)), environment=TIME_FORMAT)
+        return result.returncode == 0 and not result.stderr.strip()
+
+    async def _try_pyslurm(self, config: ControllerConfig) -> None:
+        usable, self._pyslurm = await probe(self._commands, config.version)
+        if usable:
+            self._reader = PyslurmReader(
+                self._commands, self._reader, cluster=self._context.cluster, reserved_is_up=self._reserved_is_up
+            )
+            self.requests_per_poll = self._reader.requests
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def version(self) -> str:
+        """Return ``slurm`` and the version of the commands, such as ``slurm 22.05.8``."""
+        if self._version is None:
+            output = await self._commands.read(VERSION_COMMAND, action="asking for the version")
+            version = parse_version(output)
+            if version is None:
+                raise LrmUnavailableError(f"sinfo --version printed no version: {output[:200]!r}")
+            self._version = f"slurm {version}"
+        return self._version
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return the nodes of all partitions that we may see."""
+        return await self._reader.nodes()
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return jobs; with a prefix only our user's are asked for, which costs the controller least."""
+        jobs = await self._reader.jobs(user=self._user if name_prefix else "")
+        return tuple(job for job in jobs if job.name.startswith(name_prefix))
+
+    async def queues(self) -> tuple[Queue, ...]:
+        """Return the partitions that we may see."""
+        return parse_partitions(await self._commands.read(PARTITION_COMMAND, action="listing of partitions"))
+
+    async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
+        """Return the ends of jobs that accounting knows."""
+        if not self.capabilities.accounting:
+            self._unsupported("history", ids)
+        found: list[LrmJob] = []
+        for part in chunks(compacted(ids)):
+            output = await self._commands.read(sacct_command(part), action="accounting", environment=TIME_FORMAT)
+            found += parse_history(output)
+        wanted = set(ids)
+        return tuple(job for job in found if job.id in wanted and job.state is LrmJobState.ENDED)
+
+    # -- submitting --------------------------------------------------------------------------------------------------
+
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Return the command line and the script that sbatch gets on stdin."""
+        command = sbatch_command(submission, self._settings, self._context.directives)
+        return RenderedSubmission(
+            command=self._commands.argv(command),
+            script=submission.script,
+            environment=tuple(self._commands.environment.items()),
+            note="the script goes to sbatch on its standard input",
+        )
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Submit an array of ``count`` elements with one sbatch."""
+        self._require_array_size(submission.count)
+        rendered = self.render(submission)
+        result = await self._commands.run(rendered.command, stdin=rendered.script.encode())
+        job = parse_job_id(result.text)
+        if job is None:
+            raise submission_error(result)
+        self._sizes[job] = submission.count
+        return array_ids(job, submission.count)
+
+    def _require_array_size(self, count: int) -> None:
+        limit = self._config.max_array_size if self._config else None
+        if limit is not None and count >= limit:
+            message = f"{count} placeholders in one submission are more than Slurm takes here, {limit - 1}"
+            raise LrmRejectedError(
+                message, hint="MaxArraySize in slurm.conf; ask for fewer processors of this cluster in one component"
+            )
+
+    # -- control -----------------------------------------------------------------------------------------------------
+
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
+        """Cancel jobs; those of a whole array of ours by its bare id."""
+        error: LrmError | None = None
+        for part in chunks(compacted(ids, self._sizes)):
+            result = await self._commands.run(control.cancel_command(part), urgent=True)
+            error = error or control.cancel_error(result)
+        if error is not None:
+            raise error
+
+    async def hold(self, ids: Sequence[LrmJobId]) -> None:
+        """Put jobs in user hold, also when we are an operator, so that their owner can release them."""
+        await self._control("uhold", ids)
+
+    async def release(self, ids: Sequence[LrmJobId]) -> None:
+        """Release held jobs."""
+        await self._control("release", ids)
+
+    async def suspend(self, ids: Sequence[LrmJobId]) -> None:
+        """Suspend running jobs; needs operator rights."""
+        self._need_suspend("suspend", ids)
+        await self._control("suspend", ids)
+
+    async def resume(self, ids: Sequence[LrmJobId]) -> None:
+        """Resume suspended jobs; needs operator rights."""
+        self._need_suspend("resume", ids)
+        await self._control("resume", ids)
+
+    def _need_suspend(self, operation: str, ids: Sequence[LrmJobId]) -> None:
+        if not self.capabilities.suspend:
+            message = f"Slurm lets only its operators {operation} jobs ({', '.join(ids)})"
+            raise LrmUnsupportedError(message, hint="koala runs as an ordinary user here")
+
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop running jobs and queue them again; first allows it, because we submit with --no-requeue."""
+        for part in chunks(compacted(ids)):
+            await self._change(control.requeueable_command(part), action="requeue")
+        await self._control("requeue", ids)
+
+    async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
+        """Send a signal to the scripts of running jobs and all their processes."""
+        for part in chunks(compacted(ids)):
+            await self._change(control.signal_command(part, signal), action="signal")
+
+    async def modify(self, job: LrmJobId, *, walltime: int) -> None:
+        """Change the walltime; that of a running job can be made longer by operators only."""
+        await self._change(control.walltime_command(job, walltime), action="modify")
+
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        """Tie a held job to nodes and release it.
+
+        Raises LrmUnavailableError, with the job in hold again, when it does not start within ``start_timeout``.
+        """
+        await self._change(control.pin_command(job, nodes), action="start_on")
+        await self.release([job])
+        with anyio.move_on_after(self._settings.start_timeout):
+            while not await self._has_started(job):  # noqa: ASYNC110 - Slurm has no event for it
+                await anyio.sleep(START_POLL)
+            return
+        await self.hold([job])
+        message = f"job {job} did not start on {', '.join(nodes)} within {self._settings.start_timeout:g} s"
+        raise LrmUnavailableError(message, hint="the nodes are busy; the job is held again")
+
+    async def _has_started(self, job: LrmJobId) -> bool:
+        output = await self._commands.read(
+            squeue_command(job=job), action="looking at a started job", environment=TIME_FORMAT
+        )
+        waiting = {LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN}
+        seen = next((found for found in parse_jobs(output) if found.id == job), None)
+        if seen is None or seen.end is EndReason.CANCELLED:
+            raise LrmNotFoundError(f"job {job} has gone while it was started")
+        return seen.state not in waiting
+
+    async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
+        for part in chunks(compacted(ids)):
+            await self._change(control.job_command(verb, part), action=verb)
+
+    async def _change(self, command: Sequence[str], *, action: str) -> None:
+        error = control.control_error(await self._commands.run(command), action=action)
+        if error is not None:
+            raise error
+
+    # -- checking ----------------------------------------------------------------------------------------------------
+
+    async def check(self) -> tuple[CheckResult, ...]:
+        """Verify commands, versions, controller, partitions and a submission that is only tried."""
+        checks = Checks(
+            commands=self._commands,
+            settings=self._settings,
+            directives=self._context.directives,
+            pyslurm=getattr(self._reader, "trouble", "") or self._pyslurm,
+        )
+        return await checks.run()

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading nodes and jobs, by the commands or by pyslurm: two readers behind one interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from koala_slurm.durations import TIME_FORMAT
+from koala_slurm.listing import parse_jobs, squeue_command
+from koala_slurm.nodes import NODE_COMMAND, parse_nodes
+
+if TYPE_CHECKING:
+    from koala_adapter.model import LrmJob, Node
+    from koala_slurm.client import SlurmCommands
+
+
+class Reader(Protocol):
+    """Reads what a cluster looks like now."""
+
+    requests: int
+    """Upper bound of requests of one call of each method together."""
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return all nodes, each once. Raises LrmError."""
+        ...
+
+    async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
+        """Return all jobs, or all of one user, array elements singly. Raises LrmError."""
+        ...
+
+
+class CommandReader:
+    """Reads with sinfo and squeue."""
+
+    requests = 2
+
+    def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False) -> None:
+        """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one."""
+        self._commands = commands
+        self._reserved_is_up = reserved_is_up
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return all nodes, each once."""
+        output = await self._commands.read(NODE_COMMAND, action="listing of nodes")
+        return parse_nodes(output, reserved_is_up=self._reserved_is_up)
+
+    async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
+        """Return all jobs, or all of one user."""
+        command = squeue_command(user=user)
+        output = await self._commands.read(command, action="listing of jobs", environment=TIME_FORMAT)
+        return parse_jobs(output)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Slurm's complaints mean: try again later, never, or no such job. One table, searched from the top.
+
+The texts are those of slurm_strerror(3) and of the commands themselves, the same from 20.11 to 25.11 unless noted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+
+if TYPE_CHECKING:
+    from koala_adapter.commands import CommandResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A complaint that contains ``text`` (in any case) is an error of this kind."""
+
+    text: str
+    kind: type[LrmError]
+    hint: str = ""
+
+
+def _rules(kind: type[LrmError], texts: dict[str, str]) -> tuple[Rule, ...]:
+    return tuple(Rule(text=text, kind=kind, hint=hint) for text, hint in texts.items())
+
+
+_NO_CONTROLLER = "slurmctld does not answer; it is asked again later"
+_LIMIT = "a limit on jobs, size or time of your account or QOS; lower the threshold of this cluster, or wait"
+_DIRECTIVES = "correct the directives or the settings of this cluster in the site file"
+
+RULES: tuple[Rule, ...] = (
+    *_rules(
+        LrmUnavailableError,
+        {
+            "unable to contact slurm controller": _NO_CONTROLLER,
+            "socket timed out": _NO_CONTROLLER,
+            "connection refused": _NO_CONTROLLER,
+            "connection timed out": _NO_CONTROLLER,
+            "connection reset": _NO_CONTROLLER,
+            "zero bytes were transmitted": _NO_CONTROLLER,
+            "unexpected message received": _NO_CONTROLLER,
+            "unable to establish": _NO_CONTROLLER,
+            "backup controller in standby": _NO_CONTROLLER,
+            "protocol authentication error": "check that munged runs here and that the clocks agree",
+            "invalid authentication credential": "check that munged runs here and that the clocks agree",
+            "failed to contact munge": "check that munged runs on this host",
+            "resource temporarily unavailable": "slurmctld is overloaded; it is asked again later",
+            "temporarily unable to accept job": "slurmctld has as many jobs as it takes (MaxJobCount)",
+            "unable to create job record": "slurmctld has as many jobs as it takes (MaxJobCount)",
+            "slurm is busy": "slurmctld is overloaded; it is asked again later",
+            "i/o error writing script": "slurmctld cannot write its state directory; tell the site",
+            "violates accounting/qos policy": _LIMIT,
+            "maxsubmit": _LIMIT,
+            "submit limit": _LIMIT,
+            "required partition not available": "the partition is drained or inactive; wait, or choose another",
+            "requested partition configuration not available now": "the partition is down or too small now",
+            "requested nodes are busy": "",
+            "reservation not usable now": "the reservation has not begun",
+            "unable to connect to database": "slurmdbd does not answer",
+            "can not be altered now": "the job is on its way from one state to another",
+        },
+    ),
+    *_rules(
+        LrmRejectedError,
+        {
+            "invalid job array specification": "fewer placeholders at once: see MaxArraySize in slurm.conf",
+            "invalid partition": "name a partition that sinfo shows",
+            "invalid account": "name an account of yours: sacctmgr show assoc user=$USER",
+            "invalid qos": "name a QOS that your account may use: sacctmgr show assoc user=$USER format=qos",
+            "reservation is invalid": "name a reservation that scontrol show reservation lists",
+            "access denied to requested reservation": "ask the site for access to the reservation",
+            "group not permitted": "the partition is not open to your group; choose another",
+            "requested node configuration is not available": "ask for less memory or another partition",
+            "memory specification can not be satisfied": "ask for less memory or another partition",
+            "time limit is invalid": "the walltime is longer than the partition allows",
+            "unrecognized option": "this sbatch does not know the option: drop or rename it in the directives",
+            "invalid option": "this sbatch does not know the option: drop or rename it in the directives",
+            "incompatible versions": "the Slurm commands here are older or newer than slurmctld can serve",
+            "access/permission denied": "the job is not yours, or this needs operator rights in Slurm",
+            "invalid user id": "the job is not yours, or your account is unknown to Slurm",
+            "node name specified": "name nodes that sinfo shows",
+            "job has already finished": "",
+            "is no longer pending": "the job has started",
+            "job is not suspended": "",
+            "job is pending execution": "the job has not started",
+            "operation is presently disabled": "the job does not allow it in its present state",
+            # "try again" notwithstanding: without slurmdbd it never changes, before Slurm 25.05.
+            "db index is being set": "Slurm allows this change only to jobs that have not started",
+        },
+    ),
+    *_rules(
+        LrmNotFoundError,
+        {
+            "invalid job id": "it has left Slurm's memory, or never was",
+            "no job found": "it has left Slurm's memory, or never was",
+        },
+    ),
+)
+
+_REFUSED_SUBMISSION = re.compile(r"batch job submission failed:|allocation failure:", re.IGNORECASE)
+_REFUSED_COMMAND_LINE = re.compile(r"unrecognized option|--help\" for more|invalid --|invalid option", re.IGNORECASE)
+
+
+def error_from(complaint: str, *, action: str, otherwise: type[LrmError]) -> LrmError:
+    """Return the error that a complaint means; of kind ``otherwise`` when no rule knows it.
+
+    ``action`` says what was tried (``submission``, ``listing of jobs`` ...).
+    """
+    lower = complaint.lower()
+    rule = next((rule for rule in RULES if rule.text in lower), None)
+    text = complaint or "the command failed without a word"
+    if rule is None:
+        return otherwise(f"Slurm: {action} failed: {text}")
+    return rule.kind(f"Slurm: {action} failed: {text}", hint=rule.hint)
+
+
+def submission_error(result: CommandResult) -> LrmError:
+    """Return the error of an sbatch that printed no job id.
+
+    A text we do not know is a refusal when sbatch itself says that the submission failed or that it cannot read its
+    command line; in all other cases the job may be in (LrmUnavailableError).
+    """
+    complaint = result.complaint
+    if _REFUSED_COMMAND_LINE.search(complaint):
+        return LrmRejectedError(f"sbatch cannot read its command line: {complaint}", hint=_DIRECTIVES)
+    refused = _REFUSED_SUBMISSION.search(complaint)
+    return error_from(complaint, action="submission", otherwise=LrmRejectedError if refused else LrmUnavailableError)
+
+
+def reading_error(result: CommandResult, *, action: str) -> LrmError | None:
+    """Return the error of a command that lists something; None when its output is complete.
+
+    An exit status other than 0 is always an error here: a listing that was cut short must never pass for "no jobs".
+    """
+    if result.returncode == 0 and not _FAILED_LISTING.search(result.stderr.decode("utf-8", "replace")):
+        return None
+    return error_from(result.complaint, action=action, otherwise=LrmUnavailableError)
+
+
+_FAILED_LISTING = re.compile(r"slurm_load_\w+|unable to contact|socket timed out", re.IGNORECASE)
