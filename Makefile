@@ -40,7 +40,7 @@ $(VENV)/.made: .ci/make_venv
 
 $(VENV)/.installed: $(VENV)/.made setup.cfg pyproject.toml
 	@echo "Installing koala-adapter into $(VENV)"
-	@$(PIP) install --editable .
+	@$(PIP) install --use-pep517 --editable .
 	@touch $@
 
 $(VENV)/.tox-installed: $(VENV)/.made
