@@ -105,4 +105,4 @@ def _settings(
     if not isinstance(given, dict):
         problems.add(at, f"found {show_value(given)}, allowed is a table: write [clusters.settings]")
         return NoSettings()
-    return problems.validated(plugins[name].settings, given, at=at) or NoSettings()
+    return problems.validated_strictly(plugins[name].settings, given, at=at) or NoSettings()

@@ -8,6 +8,7 @@ is put right in one go and an editor can jump to each place.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.fields import PATTERN_WORDS
+from koala_adapter.fields import PATTERN_WORDS, NotAllowedError
 from koala_adapter.tomlfile import key_lines, nearest_line, show_path, show_text
 
 if TYPE_CHECKING:
@@ -130,6 +131,17 @@ class Problems:
             self.add(at, "nested too deeply")
         return None
 
+    def validated_strictly(self, model: type[ModelT], data: Mapping[str, object], *, at: KeyPath = ()) -> ModelT | None:
+        """As ``validated``, for models of others: by the types of TOML, so that "4" is no number and true is no 1."""
+        try:
+            return model.model_validate_json(json.dumps(data, default=str), strict=True)
+        except ValidationError as error:
+            for problem in describe(error, model, data):
+                self.add((*at, *problem.path), problem.text)
+        except (RecursionError, ValueError) as error:
+            self.add(at, f"cannot be read: {error}")
+        return None
+
     def refuse(self) -> None:
         """Raise ConfigurationError with all problems in the order of their lines; do nothing when there are none."""
         if self._found:
@@ -220,14 +232,21 @@ def _text(details: ErrorDetails, model: type[BaseModel], path: KeyPath) -> str:
     if kind == "missing":
         about = f": {field.description}" if field is not None and field.description else ""
         return f"this key is required{about}"
-    return _found(details) + "allowed is " + _allowed(details, field)
+    if kind == "value_error":
+        return _complaint(details)
+    return f"found {show_value(details['input'])}, allowed is {_allowed(details, field)}"
 
 
-def _found(details: ErrorDetails) -> str:
-    """Return what was found; nothing for an error about a whole table, which the reader sees anyway."""
-    if details["type"] == "value_error" and isinstance(details["input"], Mapping | BaseModel):
-        return ""
-    return f"found {show_value(details['input'])}, "
+def _complaint(details: ErrorDetails) -> str:
+    """Return what a validator says; beside what was found, unless that is a whole table, which the reader sees."""
+    error = details.get("ctx", {}).get("error", details["msg"])
+    text = str(error)
+    is_table = isinstance(details["input"], Mapping | BaseModel)
+    if isinstance(error, NotAllowedError) or text.startswith("must be "):
+        text = f"{'' if is_table else ', '}allowed is {text.removeprefix('must be ')}"
+    elif not is_table:
+        text = f": {text}"
+    return text if is_table else f"found {show_value(details['input'])}{text}"
 
 
 def _allowed(details: ErrorDetails, field: FieldInfo | None) -> str:
@@ -249,16 +268,17 @@ def _in_words(kind: str, context: Mapping[str, object]) -> str:
         case "string_pattern_mismatch":
             pattern = str(context.get("pattern", ""))
             return PATTERN_WORDS.get(pattern, f"a text that matches {pattern}")
-        case "value_error":
-            return str(context.get("error", "")).removeprefix("must be ")
         case "too_short":
             return f"a list of at least {context.get('min_length', 1)}"
     return ""
 
 
 def _number_words(field: FieldInfo | None) -> str:
-    annotation = field.annotation if field is not None else None
-    return "a whole number" if annotation is int or int in get_args(annotation) else "a number"
+    return "a whole number" if field is not None and _is_whole(field.annotation) else "a number"
+
+
+def _is_whole(annotation: object) -> bool:
+    return annotation is int or any(_is_whole(argument) for argument in get_args(annotation))
 
 
 def _range(field: FieldInfo | None) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kinds of value that site files and job files have in common: durations, names, paths, host names, variables.
 
-A validator here raises ValueError with the words that complete "allowed is ..."; :mod:`koala_adapter.diagnosis` puts
+A validator raises NotAllowedError with the words that complete "allowed is ..."; :mod:`koala_adapter.diagnosis` puts
 file, line, key and what was found before them.
 """
 
@@ -51,10 +51,14 @@ PATTERN_WORDS: Mapping[str, str] = {
 """What each pattern means, in words for a refusal."""
 
 
+class NotAllowedError(ValueError):
+    """What a validator here raises: its text is what is allowed. No refusal by itself, pydantic turns it into one."""
+
+
 def parse_duration(value: object) -> object:
     """Return seconds for a text such as ``01:30:00`` or ``1h30m``; anything that is no text is returned as it is.
 
-    Raises ValueError for a text that has several meanings: Slurm reads ``90`` as minutes and Grid Engine as seconds;
+    Raises NotAllowedError for a text that has several meanings: ``90`` is minutes to Slurm and seconds to Grid Engine;
     ``10:30`` is minutes and seconds to one reader and hours and minutes to another.
     """
     if not isinstance(value, str):
@@ -64,12 +68,12 @@ def parse_duration(value: object) -> object:
     if re.fullmatch(r"[0-9]+", value):
         number = value[:9]
         way_out = f'write {number} (without quotes) for seconds or "{number}m" for minutes'
-        raise ValueError(f"{DURATION_WORDS}; digits alone may mean seconds or minutes: {way_out}")
+        raise NotAllowedError(f"{DURATION_WORDS}; digits alone may mean seconds or minutes: {way_out}")
     if re.fullmatch(r"[0-9]+:[0-9]+", value):
-        raise ValueError(
+        raise NotAllowedError(
             f"{DURATION_WORDS}; two numbers may be hours and minutes or minutes and seconds: write all three"
         )
-    raise ValueError(DURATION_WORDS)
+    raise NotAllowedError(DURATION_WORDS)
 
 
 def show_duration(seconds: float) -> str:
@@ -91,20 +95,20 @@ def _host(value: str) -> str:
         value,
     ):
         return value
-    raise ValueError("a host name or an IP address, without port or protocol")
+    raise NotAllowedError("a host name or an IP address, without port or protocol")
 
 
 def _variable(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
-        raise ValueError("the name of an environment variable: letters, digits and _, not a digit first")
+        raise NotAllowedError("the name of an environment variable: letters, digits and _, not a digit first")
     if value.startswith("KOALA_"):
-        raise ValueError("a name that does not begin with KOALA_: those are set for each rank by koala")
+        raise NotAllowedError("a name that does not begin with KOALA_: those are set for each rank by koala")
     return value
 
 
 def _no_null(value: str) -> str:
     if "\0" in value:
-        raise ValueError("text without the character U+0000")
+        raise NotAllowedError("text without the character U+0000")
     return value
 
 

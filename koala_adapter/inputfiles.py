@@ -6,6 +6,7 @@ They travel to every rank through the control center, so they are for programs a
 
 from __future__ import annotations
 
+import math
 import os
 import posixpath
 import stat
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from koala_adapter.diagnosis import show_value
+from koala_adapter.fields import NotAllowedError
 from koala_adapter.model import InputFile
 
 if TYPE_CHECKING:
@@ -29,16 +31,16 @@ LARGEST_SUM = 64 * 1024 * 1024
 
 def _source(value: str) -> str:
     if not value or "\0" in value:
-        raise ValueError("the path of a file, relative to the job file or absolute")
+        raise NotAllowedError("the path of a file, relative to the job file or absolute")
     if value.startswith("~"):
-        raise ValueError("a path relative to the job file or absolute: ~ is not expanded here")
+        raise NotAllowedError("a path relative to the job file or absolute: ~ is not expanded here")
     return value
 
 
 def _target(value: str) -> str:
     parts = value.split("/")
     if not value or "\0" in value or value.startswith("/") or ".." in parts or parts[-1] in {"", "."}:
-        raise ValueError("a path below the working directory of the rank: relative, without .., with a file name")
+        raise NotAllowedError("a path below the working directory of the rank: relative, without .., with a file name")
     return posixpath.normpath(value)
 
 
@@ -86,7 +88,7 @@ def collect_input_files(
         collected.append(tuple(files))
     if (total := sum(sizes.values())) > LARGEST_SUM:
         most = LARGEST_SUM // 1024**2
-        text = f"the input files have {total / 1024**2:.1f} MiB, allowed are {most}: put large data on the nodes"
+        text = f"the input files have {math.ceil(total / 1024**2)} MiB, allowed are {most}: put large data on the nodes"
         problems.add(("components",), text)
     return collected
 

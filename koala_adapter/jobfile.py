@@ -20,6 +20,7 @@ from koala_adapter.fields import (
     AbsolutePath,
     Environment,
     Name,
+    NotAllowedError,
     PlacementName,
     PlainText,
     Title,
@@ -55,7 +56,7 @@ def _command(value: object) -> object:
         words = []
     if not words or any(character in value for character in "|&;<>$`*?~"):
         words = ["/bin/sh", "-c", value]
-    raise ValueError(f"a list of texts, such as command = {json.dumps(words, ensure_ascii=False)}")
+    raise NotAllowedError(f"a list of texts, such as command = {json.dumps(words, ensure_ascii=False)}")
 
 
 class ComponentTable(BaseModel, frozen=True, extra="forbid"):
@@ -215,7 +216,7 @@ def check_job(job: Job, site: SiteConfig) -> None:
     pinned = [(index, component.cluster) for index, component in enumerate(job.components)]
     problems = _site_problems(pinned, job.walltime, site)
     if problems:
-        lines = [f"job {job.id}, component {_place(job, path)}: {text}" for path, text in problems]
+        lines = [f"job {job.id}: {_place(job, path)}: {text}" for path, text in problems]
         raise ConfigurationError("\n".join(lines), hint="see the site file, or: koala clusters")
 
 
@@ -314,6 +315,8 @@ def _site_problems(
             found.append((path, disabled + not_among(name, enabled, what="a cluster of the site")))
         elif (limit := enabled[name].walltime_limit) is not None and wanted > limit:
             found.append((("walltime",), _too_long(wanted, limit, site, f'cluster "{name}" grants')))
+    if any(path == ("walltime",) for path, _ in found):
+        return found
     limits = [cluster.walltime_limit for cluster in enabled.values()]
     known_limits = [limit for limit in limits if limit is not None]
     if known_limits and len(known_limits) == len(limits) and wanted > max(known_limits):
@@ -332,7 +335,7 @@ def _too_long(wanted: int, limit: int, site: SiteConfig, who: str) -> str:
 
 def _place(job: Job, path: KeyPath) -> str:
     index = path[1] if len(path) > 1 else None
-    return f'"{job.components[index].name}"' if isinstance(index, int) else "all"
+    return f'cluster of component "{job.components[index].name}"' if isinstance(index, int) else "walltime"
 
 
 def _cluster_name(component: ComponentTable) -> ClusterName | None:

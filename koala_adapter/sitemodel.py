@@ -335,4 +335,5 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid"):
 def shortest_poll_interval(requests_per_minute: int, requests_per_poll: int = REQUESTS_PER_POLL) -> float:
     """Return the shortest time (seconds) between polls that fits the bound, less the share of urgent requests."""
     ordinary = max(1, int(requests_per_minute * (1 - URGENT_SHARE)))
-    return WINDOW * requests_per_poll / ordinary
+    polls = ordinary // requests_per_poll
+    return WINDOW / polls if polls else WINDOW * requests_per_poll / ordinary

@@ -104,11 +104,13 @@ def _content(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: cannot be opened: {_reason(error)}") from None
     try:
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - the descriptor is open already
-            _require_regular(path, os.fstat(descriptor).st_mode)
+        _require_regular(path, os.fstat(descriptor).st_mode)
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAXIMUM_SIZE + 1)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {_reason(error)}") from None
+    finally:
+        os.close(descriptor)
     if len(content) > MAXIMUM_SIZE:
         raise ConfigurationError(f"{path}: the file is larger than 1 MiB", hint="is this the file you meant?")
     return content
