@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control center's certificate: made once, never sent anywhere but in its own handshakes, pinned by the agents.
+
+Nobody signs it and it never expires, since agents compare its fingerprint and nothing else (RFC 5280, section 4.1.2.5,
+has the date that means "no end"). Key and certificate are in one file, so that they always belong together.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import os
+import secrets
+import ssl
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from koala_adapter.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE_NAME = "control-center.pem"
+TLS12_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A key with its certificate."""
+
+    path: Path
+    """PEM file with both, of mode 0600."""
+    fingerprint: str
+    """SHA-256 of the certificate (DER) in hexadecimal: what agents compare."""
+
+
+def load_or_create(directory: Path) -> Certificate:
+    """Return the certificate kept in ``directory``, making directory (0700) and certificate when there are none.
+
+    Two services that start at once get the same one. Raises ConfigurationError when what is there cannot be read, or
+    could have been read or exchanged by somebody else.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / FILE_NAME
+    if not path.exists():
+        _create(path)
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise ConfigurationError(
+                    f"{path} can be read by others: its key may be known",
+                    hint="remove it while no job runs; a new one is made",
+                )
+            certificate = x509.load_pem_x509_certificate(file.read())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the certificate {path}: {error}", hint="remove the file") from error
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    return Certificate(path=path, fingerprint=hashlib.sha256(der).hexdigest())
+
+
+def server_context(certificate: Certificate) -> ssl.SSLContext:
+    """Return the TLS settings of the control center: 1.3, or 1.2 with forward secrecy for nodes with an old OpenSSL.
+
+    No session is kept or resumed: an agent connects once and stays, and thousands of tickets would only cost memory.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(TLS12_CIPHERS)
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    try:
+        context.load_cert_chain(certificate.path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"cannot use {certificate.path}: {error}", hint="remove the file") from error
+    return context
+
+
+def _create(path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "koala-adapter control center")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+        .not_valid_after(dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(private + certificate.public_bytes(serialization.Encoding.PEM))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)  # unlike a rename it never replaces what another service has just put there
+        except FileExistsError:
+            return
+    finally:
+        temporary.unlink()

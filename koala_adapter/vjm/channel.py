@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The channel between an agent and the control center: messages to bytes and back, nothing else.
+
+Pure: no I/O and no clock. A message is one line of JSON in UTF-8; the member ``kind`` names it. Members that a side
+does not know are ignored, so that a newer peer may say more; all it does know is checked before anybody acts on it.
+The agent is a file of its own and speaks the same lines from its own few functions; the tests hold the two together.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+
+from pydantic import EncodedBytes, EncoderProtocol, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError, PydanticSerializationError
+
+from koala_adapter.errors import ProtocolError
+from koala_adapter.model import EndReason, TaskEnd  # noqa: TC001 - pydantic reads the annotations
+
+VERSION = 1
+"""Version of these messages; an agent that speaks another one is refused."""
+
+HELLO_LIMIT = 256 * 1024
+"""Longest line (bytes) that a center takes from a peer that has not proved itself: a Hello with many task reports."""
+
+AGENT_LINE_LIMIT = 512 * 1024
+"""Longest line (bytes) that a center takes from a registered agent."""
+
+CENTER_LINE_LIMIT = 32 * 1024 * 1024
+"""Longest line (bytes) that an agent takes: a Launch with its input files (base64 makes them a third longer)."""
+
+OUTPUT_LIMIT = 128 * 1024
+"""Most bytes of output in one message."""
+
+
+class _StrictBase64(EncoderProtocol):
+    """RFC 4648 base64 with nothing else between: Python's default skips what it does not know."""
+
+    @classmethod
+    def decode(cls, data: bytes) -> bytes:
+        """Return the bytes that ``data`` stands for."""
+        try:
+            return base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            raise PydanticCustomError("base64", "not base64") from None
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        """Return ``value`` in base64."""
+        return base64.b64encode(value)
+
+    @classmethod
+    def get_json_format(cls) -> str:
+        """Name of the encoding in a JSON schema."""
+        return "base64"
+
+
+Name: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"\A[!-~]+\z")]
+Word: TypeAlias = Annotated[str, StringConstraints(max_length=255, pattern=r"\A[!-~]*\z")]
+Text: TypeAlias = Annotated[str, StringConstraints(max_length=2000)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Offset: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
+Data: TypeAlias = Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
+StreamName: TypeAlias = Literal["out", "err"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """What an agent says of one task in its Hello. ``end`` comes only after all output was acknowledged."""
+
+    task: Name
+    running: bool
+    end: TaskEnd | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """First message of an agent on each connection: who it is, and the proof."""
+
+    batch: Name
+    index: Annotated[int, Field(ge=1, le=2**31)]
+    token: Name = field(repr=False)
+    """Secret of the batch, from the job script."""
+    session: Name = field(repr=False)
+    """Random secret of this one agent process: the first one that registers for an index owns it for ever."""
+    lrm_id: Word
+    host: Word
+    address: Word
+    """The node's own address on its way to the center."""
+    pid: int
+    ends_in: Seconds | None
+    """Seconds until the walltime ends; None: not known."""
+    python: Word
+    tasks: Annotated[tuple[TaskReport, ...], Field(max_length=1000)] = ()
+    version: int = VERSION
+    kind: Literal["hello"] = "hello"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """The agent lives. Answered by Pong."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStarted:
+    """The process of a task runs."""
+
+    task: Name
+    pid: int
+    kind: Literal["task-started"] = "task-started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A piece of a task's output: ``data`` begins ``offset`` bytes after the start of the stream."""
+
+    task: Name
+    stream: StreamName
+    offset: Offset
+    data: Annotated[Data, Field(max_length=OUTPUT_LIMIT)]
+    kind: Literal["output"] = "output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEnded:
+    """A task is over, and all its output has been sent before this message."""
+
+    task: Name
+    end: TaskEnd
+    kind: Literal["task-ended"] = "task-ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The agent must go: its walltime ends, or the LRM or a person sent it a signal. Its tasks end with it."""
+
+    reason: EndReason
+    detail: Text = ""
+    kind: Literal["ending"] = "ending"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The Hello was good."""
+
+    lease: Annotated[Seconds, Field(gt=0)]
+    """Seconds without contact after which the agent ends by itself."""
+    heartbeat: Annotated[Seconds, Field(gt=0)]
+    """Seconds between two heartbeats."""
+    kind: Literal["welcome"] = "welcome"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The Hello was not good: the agent ends."""
+
+    reason: Text
+    kind: Literal["refused"] = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFile:
+    """A file that must be there before the task starts."""
+
+    target: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """Path below the working directory."""
+    mode: Annotated[int, Field(ge=0, le=0o777)]
+    content: Data = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Start a process. A task id that the agent knows already is not started again: its state is told again."""
+
+    task: Name
+    argv: Annotated[tuple[str, ...], Field(min_length=1)]
+    environment: tuple[tuple[str, str], ...] = ()
+    """Added to the node's environment, from which everything of the LRM was removed."""
+    working_directory: str | None = None
+    """None: a private directory that is removed afterwards."""
+    files: tuple[LaunchFile, ...] = ()
+    time_limit: Annotated[Seconds, Field(gt=0)] | None = None
+    """Seconds after which the agent itself ends the task."""
+    kind: Literal["launch"] = "launch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """Send a signal to the process group of a task."""
+
+    task: Name
+    signal: Annotated[int, Field(ge=1, le=64)]
+    kind: Literal["signal"] = "signal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputAck:
+    """Everything of the stream before ``offset`` is safe: the agent forgets it."""
+
+    task: Name
+    stream: StreamName
+    offset: Offset
+    kind: Literal["output-ack"] = "output-ack"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """End all tasks (SIGTERM, after ``grace`` seconds SIGKILL), send what is left of their output, and exit."""
+
+    grace: Seconds
+    kind: Literal["release"] = "release"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """The center lives."""
+
+    kind: Literal["pong"] = "pong"
+
+
+AgentMessage: TypeAlias = Hello | Heartbeat | TaskStarted | Output | TaskEnded | Ending
+CenterMessage: TypeAlias = Welcome | Refused | Launch | Signal | OutputAck | Release | Pong
+
+_AGENT: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="kind")])
+_CENTER: TypeAdapter[CenterMessage] = TypeAdapter(Annotated[CenterMessage, Field(discriminator="kind")])
+
+M = TypeVar("M")
+
+
+def encode(message: AgentMessage | CenterMessage) -> bytes:
+    """Return the line for ``message``. Raises ProtocolError when it cannot be said, or not within the peer's limit."""
+    to_agent = isinstance(message, CenterMessage)
+    try:
+        line = (_CENTER.dump_json(message) if isinstance(message, CenterMessage) else _AGENT.dump_json(message)) + b"\n"
+    except (PydanticSerializationError, UnicodeError) as error:
+        raise ProtocolError(f"a {message.kind} message cannot be written as UTF-8: {error}") from error
+    limit = CENTER_LINE_LIMIT if to_agent else AGENT_LINE_LIMIT
+    if len(line) > limit:
+        raise ProtocolError(
+            f"a {message.kind} message of {len(line)} bytes is longer than the channel takes ({limit} bytes)",
+            hint="input files of a rank: at most about 20 MiB in all; put larger ones on a file system of the nodes",
+        )
+    return line
+
+
+class Decoder(Generic[M]):
+    """Cuts a stream of bytes into messages. After an error it is of no more use: close the connection."""
+
+    def __init__(self, adapter: TypeAdapter[M], *, limit: int) -> None:
+        """``limit``: longest line in bytes; may be raised later through the attribute of the same name."""
+        self.limit = limit
+        self._adapter = adapter
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        """Take the next bytes from the peer and return the messages that are complete now.
+
+        Raises ProtocolError for whatever is not a message of the expected direction, and for a line over the limit.
+        """
+        searched = len(self._rest)
+        self._rest += data
+        messages: list[M] = []
+        start = 0
+        while (end := self._rest.find(b"\n", max(start, searched))) >= 0:
+            messages.append(self._message(self._rest[start:end]))
+            start = end + 1
+        del self._rest[:start]
+        if len(self._rest) > self.limit:
+            raise ProtocolError(f"a line is longer than {self.limit} bytes")
+        return messages
+
+    def _message(self, line: bytearray) -> M:
+        if len(line) > self.limit:
+            raise ProtocolError(f"a line is longer than {self.limit} bytes")
+        try:
+            return self._adapter.validate_json(line, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "line"
+            raise ProtocolError(f"malformed message: {where}: {first['msg']}") from None
+
+
+def agent_decoder(*, limit: int = HELLO_LIMIT) -> Decoder[AgentMessage]:
+    """Return a decoder for what agents send."""
+    return Decoder(_AGENT, limit=limit)
+
+
+def center_decoder(*, limit: int = CENTER_LINE_LIMIT) -> Decoder[CenterMessage]:
+    """Return a decoder for what the control center sends."""
+    return Decoder(_CENTER, limit=limit)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job script of a placeholder: finds a Python on the node and runs the agent, which it carries inside.
+
+Agent, configuration and token go to Python by its standard input, so that nothing of them shows in a process listing,
+in the environment of the job, or in a file on the node other than the LRM's own copy of the script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import resources
+
+from koala_adapter.errors import ConfigurationError
+
+END_OF_AGENT = "END_OF_KOALA_AGENT"
+
+PYTHONS = (
+    "python3",
+    "/usr/bin/python3",
+    "/usr/libexec/platform-python",
+    *(f"python3.{minor}" for minor in range(14, 5, -1)),
+    "/usr/local/bin/python3",
+)
+"""Where a Python 3.6 or newer is looked for, in this order. RHEL 8 has only ``platform-python`` by default."""
+
+_TEMPLATE = """\
+#!/bin/sh
+# koala-adapter: a placeholder of {batch}. It holds one processor and ends by itself when nobody asks for it any more.
+for python in {pythons}; do
+    # -I -S: nothing is imported from the directory or the environment of the job, where somebody else may have put it.
+    if "$python" -I -S -c 'import sys, ssl, json; sys.exit(sys.version_info < (3, 6))' </dev/null >/dev/null 2>&1; then
+        exec "$python" -I -S -B - <<'{end}'
+CONFIGURATION = {configuration!a}
+{agent}
+{end}
+    fi
+done
+echo "koala agent: no usable Python 3.6 or newer on $(uname -n) (PATH=$PATH); looked for: {pythons}" >&2
+exit 127
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """What the agents of one batch are told by their script."""
+
+    batch: str
+    host: str
+    """Name or address by which the nodes reach the control center."""
+    port: int
+    fingerprint: str
+    """SHA-256 of the control center's certificate (DER), in hexadecimal."""
+    lease: float
+    """Seconds without contact after which an agent ends by itself; a Welcome may change it."""
+    walltime: float | None
+    """Seconds that the LRM was asked for."""
+    token: str | None = field(default=None, repr=False)
+    """Secret of the batch. None: it is in ``token_file``, and the script may be read by anybody."""
+    token_file: str | None = None
+    """Path on the nodes of a file of mode 0600, owned by the user, that holds the token."""
+    end_margin: float = 10.0
+    """Seconds before the end of the walltime at which an agent ends its tasks, so that their last words arrive."""
+
+
+def render_job_script(*, agent: AgentConfig, array_index_variable: str | None, job_id_variable: str | None) -> str:
+    """Return the complete POSIX shell script.
+
+    The two names are those of the environment variables in which the LRM tells a job its index within the array
+    (``SLURM_ARRAY_TASK_ID``, ``SGE_TASK_ID``; None or unset on the node: index 1) and its id (``SLURM_JOB_ID``,
+    ``JOB_ID``). Raises ConfigurationError when a value is missing or cannot be right.
+    """
+    _check(agent)
+    configuration = asdict(agent) | {
+        "array_index_variable": array_index_variable,
+        "job_id_variable": job_id_variable,
+    }
+    return _TEMPLATE.format(
+        batch=agent.batch,
+        pythons=" ".join(PYTHONS),
+        end=END_OF_AGENT,
+        configuration=json.dumps(configuration),
+        agent=agent_source(),
+    )
+
+
+@cache
+def agent_source() -> str:
+    """Return the text of the agent."""
+    return resources.files(__package__).joinpath("agent.py").read_text(encoding="utf-8").rstrip("\n")
+
+
+def _check(agent: AgentConfig) -> None:
+    if (agent.token is None) == (agent.token_file is None):
+        raise ConfigurationError("an agent needs either a token or a token_file", hint="give exactly one of the two")
+    if not re.fullmatch(r"[!-~]{1,200}", agent.batch):
+        raise ConfigurationError(f"batch {agent.batch!r}: expected 1 to 200 printable ASCII characters, no spaces")
+    if agent.token is not None and not re.fullmatch(r"[!-~]{16,200}", agent.token):
+        raise ConfigurationError("token: expected 16 to 200 printable ASCII characters")
+    if not re.fullmatch(r"[0-9a-f]{64}", agent.fingerprint):
+        raise ConfigurationError(f"fingerprint {agent.fingerprint!r}: expected 64 hexadecimal digits in lower case")
+    if not agent.host or not 1 <= agent.port <= 65535:  # noqa: PLR2004 - TCP
+        raise ConfigurationError(
+            f"control center {agent.host!r}:{agent.port}: expected a host and a port of 1 to 65535"
+        )
+    if agent.lease <= 0 or (agent.walltime is not None and agent.walltime <= 0) or agent.end_margin < 0:
+        raise ConfigurationError("lease and walltime must be more than 0 seconds, end_margin not less than 0")
