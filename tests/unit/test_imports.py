@@ -37,8 +37,10 @@ MAY_IMPORT = {
     f"{CORE}.commands": (*BOTTOM, f"{CORE}.limits"),
     f"{CORE}.plugin": (*BOTTOM, f"{CORE}.commands"),
     f"{CORE}.scheduler": (*BOTTOM, f"{CORE}.scheduler"),
-    f"{CORE}.testing": (*PLUGIN_SUPPORT, f"{CORE}.limits", f"{CORE}.vjm"),
+    f"{CORE}.testing": PLUGIN_SUPPORT,
+    f"{CORE}.vjm": (*BOTTOM, f"{CORE}.vjm"),
     AGENT: (),
+    f"{CORE}.runners": (*BOTTOM, f"{CORE}.scheduler", f"{CORE}.vjm", f"{CORE}.runners"),
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
     "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),
@@ -46,9 +48,13 @@ MAY_IMPORT = {
 }
 """Of our own modules, a part on the left imports only those on its right. The longest matching name rules."""
 
+SERVICE_SIDE = tuple(f"{CORE}.{part}" for part in ("service", "server", "hosting", "cli"))
+"""The service, what offers it on a socket, what starts it, and the command line."""
+
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
-    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.cli"),
+    f"{CORE}.hosting": (f"{CORE}.hosting", f"{CORE}.cli"),
+    f"{CORE}.service": SERVICE_SIDE,
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.cli"),
 }
 """The parts on top: whatever lies below them does not know them."""
@@ -225,6 +231,8 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         (f"{CORE}.plugin", "from koala_adapter.service import Service"),
         (f"{CORE}.service", "from koala_adapter.cli import main"),
         (f"{CORE}.simulation.replay", "import koala_adapter.cli.run"),
+        (f"{CORE}.vjm.center", "from koala_adapter.runners import runner"),
+        (f"{CORE}.journal", "from koala_adapter.service import Service"),
         (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service import Service"),
         (AGENT, "from koala_adapter.errors import KoalaError"),
         ("koala_slurm.parsing", "from koala_adapter.service import Service"),
