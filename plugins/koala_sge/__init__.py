@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugin ``sge``: Grid Engine, through DRMAA and its own commands."""
+
+from __future__ import annotations
+
+from koala_adapter.plugin import PluginDefinition
+from koala_sge.lrm import CAPABILITIES, SgeLrm
+from koala_sge.settings import SgeSettings
+
+__all__ = ["PLUGIN", "SgeLrm", "SgeSettings"]
+
+PLUGIN = PluginDefinition(
+    name="sge",
+    summary="Grid Engine 8.1 and relatives (Son of Grid Engine, Univa, Open Cluster Scheduler).",
+    settings=SgeSettings,
+    capabilities=CAPABILITIES,
+    factory=SgeLrm,
+)

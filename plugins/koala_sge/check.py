@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``koala check`` says about a Grid Engine cell: each thing that can be wrong, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import LrmError
+from koala_adapter.plugin import CheckResult
+from koala_drmaa.lrm import check_library, check_scripts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.plugin import Lrm
+    from koala_drmaa.client import DrmaaClient
+    from koala_sge.settings import SgeSettings
+
+
+async def run_checks(lrm: Lrm, client: DrmaaClient, settings: SgeSettings, scripts: Path) -> tuple[CheckResult, ...]:
+    """Check from the outside in, so that the first complaint is the one to mend first."""
+    return (
+        _root(settings),
+        await _commands(lrm, settings),
+        await _nodes(lrm, settings),
+        await _queue(lrm, settings),
+        await check_library(client, settings.library()),
+        check_scripts(scripts, settings.script_delivery),
+    )
+
+
+def _root(settings: SgeSettings) -> CheckResult:
+    common = settings.root / settings.cell / "common"
+    subject = f"cell {settings.cell} in {settings.root}"
+    if not (common / "act_qmaster").is_file():
+        return CheckResult(
+            subject=subject,
+            ok=False,
+            found=f"no {common}/act_qmaster",
+            remedy="correct root and cell (SGE_ROOT, SGE_CELL)",
+        )
+    return CheckResult(subject=subject, ok=True, found=str(common))
+
+
+async def _commands(lrm: Lrm, settings: SgeSettings) -> CheckResult:
+    subject = f"command {settings.command('qstat')}"
+    try:
+        return CheckResult(subject=subject, ok=True, found=await lrm.version())
+    except LrmError as error:
+        remedy = "install gridengine-client, or set bin_directory"
+        return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
+
+
+async def _nodes(lrm: Lrm, settings: SgeSettings) -> CheckResult:
+    subject = "qmaster"
+    try:
+        nodes = await lrm.nodes()
+    except LrmError as error:
+        remedy = "start sge_qmaster, correct qmaster_port, or make this a submit host (qconf -as HOST)"
+        return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
+    slots = sum(node.processors for node in nodes)
+    if not slots:
+        where = f"queue {settings.queue}" if settings.queue else "any batch queue"
+        return CheckResult(
+            subject=subject, ok=False, found=f"answers, but there are no slots in {where}", remedy="correct queue"
+        )
+    idle = sum(node.processors_idle for node in nodes)
+    return CheckResult(subject=subject, ok=True, found=f"answers: {len(nodes)} nodes, {slots} slots, {idle} idle")
+
+
+async def _queue(lrm: Lrm, settings: SgeSettings) -> CheckResult:
+    subject = f"queue {settings.queue}" if settings.queue else "queues"
+    try:
+        queues = await lrm.queues()
+    except LrmError as error:
+        remedy = "make this a submit host (qconf -as HOST)"
+        return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
+    names = ", ".join(queue.name for queue in queues)
+    if settings.queue and settings.queue not in {queue.name for queue in queues}:
+        return CheckResult(subject=subject, ok=False, found=f"there are {names}", remedy="correct queue")
+    return CheckResult(subject=subject, ok=True, found=names or "none")

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs from ``qstat -xml -r -u '*'``. Pure."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from koala_sge.states import job_reason, job_state
+from koala_sge.values import seconds_of
+from koala_sge.xml import number_of, parse_xml, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lxml.etree import _Element
+
+LONGEST_EXPANSION = 10_000
+"""Waiting tasks of one array that are listed singly; what a user submits beyond that is one entry for all."""
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+
+
+def parse_jobs(raw: bytes, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+    """Return jobs (array tasks singly) whose name begins with ``name_prefix``. Raises LrmUnavailableError.
+
+    Times are read as UTC: the command must run with TZ=UTC. A job listed twice (it moved while it was listed) counts
+    once, as it was seen last.
+    """
+    root = parse_xml(raw, root="job_info", source="qstat")
+    jobs: dict[LrmJobId, LrmJob] = {}
+    for element in root.iter("job_list"):
+        name = text_of(element, "full_job_name") or text_of(element, "JB_name")
+        if name.startswith(name_prefix):
+            jobs.update((job.id, job) for job in _jobs(element, name))
+    return tuple(jobs.values())
+
+
+def _jobs(element: _Element, name: str) -> Iterator[LrmJob]:
+    number, tasks, slots = (text_of(element, tag) for tag in ("JB_job_number", "tasks", "slots"))
+    processors = max(1, number_of(slots, 1))
+    if not number:
+        return
+    if not tasks:
+        yield _job(element, name, LrmJobId(number), None, processors)
+        return
+    indices = task_indices(tasks)
+    if len(indices) > LONGEST_EXPANSION:
+        yield _job(element, name, LrmJobId(number), None, processors * len(indices))
+        return
+    for index in indices:
+        yield _job(element, name, LrmJobId(f"{number}.{index}"), index, processors)
+
+
+def task_indices(text: str) -> tuple[int, ...]:
+    """Return the task numbers of a list such as ``1,4-9:1,12-20:2``; pieces that are no range are left out."""
+    found: list[int] = []
+    for piece in text.split(","):
+        match = _RANGE.fullmatch(piece.strip())
+        if match:
+            first, last, step = match.group(1), match.group(2), match.group(3)
+            found.extend(range(int(first), int(last or first) + 1, max(1, int(step or 1))))
+    return tuple(found)
+
+
+def _job(element: _Element, name: str, id_: LrmJobId, index: int | None, processors: int) -> LrmJob:
+    letters = text_of(element, "state")
+    state = job_state(letters)
+    queue, _, host = text_of(element, "queue_name").partition("@")
+    # JAT_start_time is also set while a task is being transferred, and stays after a restart.
+    started = moment_of(text_of(element, "JAT_start_time")) if host else None
+    limit = _walltime(element)
+    return LrmJob(
+        id=id_,
+        name=name,
+        state=state,
+        user=text_of(element, "JB_owner"),
+        processors=processors,
+        array_index=index,
+        nodes=(host,) if host else (),
+        queue=queue,
+        reason=job_reason(letters),
+        submitted_at=moment_of(text_of(element, "JB_submission_time")),
+        started_at=started,
+        ends_at=started + limit if started is not None and limit is not None else None,
+        raw_state=letters,
+    )
+
+
+def _walltime(element: _Element) -> int | None:
+    limits = [
+        seconds_of((request.text or "").strip())
+        for request in element.iterfind("hard_request")
+        if request.get("name") in {"h_rt", "s_rt"}
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def moment_of(text: str) -> float | None:
+    """Return seconds since the epoch of ``2026-11-21T11:04:38`` in UTC; None for anything else."""
+    try:
+        return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return None
+
+
+def waits(job: LrmJob) -> bool:
+    """Tell whether a job is released and has not started: it starts wherever it is pinned to."""
+    return job.state is LrmJobState.QUEUED

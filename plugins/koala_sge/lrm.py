@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Grid Engine cell: DRMAA for what changes jobs, Grid Engine's own commands for what is read.
+
+Status is never taken from an exit code: qstat -xml of an unknown job and a refused qconf -tsm both exit with 0.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from koala_adapter.commands import login_name
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError
+from koala_adapter.model import LrmJobState
+from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
+from koala_drmaa.classify import error_of, kind_of_text
+from koala_drmaa.client import DrmaaClient
+from koala_drmaa.environment import HelperLaunch
+from koala_drmaa.lrm import raise_for, submit_script
+from koala_drmaa.protocol import ControlAction, FailureKind
+from koala_drmaa.scripts import ScriptStore
+from koala_drmaa.template import apply_directives, job_template
+from koala_sge import requests
+from koala_sge.accounting import parse_accounting
+from koala_sge.check import run_checks
+from koala_sge.hosts import parse_nodes
+from koala_sge.jobs import parse_jobs
+from koala_sge.queues import parse_limits, parse_queues
+from koala_sge.reasons import parse_error_reasons
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from koala_adapter.commands import CommandResult
+    from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
+    from koala_adapter.plugin import CheckResult, ClusterContext, Submission
+    from koala_drmaa.protocol import Template
+    from koala_sge.settings import SgeSettings
+
+CAPABILITIES = Capabilities(
+    find_by_name=True, observes_nodes=True, arrays=True, hold=True, pin=True, suspend=True, accounting=True
+)
+"""No requeue: placeholders are not restartable (-r n). No signal: only SIGSTOP and SIGCONT can be sent. No modify: a
+running job keeps the walltime it started with."""
+
+ERROR_LETTER = "E"
+
+
+class SgeLrm(Lrm):
+    """One Grid Engine cell."""
+
+    capabilities = CAPABILITIES
+    array_index_variable = "SGE_TASK_ID"
+    job_id_variable = "JOB_ID"
+    requests_per_poll = 3
+    """qhost, qstat, and qstat -j when one of our jobs has got into error state since the last time."""
+
+    def __init__(self, context: ClusterContext, settings: SgeSettings) -> None:
+        """Nothing is started yet."""
+        self._context = context
+        self._settings = settings
+        self._user = context.user or login_name()
+        self._scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
+        self._error_reasons: Mapping[str, str] = {}
+        self.client = DrmaaClient(
+            context,
+            HelperLaunch(library=settings.library(), variables=settings.variables()),
+            request_timeout=settings.request_timeout,
+        )
+
+    async def start(self) -> None:
+        """Start the DRMAA helper; a qmaster that is out of reach now is tried again with the first request."""
+        try:
+            await self.client.open()
+        except LrmError:
+            return
+
+    async def close(self) -> None:
+        """End the DRMAA helper."""
+        await self.client.close()
+
+    async def version(self) -> str:
+        """Return the version as qstat tells it, such as ``SGE 8.1.9``."""
+        return _first_line(await self._run(requests.show_version(self._settings)))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return the hosts that run batch jobs, with the slots that anybody's jobs use."""
+        result = await self._run(requests.list_nodes(self._settings))
+        return parse_nodes(_document(result), queue=self._settings.queue)
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return the jobs of all users from one listing; a job that ends is gone from it at once."""
+        result = await self._run(requests.list_jobs(self._settings))
+        everything = parse_jobs(_document(result))
+        ours = {job.name for job in everything if job.user == self._user}
+        self._scripts.sweep(ours, time.time())
+        jobs = [job for job in everything if job.name.startswith(name_prefix)]
+        return await self._with_reasons(jobs)
+
+    async def queues(self) -> tuple[Queue, ...]:
+        """Return the cluster queues."""
+        listing = await self._run(requests.list_queues(self._settings))
+        document = _document(listing)
+        shown = await self._run(requests.show_queues(self._settings))
+        return parse_queues(document, parse_limits(shown.text), default=self._settings.queue)
+
+    async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
+        """Return the ends that accounting knows; it can lag behind by 15 s (accounting_flush_time, sge_conf(5))."""
+        wanted = set(ids)
+        found: list[LrmJob] = []
+        for number in list(dict.fromkeys(map(requests.job_number, ids)))[: requests.LARGEST_ACCOUNTING_REQUEST]:
+            result = await self._run(requests.account(self._settings, number))
+            jobs = parse_accounting(result.text)
+            if not jobs and kind_of_text(result.complaint) is not FailureKind.NOT_FOUND and result.complaint:
+                raise error_of(FailureKind.UNAVAILABLE, f"qacct: {result.complaint}")
+            found.extend(job for job in jobs if job.id in wanted)
+        return tuple(found)
+
+    async def _with_reasons(self, jobs: Sequence[LrmJob]) -> tuple[LrmJob, ...]:
+        """Say why jobs of ours are in error state; asked once for each job, because the reason does not change."""
+        broken = {
+            requests.job_number(job.id) for job in jobs if job.user == self._user and ERROR_LETTER in job.raw_state
+        }
+        if missing := broken - self._error_reasons.keys():
+            result = await self._run(requests.explain_jobs(self._settings, sorted(missing)))
+            told = {**dict.fromkeys(missing, ""), **parse_error_reasons(result.text)}
+            kept = {id_: text for id_, text in self._error_reasons.items() if id_.partition(".")[0] in broken}
+            self._error_reasons = {**kept, **told}
+        return tuple(self._with_reason(job) for job in jobs)
+
+    def _with_reason(self, job: LrmJob) -> LrmJob:
+        if ERROR_LETTER not in job.raw_state:
+            return job
+        number = job.id.partition(".")[0]
+        reason = self._error_reasons.get(job.id) or self._error_reasons.get(number)
+        return replace(job, reason=f"error state {job.raw_state}: {reason}") if reason else job
+
+    # -- submission ----------------------------------------------------------------------------------------------
+
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Return the qsub command that does the same as the DRMAA call."""
+        command = requests.equivalent_qsub(self._settings, self._template(submission), submission.count)
+        return RenderedSubmission(
+            command=command,
+            script=submission.script,
+            environment=tuple(sorted(self._settings.variables().items())),
+            note="sent through DRMAA (drmaa_run_bulk_jobs), not as a command",
+        )
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Submit one array through DRMAA. After a crash or a time-out, :meth:`jobs` finds it by its name."""
+        template = self._template(submission)
+        return await submit_script(self.client, self._scripts, submission, template, self._settings.script_delivery)
+
+    def _template(self, submission: Submission) -> Template:
+        native = requests.native_options(self._settings, submission)
+        return job_template(
+            submission,
+            script=self._scripts.path(submission.key),
+            delivery=self._settings.script_delivery,
+            native=apply_directives(native, self._context.directives),
+        )
+
+    # -- control -------------------------------------------------------------------------------------------------
+
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
+        """Delete jobs, whatever their state. Running ones are gone when their node has reported it, seconds later."""
+        refusals = await self.client.control(ControlAction.TERMINATE, ids, urgent=True)
+        raise_for(refusals, gone_is_fine=True)
+
+    async def hold(self, ids: Sequence[LrmJobId]) -> None:
+        """Put jobs in user hold."""
+        raise_for(await self.client.control(ControlAction.HOLD, ids))
+
+    async def release(self, ids: Sequence[LrmJobId]) -> None:
+        """Release from user hold."""
+        raise_for(await self.client.control(ControlAction.RELEASE, ids))
+
+    async def suspend(self, ids: Sequence[LrmJobId]) -> None:
+        """Suspend jobs (SIGSTOP to the whole job)."""
+        raise_for(await self.client.control(ControlAction.SUSPEND, ids))
+
+    async def resume(self, ids: Sequence[LrmJobId]) -> None:
+        """Resume suspended jobs."""
+        raise_for(await self.client.control(ControlAction.RESUME, ids))
+
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        """Pin a held task to a node and release it.
+
+        Grid Engine pins whole jobs, not tasks, and only while they wait; so tasks of one array are started on chosen
+        nodes one after another: while one that was released has not started, LrmRejectedError.
+        """
+        if len(nodes) != 1:
+            message = f"a placeholder has one processor and starts on one node, not on {len(nodes)}"
+            raise LrmRejectedError(message, hint="name one node")
+        await self._may_be_pinned(job)
+        queue = self._settings.queue or "*"
+        number = requests.job_number(job)
+        await self._obeyed(requests.pin(self._settings, number, [f"{queue}@{node}" for node in nodes]))
+        await self.release([job])
+        if self._settings.trigger_scheduler:
+            await self._obeyed(requests.trigger_scheduler(self._settings))
+
+    async def _may_be_pinned(self, job: LrmJobId) -> None:
+        number = requests.job_number(job)
+        siblings = {other.id: other for other in await self.jobs() if requests.job_number(other.id) == number}
+        if job not in siblings:
+            message = f"Grid Engine does not know job {job} any more"
+            raise LrmNotFoundError(message, hint="it has ended, or never was")
+        if siblings[job].state is not LrmJobState.HELD:
+            message = f"job {job} is {siblings[job].state}, not held"
+            raise LrmRejectedError(message, hint="hold it first")
+        waiting = [other.id for other in siblings.values() if other.state is LrmJobState.QUEUED]
+        if waiting:
+            message = f"{waiting[0]} of the same array is released and has not started; it would be moved too"
+            raise LrmRejectedError(message, hint="wait until it runs, or submit jobs singly")
+
+    # -- check ---------------------------------------------------------------------------------------------------
+
+    async def check(self) -> tuple[CheckResult, ...]:
+        """Verify commands, qmaster, queue, DRMAA library and the place of scripts."""
+        return await run_checks(self, self.client, self._settings, self._scripts.directory)
+
+    # -- commands ------------------------------------------------------------------------------------------------
+
+    async def _run(self, argv: Sequence[str]) -> CommandResult:
+        settings = self._settings
+        return await self._context.commands.run(
+            argv, environment=settings.variables(), timeout=settings.request_timeout
+        )
+
+    async def _obeyed(self, argv: Sequence[str]) -> None:
+        """Run a command that changes something; raise what its complaint means."""
+        result = await self._run(argv)
+        complaint = result.complaint
+        refused = kind_of_text(complaint, FailureKind.UNSUPPORTED)
+        if result.returncode != 0 or refused is not FailureKind.UNSUPPORTED:
+            kind = refused if refused is not FailureKind.UNSUPPORTED else FailureKind.UNAVAILABLE
+            raise error_of(kind, f"{argv[0]}: {complaint}")
+
+
+def _document(result: CommandResult) -> bytes:
+    """Return what a listing command printed. Raises what its complaint means when it printed nothing."""
+    if result.stdout.strip():
+        return result.stdout
+    complaint = result.complaint or f"exit code {result.returncode} and no output"
+    raise error_of(kind_of_text(complaint), f"{result.argv[0]}: {complaint}")
+
+
+def _first_line(result: CommandResult) -> str:
+    lines = [line.strip() for line in result.text.splitlines() if line.strip()]
+    if not lines:
+        raise error_of(FailureKind.UNAVAILABLE, f"{result.argv[0]}: {result.complaint or 'no output'}")
+    return lines[0]
