@@ -11,7 +11,7 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Strict, StringConstraints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,16 +112,16 @@ def _no_null(value: str) -> str:
     return value
 
 
-Whole = Annotated[int, Field(strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-Seconds = Annotated[float, BeforeValidator(parse_duration), Field(strict=True, allow_inf_nan=False)]
-WholeSeconds = Annotated[int, BeforeValidator(parse_duration), Field(strict=True)]
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-Title = Annotated[str, Field(pattern=TITLE_PATTERN)]
-QueueName = Annotated[str, Field(pattern=QUEUE_PATTERN)]
-AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH_PATTERN)]
-FlagName = Annotated[str, Field(pattern=FLAG_PATTERN)]
-DirectiveArgument = Annotated[str, Field(pattern=ARGUMENT_PATTERN)]
+Whole = Annotated[int, Strict()]
+Flag = Annotated[bool, Strict()]
+Seconds = Annotated[float, Strict(), AllowInfNan(allow_inf_nan=False), BeforeValidator(parse_duration)]
+WholeSeconds = Annotated[int, Strict(), BeforeValidator(parse_duration)]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Title = Annotated[str, StringConstraints(pattern=TITLE_PATTERN)]
+QueueName = Annotated[str, StringConstraints(pattern=QUEUE_PATTERN)]
+AbsolutePath = Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH_PATTERN)]
+FlagName = Annotated[str, StringConstraints(pattern=FLAG_PATTERN)]
+DirectiveArgument = Annotated[str, StringConstraints(pattern=ARGUMENT_PATTERN)]
 Host = Annotated[str, AfterValidator(_host)]
 PlainText = Annotated[str, AfterValidator(_no_null)]
 VariableName = Annotated[str, AfterValidator(_variable)]
