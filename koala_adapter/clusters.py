@@ -73,8 +73,10 @@ class ClusterDriver:
         self._to_submit, self._submissions = anyio.create_memory_object_stream[Submission](1_000_000)
         self._to_cancel, self._cancels = anyio.create_memory_object_stream[tuple[LrmJobId, ...]](1_000_000)
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
-        self._under_way: set[BatchKey] = set()
+        self.under_way: set[BatchKey] = set()
         """Submissions that this process itself is sending: their outcome is about to be known."""
+        self.version: str | None = None
+        """Name and version of the LRM, once it answered."""
         self._recovered_at = surroundings.clock()
         self._polled: tuple[int, int, int] | None = None
         self._polled_at = 0.0
@@ -89,7 +91,7 @@ class ClusterDriver:
 
     def submit(self, submission: Submission) -> None:
         """Have a submission sent; its outcome comes as an event."""
-        self._under_way.add(submission.key)
+        self.under_way.add(submission.key)
         self._to_submit.send_nowait(submission)
 
     def cancel(self, ids: Iterable[LrmJobId]) -> None:
@@ -121,6 +123,7 @@ class ClusterDriver:
         while not started:
             try:
                 await self.lrm.start()
+                self.version = await self.lrm.version()
                 started = True
             except LrmError as error:
                 self._unavailable(error.message)
@@ -164,7 +167,7 @@ class ClusterDriver:
 
     def _settled(self, batch: BatchRecord) -> bool:
         since = max(batch.submitted_at, self._recovered_at)
-        return batch.key not in self._under_way and self._around.clock() > since + SETTLE
+        return batch.key not in self.under_way and self._around.clock() > since + SETTLE
 
     def _unavailable(self, reason: str) -> None:
         known = self._around.state().clusters.get(self.name)
@@ -176,7 +179,7 @@ class ClusterDriver:
     async def _submit_all(self) -> None:
         async for submission in self._submissions:
             event = await self._submit_one(submission)
-            self._under_way.discard(submission.key)
+            self.under_way.discard(submission.key)
             self._around.report(event)
             self.poller.poll_soon()
 

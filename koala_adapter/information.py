@@ -72,7 +72,7 @@ class Poller:
         on_reading: Callable[[Reading], bool],
         on_failure: Callable[[str], None],
     ) -> None:
-        """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time of readings."""
+        """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time."""
         self._config = config
         self._lrm = lrm
         self._prefix = name_prefix

@@ -8,7 +8,6 @@ and is called before anything is asked of the world.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 from contextlib import closing, suppress
@@ -20,6 +19,7 @@ from koala_adapter.errors import JournalError
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.events import EVENT_TYPES, Event
 from koala_adapter.scheduler.records import State
+from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +37,6 @@ CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT N
 """
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
 _STATE = TypeAdapter(State)
-
-
-def secret_hash(secret: str) -> str:
-    """Return what is stored of a secret: enough to recognize it, useless to whoever reads it."""
-    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 class Journal:
@@ -144,14 +139,14 @@ class Journal:
 
     def set_token(self, batch: BatchKey, token: str) -> None:
         """Remember the hash of the one-time token of a submission."""
-        self._database.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (batch, secret_hash(token)))
+        self._database.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (batch, digest(token)))
 
     def token_hash(self, batch: BatchKey) -> str | None:
         """Return the stored hash; None for a submission that is not ours or long over."""
         row = self._database.execute("SELECT hash FROM tokens WHERE batch = ?", (batch,)).fetchone()
         return None if row is None else str(row[0])
 
-    def bind_session(self, placeholder: PlaceholderId, session_hash: str) -> None:
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
         """Bind a placeholder to the agent that used its token first."""
         values = (placeholder.batch, placeholder.index, session_hash)
         self._database.execute("INSERT INTO sessions VALUES (?, ?, ?)", values)

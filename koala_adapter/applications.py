@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running applications: between the scheduler's ranks and the agents' tasks, one runner for each launched job."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+import structlog
+
+from koala_adapter.errors import KoalaError
+from koala_adapter.model import EndReason, JobId, Launcher, TaskEnd
+from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
+from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.runners.runner import Application, Reaction, Runner
+from koala_adapter.scheduler.events import RankEnded
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.vjm.channel import LaunchFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
+
+    from koala_adapter.model import Job, PlaceholderId
+    from koala_adapter.runners.runner import AddressedLaunch
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.vjm.center import ControlCenter
+    from koala_adapter.vjm.channel import TaskReport
+
+_RUNNERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
+
+log = structlog.get_logger()
+
+
+class Applications:
+    """Starts applications in held placeholders and follows their tasks."""
+
+    def __init__(
+        self,
+        jobs_directory: Path,
+        *,
+        state: Callable[[], State],
+        clock: Callable[[], float],
+        report: Callable[[Event], None],
+    ) -> None:
+        """``jobs_directory``: output and input files, a directory for each job."""
+        self.directory = jobs_directory
+        self._state = state
+        self._clock = clock
+        self._report = report
+        self._runners: dict[JobId, Runner] = {}
+        self.center: ControlCenter | None = None
+        """Set once it listens."""
+
+    def keep_input(self, job: Job) -> None:
+        """Copy a job's input files to the service's own directory, so that later changes do not matter.
+
+        Raises OSError.
+        """
+        for component in job.components:
+            for number, file in enumerate(component.input_files):
+                target = self._input(job.id, component.name, number)
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shutil.copy(file.source, target)
+
+    def forget(self, job_id: JobId) -> None:
+        """Drop the runner of a job that has ended, and its input files."""
+        self._runners.pop(job_id, None)
+        shutil.rmtree(self.directory / job_id / "input", ignore_errors=True)
+
+    def launch(self, job_id: JobId) -> None:
+        """Start a job's application wherever its agents listen; the others are told when they come back."""
+        record = self._state().jobs[job_id]
+        runner = self._runner(record)
+        if runner is not None:
+            self._send(runner.launches())
+
+    def registered(self, placeholder: PlaceholderId, tasks: Sequence[TaskReport]) -> None:
+        """Bring an agent that registered (again) up to date, and ourselves by what it tells of its tasks."""
+        record = self._job_in(placeholder)
+        runner = None if record is None else self._runner(record)
+        if record is None or runner is None:
+            return
+        known = {report.task for report in tasks}
+        for report in tasks:
+            if report.task.startswith(f"{record.job.id}:"):
+                self._tell(runner, report)
+        self._send(one for one in runner.launches() if one.placeholder == placeholder and one.launch.task not in known)
+
+    def _tell(self, runner: Runner, report: TaskReport) -> None:
+        events = list(runner.started(report.task, self._clock()))
+        if report.end is not None:
+            events += runner.ended(report.task, report.end, self._clock())
+        for event in events:
+            self._report_new(event)
+
+    def _report_new(self, event: Event) -> None:
+        """Report an event unless it tells what is known already."""
+        if isinstance(event, RankEnded) and event.rank is not None:
+            record = self._state().jobs.get(event.job_id)
+            if record is not None and event.rank in record.ends:
+                return
+        self._report(event)
+
+    def started(self, task: str) -> None:
+        """An agent started a task."""
+        runner = self._runner_of(task)
+        for event in runner.started(task, self._clock()) if runner else ():
+            self._report(event)
+
+    def ended(self, task: str, end: TaskEnd) -> None:
+        """A task of an agent ended."""
+        runner = self._runner_of(task)
+        for event in runner.ended(task, end, self._clock()) if runner else ():
+            self._report_new(event)
+
+    def output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+        """Take in new output of a task."""
+        runner = self._runner_of(task)
+        if runner is not None:
+            self._react(runner.output_of(task, stream, offset, data, self._clock()))
+
+    def _react(self, reaction: Reaction) -> None:
+        self._send(reaction.launches)
+        for event in reaction.events:
+            self._report_new(event)
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
+        """Return where a task's output goes, without ``.out`` or ``.err``; None: the task is not that agent's."""
+        job_id, _, tail = task.partition(":")
+        record = self._state().jobs.get(JobId(job_id))
+        if record is None:
+            return None
+        if tail == LAUNCHER_TASK:
+            mine = record.ranks and record.ranks[0].placeholder == placeholder
+            return self.directory / job_id / LAUNCHER_TASK if mine else None
+        if not tail.isdecimal() or int(tail) >= len(record.ranks):
+            return None
+        rank = record.ranks[int(tail)]
+        if rank.placeholder != placeholder:
+            return None
+        return self.directory / job_id / rank.component / str(rank.component_rank)
+
+    def _send(self, launches: Iterable[AddressedLaunch]) -> None:
+        if self.center is not None:
+            for one in launches:
+                self.center.launch(one.placeholder, one.launch)
+
+    def _job_in(self, placeholder: PlaceholderId) -> JobRecord | None:
+        found = self._state().placeholders.get(placeholder)
+        if found is None or found.state is not PlaceholderState.LAUNCHED:
+            return None
+        return self._state().jobs.get(found.job_id)
+
+    def _runner_of(self, task: str) -> Runner | None:
+        record = self._state().jobs.get(JobId(task.partition(":")[0]))
+        return None if record is None else self._runner(record)
+
+    def _runner(self, record: JobRecord) -> Runner | None:
+        if record.state not in {JobState.LAUNCHING, JobState.RUNNING}:
+            return None
+        job = record.job
+        if job.id not in self._runners:
+            try:
+                files = {c.name: self._files(job, c.name) for c in job.components}
+                clusters = {claim.component: claim.cluster or "" for claim in record.claims}
+                application = Application(job=job, ranks=record.ranks, clusters=clusters, files=files)
+                self._runners[job.id] = runner = _RUNNERS[job.launcher](application)
+                self._reread(job.id, runner)
+            except (OSError, KoalaError) as error:
+                log.warning("application cannot be launched", job=job.id, error=str(error))
+                end = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=1, detail=str(error))
+                rank = None if job.launcher is Launcher.MPI else 0
+                self._report(RankEnded(time=self._clock(), job_id=job.id, rank=rank, end=end))
+                return None
+        return self._runners[job.id]
+
+    def _reread(self, job_id: JobId, runner: Runner) -> None:
+        """Give a runner that was made anew after a restart what the application's launcher had printed before."""
+        printed = self.directory / job_id / f"{LAUNCHER_TASK}.out"
+        if printed.exists():
+            self._react(runner.output_of(f"{job_id}:{LAUNCHER_TASK}", "out", 0, printed.read_bytes(), self._clock()))
+
+    def _files(self, job: Job, component: str) -> tuple[LaunchFile, ...]:
+        files = []
+        for number, file in enumerate(job.component(component).input_files):
+            kept = self._input(job.id, component, number)
+            mode = stat.S_IMODE(kept.stat().st_mode) & 0o700
+            files.append(LaunchFile(target=file.target, mode=mode, content=kept.read_bytes()))
+        return tuple(files)
+
+    def _input(self, job_id: JobId, component: str, number: int) -> Path:
+        return self.directory / job_id / "input" / component / str(number)

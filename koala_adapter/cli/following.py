@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following one job to its end: live progress on standard error, the processes' output on standard output."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.spinner import Spinner
+from rich.text import Text
+
+from koala_adapter.cli.output import LogPrinter
+from koala_adapter.cli.tables import components_table, run_time, seconds, styled, waiting_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Self
+
+    from rich.console import Console, RenderableType
+
+    from koala_adapter.reports import JobReport
+
+
+def follow(reports: Iterable[JobReport], console: Console, *, quiet: bool) -> JobReport:
+    """Show a job until it is over and return its last report. ``quiet``: show nothing."""
+    last: JobReport | None = None
+    with Display(console, quiet=quiet) as display:
+        for report in reports:
+            display.show(report)
+            last = report
+    if last is None:
+        raise AssertionError("a watch gives at least one report")
+    return last
+
+
+class Display:
+    """What a person sees while a job goes on: a live table on a terminal, a line per change elsewhere."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        """Show on ``console``; the output of the processes goes to standard output unless ``quiet``."""
+        self._console = console
+        self._quiet = quiet
+        self._live = Live(console=console, refresh_per_second=8, transient=True, redirect_stdout=False)
+        self._printer: LogPrinter | None = None
+        self._said = ""
+
+    def __enter__(self) -> Self:
+        """Begin the live display, if there is a terminal."""
+        if self._console.is_terminal and not self._quiet:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._live.stop()
+
+    def show(self, report: JobReport) -> None:
+        """Show a job as it is now."""
+        if self._quiet:
+            return
+        if self._printer is None:
+            self._printer = LogPrinter(Path(report.output_directory), write=self._write)
+        self._printer.print_new(rest=report.over)
+        if self._console.is_terminal:
+            self._live.update(_progress(report))
+        elif (line := one_line(report)) != self._said:
+            self._said = line
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    def _write(self, data: bytes) -> None:
+        if self._console.is_terminal and sys.stdout.isatty():
+            self._live.console.print(Text(data.decode("utf-8", "replace").rstrip("\n")), soft_wrap=True)
+        else:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+
+def one_line(report: JobReport) -> str:
+    """Return where a job stands, in one line without times, so that it changes only when the job does."""
+    parts = [f"{c.name} {c.held} of {c.processors} on {c.cluster or '-'}" for c in report.components]
+    text = f"job {report.id} {report.state.value}"
+    return text if report.outcome else f"{text}: {', '.join(parts)}"
+
+
+def _progress(report: JobReport) -> RenderableType:
+    clock = f"waiting {seconds(waiting_time(report))}"
+    if report.launched_at is not None:
+        clock = f"running {seconds(run_time(report))} of at most {seconds(float(report.walltime))}"
+    if report.outcome is not None:
+        clock = f"cleaning up, {report.placeholders_left} placeholders left"
+    head = Text.from_markup(f"job [bold]{report.id}[/] {escape(report.name)}  {styled(report.state)}  {clock}")
+    lines: list[RenderableType] = [Spinner("dots", text=head), components_table(report)]
+    if report.launched_at is None and report.outcome is None:
+        lines.append(Text(report.explanation, style="dim"))
+    return Group(*lines)
+
+
+def closing(report: JobReport, console: Console) -> None:
+    """Print how a job ended."""
+    outcome = report.outcome
+    detail = f": {escape(outcome.detail)}" if outcome is not None and outcome.detail else ""
+    console.print(f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}{detail}")
+    console.print(components_table(report))
+    code = "-" if outcome is None else outcome.exit_code
+    console.print(
+        f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, exit code {code}; "
+        f"output in {escape(report.output_directory)}",
+        soft_wrap=True,
+    )
+    if report.placeholders_left:
+        console.print(
+            f"[yellow]{report.placeholders_left} placeholders are still ending;[/] "
+            "`koala status` shows them, `koala reap` removes what stays"
+        )

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala serve``: the service in the foreground (the background one is the same, started by others)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import anyio
+import click
+
+from koala_adapter.cli.context import command_body, pass_session
+from koala_adapter.hosting import READY, host, ownership
+
+if TYPE_CHECKING:
+    from koala_adapter.cli.context import Session
+
+
+@click.command()
+@click.option("--stop", is_flag=True, help="End the running service; its jobs go on and are found again.")
+@click.option("--ready-descriptor", type=int, hidden=True)
+@pass_session
+@command_body
+def serve(session: Session, stop: bool, ready_descriptor: int | None) -> None:
+    r"""Run the service: it holds the queue and drives the clusters until it is stopped.
+
+    \b
+    Example:
+      koala --site conf/site.toml serve
+    """
+    if stop:
+        session.client.stop()
+        return
+    with ownership(session.directory):
+        anyio.run(_serve, session, ready_descriptor)
+
+
+async def _serve(session: Session, ready_descriptor: int | None) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+        await tasks.start(host, session.site, session.plugins, session.directory)
+        session.progress.print(f"koala serves {len(session.site.clusters)} clusters from {session.directory}")
+        if ready_descriptor is not None:
+            os.write(ready_descriptor, READY)
+            os.close(ready_descriptor)
+
+
+async def _stop_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and lines that show jobs and clusters to a person. Pure: reports in, renderables out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from koala_adapter.fields import show_duration
+from koala_adapter.scheduler.outcome import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.reports import ClusterReport, ComponentReport, JobReport
+
+_STYLES = {
+    JobState.WAITING: "yellow",
+    JobState.CLAIMING: "yellow",
+    JobState.LAUNCHING: "cyan",
+    JobState.RUNNING: "cyan",
+    JobState.COMPLETED: "green",
+}
+BAR = 12
+FINE = 10.0
+"""Durations below this (seconds) are shown with a decimal."""
+
+
+def styled(state: JobState) -> str:
+    """Return the state in its colour."""
+    return f"[{_STYLES.get(state, 'red')}]{state.value}[/]"
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration as people say it; a dash when there is none."""
+    return "-" if value is None else show_duration(round(value, 1) if value < FINE else round(value))
+
+
+def bar(part: int, whole: int) -> str:
+    """Return a bar of ``part`` of ``whole``."""
+    full = BAR if whole <= 0 else round(BAR * min(part, whole) / whole)
+    return f"[green]{'━' * full}[/][dim]{'━' * (BAR - full)}[/]"
+
+
+def run_time(report: JobReport) -> float | None:
+    """Return the seconds from launch to the end, or until now."""
+    if report.launched_at is None:
+        return None
+    return (report.finished_at or report.reported_at) - report.launched_at
+
+
+def waiting_time(report: JobReport) -> float:
+    """Return the seconds from submission to launch, or until now."""
+    return (report.launched_at or report.finished_at or report.reported_at) - report.submitted_at
+
+
+def components_table(report: JobReport) -> Table:
+    """Return where each component is and what it holds."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("component", "cluster", "held", "", "waited", "hosts"):
+        table.add_column(heading)
+    for component in report.components:
+        table.add_row(
+            escape(component.name),
+            component.cluster or "[dim]-[/]",
+            f"{held(report, component)} of {component.processors}",
+            bar(held(report, component), component.processors),
+            seconds(component.waited),
+            escape(_few(component.hosts)),
+        )
+    return table
+
+
+def held(report: JobReport, component: ComponentReport) -> int:
+    """Return the processors a component holds, or held when it ran."""
+    return component.processors if report.finished_at and report.launched_at else component.held
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown  # noqa: PLR2004 - as many as shown
+
+
+def job_lines(report: JobReport) -> list[str | Table]:
+    """Return a job in detail."""
+    lines: list[str | Table] = [
+        f"job [bold]{report.id}[/] ({escape(report.name)}): {styled(report.state)}",
+        escape(report.explanation),
+        components_table(report),
+        (
+            f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
+            f"handed back {report.hand_backs} times"
+        ),
+        f"output in {escape(report.output_directory)}",
+    ]
+    return lines
+
+
+def jobs_table(reports: Sequence[JobReport]) -> Table:
+    """Return one line for each job."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("id", "name", "state", "processors", "clusters", "waited", "ran", "exit"):
+        table.add_column(heading)
+    for report in reports:
+        placed = sorted({component.cluster for component in report.components if component.cluster})
+        table.add_row(
+            report.id,
+            escape(report.name),
+            styled(report.state),
+            str(sum(component.processors for component in report.components)),
+            ", ".join(placed) or "-",
+            seconds(waiting_time(report)),
+            seconds(run_time(report)),
+            "-" if report.outcome is None else str(report.outcome.exit_code),
+        )
+    return table
+
+
+def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
+    """Return one line for each cluster."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("cluster", "system", "processors", "idle", "ours", "queued", "threshold", "seen", "requests/min"):
+        table.add_column(heading)
+    table.add_column("state", overflow="fold")
+    for report in reports:
+        table.add_row(
+            report.name,
+            report.lrm or report.plugin,
+            "-" if report.processors is None else str(report.processors),
+            "-" if report.idle is None else str(report.idle),
+            str(report.placeholders),
+            str(report.placeholders_queued),
+            str(report.threshold),
+            "never" if report.polled_at is None else f"{seconds(max(0.0, now - report.polled_at))} ago",
+            f"{report.largest_requests_per_minute} of {report.requests_per_minute}",
+            "[green]open[/]" if report.closed is None else f"[red]{escape(report.closed)}[/]",
+        )
+    return table

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosting a service: one owner per state directory, in the foreground, inside ``koala run``, or in the background."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
+from koala_adapter.server import Server
+from koala_adapter.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from anyio.abc import TaskStatus
+
+    from koala_adapter.config import SiteConfig
+    from koala_adapter.plugin import PluginDefinition
+
+LOCK_NAME = "service.lock"
+LOG_NAME = "service.log"
+READY = b"ready\n"
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make the state directory private. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+
+
+@contextmanager
+def ownership(directory: Path) -> Iterator[None]:
+    """Own a state directory; the kernel gives it free when the process ends, however it ends.
+
+    Raises ServiceRunningError when another process owns it.
+    """
+    prepare_directory(directory)
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServiceRunningError(
+                f"a koala service already owns {directory}", hint="use it, or give another --state directory"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def host(
+    site: SiteConfig,
+    plugins: Mapping[str, PluginDefinition],
+    directory: Path,
+    *,
+    task_status: TaskStatus[Service] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory."""
+    service = Service(site, plugins, directory)
+    server = Server(service)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(service.run)
+        await tasks.start(server.serve)
+        task_status.started(service)
+        await server.stop_wanted.wait()
+        tasks.cancel_scope.cancel()
+
+
+def start_in_background(site_file: Path, directory: Path, *, timeout: float = 30.0) -> int:
+    """Start ``koala serve`` as a process of its own, return its pid once it answers.
+
+    Raises ServiceUnavailableError with the end of its log when it does not come up.
+    """
+    prepare_directory(directory)
+    reader, writer = os.pipe()
+    log = os.open(directory / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site_file), "--state", str(directory)]
+    try:
+        process = subprocess.Popen(
+            [*command, "serve", "--ready-descriptor", str(writer)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writer,),
+            start_new_session=True,
+            cwd="/",
+        )
+    finally:
+        os.close(writer)
+        os.close(log)
+    with os.fdopen(reader, "rb") as ready:
+        if _read_within(ready.fileno(), timeout) == READY:
+            return process.pid
+    process.terminate()
+    tail = (directory / LOG_NAME).read_text(errors="replace").strip().splitlines()[-5:]
+    raise ServiceUnavailableError(
+        "the service did not come up" + "".join(f"\n  {line}" for line in tail), hint=f"see {directory / LOG_NAME}"
+    )
+
+
+def _read_within(descriptor: int, timeout: float) -> bytes:
+
+    readable, _, _ = select.select([descriptor], [], [], timeout)
+    return os.read(descriptor, len(READY)) if readable else b""

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people and programs are shown of jobs and clusters: values with a stable JSON form, made from the state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
+
+if TYPE_CHECKING:
+    from koala_adapter.clusters import ClusterDriver
+    from koala_adapter.scheduler import Scheduler
+    from koala_adapter.scheduler.records import Claim, JobRecord, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentReport:
+    """Where one component is and what it holds; times in seconds."""
+
+    name: str
+    command: tuple[str, ...]
+    cluster: str | None
+    processors: int
+    """Wanted: the placed number, or the minimum while nothing is placed."""
+    held: int
+    queued: int
+    """Placeholders that wait in the LRM's queue."""
+    lrm_ids: tuple[str, ...]
+    hosts: tuple[str, ...]
+    first_rank: int | None
+    waited: float | None
+    """From the submission of the first placeholder until the last one was held, or until now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """A job as ``koala status`` shows it."""
+
+    id: str
+    name: str
+    kind: str
+    state: JobState
+    user: str
+    priority: int
+    walltime: int
+    submitted_at: float
+    launched_at: float | None
+    finished_at: float | None
+    reported_at: float
+    queue_position: int | None
+    tries: int
+    hand_backs: int
+    components: tuple[ComponentReport, ...]
+    outcome: JobOutcome | None
+    explanation: str
+    placeholders_left: int
+    """Placeholders that are not gone yet; a job is over when this is 0 and ``outcome`` is set."""
+    output_directory: str
+
+    @property
+    def over(self) -> bool:
+        """True when the job has its outcome and nothing of it is left in any LRM."""
+        return self.outcome is not None and self.placeholders_left == 0
+
+    def to_json(self) -> str:
+        """Return the JSON form."""
+        return JOB_REPORT.dump_json(self).decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterReport:
+    """A cluster as ``koala clusters`` shows it."""
+
+    name: str
+    plugin: str
+    lrm: str | None
+    closed: str | None
+    """Why nothing is placed there at present; None: open."""
+    processors: int | None
+    idle: int | None
+    threshold: int
+    placeholders: int
+    """All of ours that have not ended."""
+    placeholders_queued: int
+    available: int
+    polled_at: float | None
+    requests: int
+    """Requests to the LRM since the service started."""
+    largest_requests_per_minute: int
+    requests_per_minute: int
+    """The bound on them."""
+
+
+JOB_REPORT = TypeAdapter(JobReport)
+CLUSTER_REPORT = TypeAdapter(ClusterReport)
+
+
+def job_report(scheduler: Scheduler, record: JobRecord, *, now: float, output_directory: str) -> JobReport:
+    """Return the report of a job of the scheduler."""
+    job = record.job
+    position = scheduler.queue_position(job.id) if record.state is JobState.WAITING else None
+    return JobReport(
+        id=job.id,
+        name=job.name,
+        kind=job.kind.value,
+        state=record.state,
+        user=job.user,
+        priority=job.priority,
+        walltime=job.walltime,
+        submitted_at=job.submitted_at,
+        launched_at=record.launched_at,
+        finished_at=record.finished_at,
+        reported_at=now,
+        queue_position=position,
+        tries=record.tries,
+        hand_backs=record.hand_backs,
+        components=tuple(_component(scheduler.state, record, claim, now) for claim in record.claims),
+        outcome=record.outcome,
+        explanation=explain(scheduler.state, position, record, now),
+        placeholders_left=record.live,
+        output_directory=output_directory,
+    )
+
+
+def _component(state: State, record: JobRecord, claim: Claim, now: float) -> ComponentReport:
+    component = record.job.component(claim.component)
+    placeholders = [state.placeholders[id_] for id_ in claim.placeholders if id_ in state.placeholders]
+    ours = (PlaceholderState.HELD, PlaceholderState.LAUNCHED)
+    waiting = (PlaceholderState.SUBMITTED, PlaceholderState.QUEUED)
+    held = [p for p in placeholders if p.state in ours]
+    ranks = [rank for rank in record.ranks if rank.component == claim.component]
+    waited = None
+    if placeholders:
+        last = max((p.held_at or now for p in placeholders), default=now)
+        waited = max(0.0, last - min(p.submitted_at for p in placeholders))
+    return ComponentReport(
+        name=claim.component,
+        command=component.command,
+        cluster=claim.cluster,
+        processors=claim.processors or component.minimum,
+        held=len(held),
+        queued=sum(p.state in waiting for p in placeholders),
+        lrm_ids=tuple(p.lrm_id for p in placeholders if p.lrm_id),
+        hosts=tuple(sorted({rank.host for rank in ranks} or {p.host for p in held if p.host})),
+        first_rank=ranks[0].rank if ranks else None,
+        waited=waited,
+    )
+
+
+def cluster_report(state: State, driver: ClusterDriver, *, now: float) -> ClusterReport:
+    """Return the report of a cluster of the service."""
+    record = state.clusters.get(driver.name)
+    window = driver.commands.window
+    return ClusterReport(
+        name=driver.name,
+        plugin=driver.config.plugin,
+        lrm=driver.version,
+        closed="not enabled in the site file" if record is None else closed_reason(record, now),
+        processors=None if record is None else record.processors,
+        idle=None if record is None or record.processors is None else record.idle,
+        threshold=driver.config.threshold,
+        placeholders=0 if record is None else record.managed,
+        placeholders_queued=0 if record is None else record.queued,
+        available=0 if record is None else record.available,
+        polled_at=None if driver.poller.latest is None else driver.poller.latest.read_at,
+        requests=window.total,
+        largest_requests_per_minute=window.largest,
+        requests_per_minute=window.per_minute,
+    )

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runner of launcher ``mpi``: all components form one MPI_COMM_WORLD under MPICH.
+
+``mpiexec.hydra -launcher manual`` (MPICH's Hydra, "Using the Hydra Process Manager") prints, for each host, the command
+of the proxy that somebody must start there, and waits for the proxies to dial in: the placeholders play the part of the
+remote shell. mpiexec itself runs in the placeholder of rank 0. Each rank has a made-up host of its own, so that proxy,
+placeholder and rank correspond one to one.
+
+Measured with MPICH 4.0.2: a rank that exits without MPI_Finalize is not noticed by mpiexec, the others hang; therefore
+each rank's shell tells how its program ended, on mpiexec's stdout. ``-genvnone`` lets each rank have its own proxy's
+environment; ``-wdir /`` because mpiexec would impose its own directory, which other nodes need not have.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.runners.runner import AddressedLaunch, Reaction, Runner
+from koala_adapter.scheduler.events import Event, RankEnded
+from koala_adapter.vjm.channel import Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.runners.runner import Application
+
+LAUNCHER_TASK = "launcher"
+LONGEST_LINE = 64 * 1024
+SIGNAL_BASE = 128
+"""A POSIX shell shows a death by signal n as status 128 + n."""
+
+RANK_SHELL = """\
+cd "${KOALA_DIRECTORY:-${KOALA_STDOUT%/*}/work}" || exit 126
+"$@" >"$KOALA_STDOUT" 2>"$KOALA_STDERR"
+status=$?
+echo "koala: rank $KOALA_RANK ended with $status"
+exit $status
+"""
+
+_PROXY = re.compile(r"^HYDRA_LAUNCH: (?P<command>.+ --proxy-id (?P<proxy>\d+))\s*$")
+_RANK_END = re.compile(r"koala: rank (?P<rank>\d+) ended with (?P<status>\d+)\s*$")
+
+
+class MpiRunner(Runner):
+    """Starts mpiexec in the first placeholder, and in all of them the proxies that it asks for."""
+
+    def __init__(self, application: Application) -> None:
+        """See :class:`Runner`."""
+        super().__init__(application)
+        self._read = 0
+        self._rest = b""
+        self._proxies: dict[int, tuple[str, ...]] = {}
+
+    def launches(self) -> Sequence[AddressedLaunch]:
+        """Return mpiexec and the proxies it has asked for so far."""
+        first = self.application.ranks[0]
+        launcher = Launch(
+            task=f"{self.application.job.id}:{LAUNCHER_TASK}",
+            argv=mpiexec_command(self.application),
+            time_limit=float(self.application.job.walltime),
+        )
+        proxies = [self._proxy(number, command) for number, command in sorted(self._proxies.items())]
+        return [AddressedLaunch(placeholder=first.placeholder, launch=launcher), *proxies]
+
+    def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
+        """Read mpiexec's stdout: proxies to be started, and how ranks ended."""
+        if not task.endswith(f":{LAUNCHER_TASK}") or stream != "out" or offset > self._read:
+            return Reaction()
+        fresh = data[self._read - offset :]
+        self._read += len(fresh)
+        *lines, rest = (self._rest + fresh).split(b"\n")
+        self._rest = rest[-LONGEST_LINE:]
+        launches: list[AddressedLaunch] = []
+        events: list[Event] = []
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            if (found := _PROXY.match(text)) is not None:
+                number = int(found["proxy"])
+                if number < len(self.application.ranks):
+                    self._proxies[number] = tuple(shlex.split(found["command"]))
+                    launches.append(self._proxy(number, self._proxies[number]))
+            elif (found := _RANK_END.search(text)) is not None and int(found["rank"]) < len(self.application.ranks):
+                end = _shell_end(int(found["status"]))
+                events.append(RankEnded(time=now, job_id=self.application.job.id, rank=int(found["rank"]), end=end))
+        return Reaction(launches=tuple(launches), events=tuple(events))
+
+    def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
+        """Return what the end of mpiexec means; the end of a proxy means nothing by itself, unless it never ran."""
+        if task.endswith(f":{LAUNCHER_TASK}") or end.reason is not EndReason.EXITED:
+            return super().ended(task, end, now)
+        return ()
+
+    def _proxy(self, number: int, command: tuple[str, ...]) -> AddressedLaunch:
+        rank = self.application.ranks[number]
+        environment = dict(self.application.environment(rank))
+        if self.application.job.working_directory is not None:
+            environment["KOALA_DIRECTORY"] = self.application.job.working_directory
+        launch = Launch(
+            task=self.task_of(number),
+            argv=command,
+            environment=tuple(environment.items()),
+            files=self.application.files.get(rank.component, ()),
+            working_directory=self.application.job.working_directory,
+        )
+        return AddressedLaunch(placeholder=rank.placeholder, launch=launch)
+
+
+def mpiexec_command(application: Application) -> tuple[str, ...]:
+    """Return the command of mpiexec for an application: one made-up host per rank, one program per component."""
+    hosts = ",".join(f"koala{rank.rank}" for rank in application.ranks)
+    command = ["mpiexec.hydra", "-launcher", "manual", "-disable-hostname-propagation", "-genvnone"]
+    command += ["-localhost", application.ranks[0].address or application.ranks[0].host, "-hosts", hosts]
+    for number, (component, ranks) in enumerate(groupby(application.ranks, key=lambda rank: rank.component)):
+        program = application.job.component(component).command
+        separator = [":"] if number else []
+        count = str(sum(1 for _ in ranks))
+        command += [*separator, "-wdir", "/", "-n", count, "sh", "-c", RANK_SHELL, "koala-rank", *program]
+    return tuple(command)
+
+
+def _shell_end(status: int) -> TaskEnd:
+    if status > SIGNAL_BASE:
+        return TaskEnd(reason=EndReason.SIGNALLED, signal=status - SIGNAL_BASE)
+    return TaskEnd(reason=EndReason.EXITED, exit_code=status)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service's Unix socket: only processes of the same user get in, proved by the kernel's peer credentials."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from koala_adapter import requests
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
+from koala_adapter.jobfile import check_job, job_from_dict
+from koala_adapter.model import BatchKey, ClusterName, JobId
+from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT, JobReport, cluster_report, job_report
+from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.scheduler.placement import Placed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from anyio.abc import SocketStream, TaskStatus
+
+    from koala_adapter.model import Job
+    from koala_adapter.requests import Request
+    from koala_adapter.service import Service
+
+SOCKET_NAME = "koala.sock"
+LONGEST_SOCKET_PATH = 107
+"""Bytes of sun_path less the closing zero, unix(7)."""
+WATCH_PAUSE = 0.1
+"""Seconds between two replies of a watch at least."""
+
+log = structlog.get_logger()
+
+
+class Server:
+    """Answers requests on the socket of a state directory."""
+
+    def __init__(self, service: Service) -> None:
+        """Answer for ``service``."""
+        self._service = service
+        self.stop_wanted = anyio.Event()
+        service.archive_with(self._report_of)
+
+    async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        path = socket_path(self._service.directory)
+        with suppress(FileNotFoundError):
+            path.unlink()
+        listener = await anyio.create_unix_listener(path, mode=0o600)
+        try:
+            async with listener:
+                task_status.started()
+                await listener.serve(self._converse)
+        finally:
+            with suppress(FileNotFoundError):
+                path.unlink()
+
+    async def _converse(self, stream: SocketStream) -> None:
+        async with stream:
+            if not same_user(stream):
+                log.warning("refused a connection of another user")
+                return
+            buffered = BufferedByteReceiveStream(stream)
+            with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound):
+                while True:
+                    line = await buffered.receive_until(b"\n", requests.LINE_LIMIT)
+                    await self._answer(stream, line)
+
+    async def _answer(self, stream: SocketStream, line: bytes) -> None:
+        try:
+            request = requests.decode_request(line)
+            if request.operation == "watch":
+                async for reply in self._watch(request):
+                    await stream.send(requests.encode(reply))
+                return
+            reply = requests.Reply(result=self._result(request))
+        except KoalaError as error:
+            reply = requests.refusal(error)
+        await stream.send(requests.encode(reply))
+
+    def _result(self, request: Request) -> Any:  # noqa: ANN401, PLR0911 - JSON of many shapes, one return for each
+        service = self._service
+        match request.operation:
+            case "submit":
+                return {"job_id": service.submit(lambda id_, now: self._job(request, id_, now))}
+            case "cancel":
+                service.cancel(request.job_id)
+                return _json(self._report(request.job_id))
+            case "job":
+                return _json(self._report(request.job_id))
+            case "jobs":
+                return [_json(report) for report in self._reports(request.limit)]
+            case "clusters":
+                now = service.now()
+                reports = [cluster_report(service.state, driver, now=now) for driver in service.clusters.values()]
+                return [CLUSTER_REPORT.dump_python(report, mode="json") for report in reports]
+            case "plan":
+                return self._plan(request)
+            case "script":
+                return self._script(request)
+            case "stop":
+                self.stop_wanted.set()
+        return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
+
+    def _job(self, request: Request, job_id: JobId, now: float) -> Job:
+        if request.job is None:
+            raise ProtocolError("the request carries no job")
+        job = job_from_dict({**request.job, "id": job_id, "submitted_at": now})
+        check_job(job, self._service.site)
+        return job
+
+    def _report(self, job_id: str) -> JobReport:
+        try:
+            return self._report_of(self._service.scheduler.job(job_id).job.id)
+        except JobNotFoundError:
+            archived = self._service.journal.archived(job_id)
+            if archived is None:
+                raise
+            return JOB_REPORT.validate_json(archived)
+
+    def _report_of(self, job_id: JobId) -> JobReport:
+        service = self._service
+        record = service.scheduler.job(job_id)
+        directory = str(service.applications.directory / job_id)
+        return job_report(service.scheduler, record, now=service.now(), output_directory=directory)
+
+    def _reports(self, limit: int) -> list[JobReport]:
+        live = [self._report_of(job_id) for job_id in list(self._service.state.jobs)[-limit:]]
+        known = {report.id for report in live}
+        archived = [JOB_REPORT.validate_json(text) for text in self._service.journal.latest_archived(limit)]
+        reports = [report for report in archived if report.id not in known] + live
+        return sorted(reports, key=lambda report: report.submitted_at)[-limit:]
+
+    async def _watch(self, request: Request) -> AsyncIterator[requests.Reply]:
+        while True:
+            changed = self._service.changed
+            report = self._report(request.job_id)
+            yield requests.Reply(result=_json(report), last=report.over)
+            if report.over:
+                return
+            await changed.wait()
+            await anyio.sleep(WATCH_PAUSE)
+
+    def _plan(self, request: Request) -> dict[str, Any]:
+        service = self._service
+        job = self._job(request, JobId("plan"), service.now())
+        result = service.scheduler.plan(job, service.now())
+        if isinstance(result, Placed):
+            components = [
+                {"component": one.component, "cluster": one.cluster, "processors": one.processors}
+                for one in result.components
+            ]
+            return {"result": "placed", "components": components}
+        return {"result": type(result).__name__.lower(), "reason": result.reason}
+
+    def _script(self, request: Request) -> dict[str, Any]:
+        service = self._service
+        job = self._job(request, JobId("0"), service.now())
+        if request.cluster not in service.clusters:
+            known = ", ".join(service.clusters)
+            raise ConfigurationError(f"no cluster {request.cluster!r}; there are: {known}", hint="give --cluster NAME")
+        parameters = service.state.parameters
+        rendered = []
+        for component in job.components:
+            action = SubmitPlaceholders(
+                batch=BatchKey(f"koala-{service.instance}-0"),
+                cluster=ClusterName(request.cluster),
+                count=component.minimum,
+                walltime=int(job.walltime + parameters.launch_margin + parameters.placeholder_life),
+            )
+            shown = service.rendered(action)
+            rendered.append(
+                {
+                    "component": component.name,
+                    "command": list(shown.command),
+                    "environment": dict(shown.environment),
+                    "script": shown.script,
+                    "note": shown.note,
+                }
+            )
+        return {"cluster": request.cluster, "submissions": rendered}
+
+
+def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
+    return JOB_REPORT.dump_python(report, mode="json")
+
+
+def socket_path(directory: Path) -> Path:
+    """Return the path of the socket in a state directory. Raises ConfigurationError when the kernel cannot take it."""
+    path = directory / SOCKET_NAME
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise ConfigurationError(
+            f"the path of the socket is too long for a Unix socket: {path}",
+            hint="choose a shorter state directory with --state or $KOALA_STATE",
+        )
+    return path
+
+
+def same_user(stream: SocketStream) -> bool:
+    """Tell whether the peer of a Unix socket has our user id (SO_PEERCRED, unix(7))."""
+    raw: socket.socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+    credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service: drives the pure scheduler against real clusters, real agents and the real clock.
+
+Every event is journaled before the scheduler sees it, and what the scheduler wants is done after that. A restart
+replays the journal, and then compares with what the LRMs and the agents say.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from koala_adapter.applications import Applications
+from koala_adapter.clusters import ClusterDriver, Surroundings
+from koala_adapter.commands import CommandRunner, login_name
+from koala_adapter.errors import JobRefusedError, KoalaError, ServiceUnavailableError
+from koala_adapter.journal import Journal
+from koala_adapter.model import ClusterName, JobId
+from koala_adapter.plugin import ClusterContext
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import actions as act
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import PlaceholderState
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.submissions import SAMPLE_TOKEN, ScriptMaker, leave_token, remove_token, token_path
+from koala_adapter.vjm import certificate, credentials
+from koala_adapter.vjm import events as agents
+from koala_adapter.vjm.center import ControlCenter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from anyio.abc import TaskStatus
+
+    from koala_adapter.config import SiteConfig
+    from koala_adapter.model import Job, PlaceholderId
+    from koala_adapter.plugin import PluginDefinition, RenderedSubmission
+    from koala_adapter.reports import JobReport
+    from koala_adapter.scheduler.records import State
+
+RELEASE_GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL when an application is ended."""
+SNAPSHOT_INTERVAL = 5000
+"""Events between two snapshots of the scheduler's state."""
+
+log = structlog.get_logger()
+
+
+class Service:
+    """One user's koala: the queue, its clusters and its control center. Owns the state directory while it runs."""
+
+    def __init__(self, site: SiteConfig, plugins: Mapping[str, PluginDefinition], directory: Path) -> None:
+        """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`."""
+        self.site = site
+        self.directory = directory
+        self.journal = Journal(directory / "journal.sqlite")
+        self._last_time = 0.0
+        self._events: deque[ev.Event] = deque()
+        self._draining = False
+        self._since_snapshot = 0
+        self.scheduler = self._recovered()
+        self.changed = anyio.Event()
+        """Set (and replaced) whenever something changed that a report may show."""
+        self.applications = Applications(
+            directory / "jobs", state=lambda: self.scheduler.state, clock=self.now, report=self.post
+        )
+        self.clusters = {ClusterName(config.name): self._driver(config.name, plugins) for config in site.clusters}
+        self._scripts: ScriptMaker | None = None
+        self._center: ControlCenter | None = None
+        self._on_finished: Callable[[JobId], JobReport] | None = None
+
+    @property
+    def state(self) -> State:
+        """What the scheduler knows."""
+        return self.scheduler.state
+
+    @property
+    def instance(self) -> str:
+        """Short random name of this state directory; part of every LRM job name of ours."""
+        found = self.journal.value("instance")
+        if found is None:
+            found = secrets.token_hex(4)
+            self.journal.set_value("instance", found)
+        return found
+
+    def now(self) -> float:
+        """Return the time in seconds since the epoch; it never runs backwards."""
+        self._last_time = max(self._last_time, time.time())
+        return self._last_time
+
+    def _recovered(self) -> Scheduler:
+        state, events = self.journal.recover()
+        scheduler = Scheduler(state)
+        for event in events:
+            self._last_time = max(self._last_time, event.time)
+            self._handle(scheduler, event)
+        return scheduler
+
+    def _driver(self, name: str, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
+        config = self.site.cluster(name)
+        commands = CommandRunner(per_minute=config.requests_per_minute)
+        private = self.directory / "clusters" / name
+        private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        context = ClusterContext(
+            cluster=ClusterName(name),
+            commands=commands,
+            state_directory=private,
+            directives=config.directives.to_directives(),
+            user=login_name(),
+        )
+        lrm = plugins[config.plugin].factory(context, config.settings)
+        surroundings = Surroundings(
+            state=lambda: self.scheduler.state,
+            clock=self.now,
+            report=self.post,
+            in_contact=self._in_contact,
+            name_prefix=f"koala-{self.instance}-",
+        )
+        return ClusterDriver(config, lrm, commands, surroundings)
+
+    # ---- events and actions ---------------------------------------------------------------------------------------
+
+    def post(self, event: ev.Event) -> None:
+        """Journal an event, let the scheduler handle it, and have its actions done."""
+        self._events.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._events:
+                self._process(self._events.popleft())
+        finally:
+            self._draining = False
+        self._tell()
+
+    def _tell(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    def _process(self, event: ev.Event) -> None:
+        number = self.journal.append(event)
+        actions = self._handle(self.scheduler, event)
+        if any(isinstance(action, act.SubmitPlaceholders | act.LaunchJob) for action in actions):
+            self.journal.sync()
+        for action in actions:
+            self._act(action)
+        self._since_snapshot += 1
+        if self._since_snapshot >= SNAPSHOT_INTERVAL:
+            self._snapshot(number)
+
+    @staticmethod
+    def _handle(scheduler: Scheduler, event: ev.Event) -> list[act.Action]:
+        """Let the scheduler handle an event; a defect in it costs that event, not the service and all its jobs."""
+        try:
+            return scheduler.handle(event)
+        except Exception:
+            log.exception("the scheduler failed on an event", event_type=type(event).__name__)
+            return []
+
+    def _snapshot(self, number: int) -> None:
+        self._since_snapshot = 0
+        self.journal.snapshot(self.scheduler.state, number)
+        self._forget_secrets()
+
+    def _act(self, action: act.Action) -> None:
+        match action:
+            case act.SubmitPlaceholders():
+                self._submit(action)
+            case act.EndPlaceholders():
+                self._end(action)
+            case act.LaunchJob():
+                self.applications.launch(action.job_id)
+            case act.JobFinished():
+                self._finished(action)
+
+    def _submit(self, action: act.SubmitPlaceholders) -> None:
+        driver = self.clusters[action.cluster]
+        token = credentials.new_token()
+        self.journal.set_token(action.batch, token)
+        if self._scripts is None:
+            return
+        try:
+            path = token_path(driver.config, action.batch)
+            if path is not None:
+                leave_token(path, token)
+            driver.submit(self._scripts.submission(action, driver.config, driver.lrm, token))
+        except (OSError, KoalaError) as error:
+            self.post(ev.BatchRejected(time=self.now(), batch=action.batch, reason=str(error)))
+
+    def _end(self, action: act.EndPlaceholders) -> None:
+        driver = self.clusters.get(action.cluster)
+        to_cancel = []
+        for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
+            told = self._center is not None and self._center.release(placeholder, RELEASE_GRACE)
+            if lrm_id and (action.force or not told):
+                to_cancel.append(lrm_id)
+        if driver is not None:
+            driver.cancel(to_cancel)
+            driver.poller.poll_soon()
+
+    def _finished(self, action: act.JobFinished) -> None:
+        outcome = action.outcome
+        log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
+        self.applications.forget(action.job_id)
+        if self._on_finished is not None:
+            report = self._on_finished(action.job_id)
+            self.journal.archive(action.job_id, self.now(), report.to_json())
+
+    # ---- what users ask -------------------------------------------------------------------------------------------
+
+    def archive_with(self, make_report: Callable[[JobId], JobReport]) -> None:
+        """Have the reports of finished jobs made by ``make_report`` and kept."""
+        self._on_finished = make_report
+
+    def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
+        """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
+
+        Raises JobRefusedError when its input files cannot be kept.
+        """
+        job = make_job(JobId(str(self.journal.next_job_number())), self.now())
+        try:
+            self.applications.keep_input(job)
+        except OSError as error:
+            raise JobRefusedError(
+                f"input file {error.filename}: {error.strerror}", hint="check the job file"
+            ) from error
+        self.post(ev.JobSubmitted(time=self.now(), job=job))
+        self.journal.sync()
+        for driver in self.clusters.values():
+            driver.poller.active = True
+            driver.poller.poll_soon()
+        return job.id
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job. Raises JobNotFoundError; a job that has ended already is left as it is."""
+        record = self.scheduler.job(job_id)
+        self.post(ev.CancelRequested(time=self.now(), job_id=record.job.id))
+        self.journal.sync()
+
+    def rendered(self, action: act.SubmitPlaceholders) -> RenderedSubmission:
+        """Return exactly what would be submitted for an action, with another text in the place of the token."""
+        if self._scripts is None:
+            raise ServiceUnavailableError("the service is still starting", hint="try again in a moment")
+        driver = self.clusters[action.cluster]
+        return driver.lrm.render(self._scripts.submission(action, driver.config, driver.lrm, SAMPLE_TOKEN))
+
+    @property
+    def unfinished(self) -> list[JobId]:
+        """Jobs that have no outcome yet or whose placeholders are not all gone."""
+        return [id_ for id_, record in self.state.jobs.items() if not record.state.final or record.live]
+
+    # ---- agents ---------------------------------------------------------------------------------------------------
+
+    def _authenticate(self, placeholder: PlaceholderId, token: str) -> bool:
+        expected = self.journal.token_hash(placeholder.batch)
+        known = placeholder in self.state.placeholders
+        return expected is not None and known and credentials.matches(token, expected)
+
+    def _in_contact(self, placeholder: PlaceholderId) -> bool:
+        return self._center is not None and placeholder in self._center.connected
+
+    def _on_agent(self, event: agents.AgentEvent) -> None:
+        match event:
+            case agents.AgentRegistered():
+                self._agent_registered(event)
+            case agents.AgentDisconnected():
+                self._agent_disconnected(event)
+            case agents.AgentTaskStarted():
+                self.applications.started(event.task)
+            case agents.AgentTaskEnded():
+                self.applications.ended(event.task, event.end)
+            case agents.AgentEnding():
+                self.post(
+                    ev.PlaceholderEnding(
+                        time=self.now(), placeholder=event.placeholder, reason=event.reason, detail=event.detail
+                    )
+                )
+
+    def _on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+        self.applications.output(task, stream, offset, data)
+        self._tell()
+
+    def _agent_registered(self, event: agents.AgentRegistered) -> None:
+        now = self.now()
+        ends_at = None if event.ends_in is None else now + event.ends_in
+        self.post(
+            ev.PlaceholderHeld(
+                time=now, placeholder=event.placeholder, host=event.host, address=event.address, ends_at=ends_at
+            )
+        )
+        self.applications.registered(event.placeholder, event.tasks)
+
+    def _agent_disconnected(self, event: agents.AgentDisconnected) -> None:
+        record = self.state.placeholders.get(event.placeholder)
+        if record is None:
+            return
+        driver = self.clusters.get(record.cluster)
+        if record.state is PlaceholderState.ENDING and driver is not None:
+            driver.witness.farewells.add(event.placeholder)
+            driver.poller.poll_soon()
+        else:
+            self.post(ev.PlaceholderSilent(time=self.now(), placeholder=event.placeholder, detail=event.detail))
+
+    # ---- running --------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. ``task_status`` is told once the control center listens and each LRM was tried."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                await self._listen(tasks)
+                self.post(self._configuration())
+                self._after_restart()
+                for driver in self.clusters.values():
+                    await tasks.start(driver.run)
+                tasks.start_soon(self._keep_time)
+                tasks.start_soon(self._tidy)
+                task_status.started()
+        finally:
+            self.journal.close()
+
+    async def _listen(self, tasks: anyio.abc.TaskGroup) -> None:
+        own = certificate.load_or_create(self.directory / "certificate")
+        settings = self.site.control_center
+        self._center = ControlCenter(
+            ssl_context=certificate.server_context(own),
+            authenticate=self._authenticate,
+            sessions=self.journal,
+            on_event=self._on_agent,
+            output_path=self.applications.output_path,
+            on_output=self._on_output,
+            lease=settings.lease,
+            heartbeat=settings.heartbeat,
+        )
+        kept = int(self.journal.value("port") or "0")
+        port = await tasks.start(self._center.serve, settings.listen, settings.port or kept)
+        self.journal.set_value("port", str(port))
+        self.applications.center = self._center
+        self._scripts = ScriptMaker(site=self.site, port=port, fingerprint=own.fingerprint)
+
+    def _configuration(self) -> ev.Configured:
+        scheduler, center = self.site.scheduler, self.site.control_center
+        parameters = Parameters(
+            instance=self.instance,
+            scan_interval=scheduler.scan_interval,
+            placeholder_life=scheduler.placeholder_life,
+            backoff=scheduler.backoff,
+            longest_backoff=scheduler.longest_backoff,
+            maximum_tries=scheduler.maximum_tries,
+            registration_timeout=center.registration_timeout,
+            missing_limit=scheduler.missing_limit,
+            pause=scheduler.pause,
+            lease=center.lease,
+            launch_margin=scheduler.launch_margin,
+            reuse=scheduler.reuse,
+        )
+        clusters = tuple(
+            ClusterParameters(
+                name=config.cluster_name,
+                threshold=config.threshold,
+                walltime_limit=config.walltime_limit,
+                placeholders_in_flight=config.placeholders_in_flight,
+            )
+            for config in self.site.enabled_clusters
+        )
+        return ev.Configured(time=self.now(), parameters=parameters, clusters=clusters)
+
+    def _after_restart(self) -> None:
+        """Doubt what only the former process knew: submissions under way, and agents that have yet to come back."""
+        now = self.now()
+        for batch in list(self.state.batches.values()):
+            if batch.lrm_ids is None and batch.key not in self._just_submitted():
+                self.post(ev.BatchUncertain(time=now, batch=batch.key, reason="the service was restarted meanwhile"))
+        for placeholder in list(self.state.placeholders.values()):
+            if placeholder.host and placeholder.state is not PlaceholderState.ENDING:
+                detail = "the service was restarted"
+                self.post(ev.PlaceholderSilent(time=now, placeholder=placeholder.id, detail=detail))
+
+    def _just_submitted(self) -> set[str]:
+        return {key for driver in self.clusters.values() for key in driver.under_way}
+
+    async def _keep_time(self) -> None:
+        while True:
+            at = self.scheduler.next_wakeup
+            changed = self.changed
+            if at is not None and at <= self.now():
+                self.post(ev.TimeReached(time=self.now()))
+                await anyio.lowlevel.checkpoint()
+                continue
+            with anyio.move_on_after(None if at is None else max(0.0, at - self.now())):
+                await changed.wait()
+
+    async def _tidy(self) -> None:
+        """Poll less while nothing is unfinished; drop the secrets of submissions that are over."""
+        while True:
+            await self.changed.wait()
+            active = bool(self.unfinished)
+            for driver in self.clusters.values():
+                driver.poller.active = active
+            if not active:
+                self._forget_secrets()
+
+    def _forget_secrets(self) -> None:
+        for batch in self.journal.batches_with_secrets():
+            if batch not in self.state.batches:
+                self.journal.forget_batch(batch)
+                for driver in self.clusters.values():
+                    path = token_path(driver.config, batch)
+                    if path is not None:
+                        remove_token(path)

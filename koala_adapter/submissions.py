@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes what is submitted: one-time tokens, and job scripts that carry the agent."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.plugin import Submission
+from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+
+if TYPE_CHECKING:
+    from koala_adapter.config import ClusterConfig, SiteConfig
+    from koala_adapter.model import BatchKey
+    from koala_adapter.plugin import Lrm
+    from koala_adapter.scheduler.actions import SubmitPlaceholders
+
+SAMPLE_TOKEN = "THE-ONE-TIME-TOKEN-GOES-HERE"  # noqa: S105 - stands where a token would be, in what people are shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptMaker:
+    """Makes the submissions of one service: knows where its control center is and how it proves itself."""
+
+    site: SiteConfig
+    port: int
+    fingerprint: str
+    """SHA-256 of the control center's certificate, as agents pin it."""
+
+    def submission(self, action: SubmitPlaceholders, config: ClusterConfig, lrm: Lrm, token: str) -> Submission:
+        """Return the submission for an action of the scheduler."""
+        token_file = token_path(config, action.batch)
+        agent = AgentConfig(
+            batch=action.batch,
+            token=None if token_file else token,
+            token_file=None if token_file is None else str(token_file),
+            host=self.site.node_address(config),
+            port=self.port,
+            fingerprint=self.fingerprint,
+            lease=self.site.control_center.lease,
+            walltime=float(action.walltime),
+        )
+        script = render_job_script(
+            agent=agent, array_index_variable=lrm.array_index_variable, job_id_variable=lrm.job_id_variable
+        )
+        return Submission(
+            key=action.batch,
+            count=action.count,
+            script=script,
+            walltime=action.walltime,
+            queue=config.queue,
+            memory_mib=config.memory_mib,
+            output_directory=config.output_directory,
+        )
+
+
+def token_path(config: ClusterConfig, batch: BatchKey) -> Path | None:
+    """Return where the token of a submission is left for its agents; None when it travels in the job script."""
+    return None if config.token_directory is None else Path(config.token_directory) / f"{batch}.token"
+
+
+def leave_token(path: Path, token: str) -> None:
+    """Write a token so that nobody else can read it. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token)
+
+
+def remove_token(path: Path) -> None:
+    """Remove a token that was left; no error when it is gone."""
+    with suppress(FileNotFoundError):
+        path.unlink()
