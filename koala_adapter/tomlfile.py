@@ -29,6 +29,9 @@ KeyPath = tuple[str | int, ...]
 MAXIMUM_SIZE = 1024 * 1024
 """Bytes; a larger file is surely not the one that was meant."""
 
+LONGEST_SHOWN = 60
+"""Characters of a key or a text that a refusal repeats."""
+
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _STRING = re.compile(
     r"""
@@ -80,14 +83,14 @@ def show_path(path: KeyPath) -> str:
         if isinstance(part, int):
             shown += f"[{part}]"
         else:
-            key = part if BARE_KEY.fullmatch(part) else show_text(part)
+            key = part if BARE_KEY.fullmatch(part) and len(part) <= LONGEST_SHOWN else show_text(part)
             shown += f".{key}" if shown else key
     return shown
 
 
-def show_text(text: str, *, longest: int = 60) -> str:
+def show_text(text: str) -> str:
     """Return ``text`` quoted and shortened, with whatever a terminal would act on escaped."""
-    short = text if len(text) <= longest else text[: longest - 1] + "…"
+    short = text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
     escaped = short.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in escaped) + '"'
 

@@ -237,7 +237,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
 
 def test_what_a_terminal_would_act_on_is_escaped() -> None:
     """Escape sequences and long texts in a file do not reach the terminal."""
-    message = refusal(one_cluster(f'queue = "\\u001b[31m {"x" * 500}"\n"k\\u001b" = 1'))
+    message = refusal(one_cluster(f'queue = "\\u001b[31m {"x" * 500}"\n"k\\u001b" = 1\n{"k" * 9000} = 1'))
     assert "\x1b" not in message
     assert all(len(line) < 500 for line in message.splitlines())
 
