@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test gets: asyncio as the event loop, and an environment free of the caller's shell."""
+"""What every test gets: asyncio as the event loop, an environment free of the caller's shell, and the marker `real`.
+
+``@pytest.mark.real("slurmctld", "slurmd")`` names the commands a test needs. Where one is missing the test is skipped
+and says which. With KOALA_REQUIRE_REAL=1, as in CI, a test with this marker, or one in tests/real, fails instead of
+being skipped, whatever the reason.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
+
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+REAL = Path(__file__).parent / "real"
+REQUIRED = os.environ.get("KOALA_REQUIRE_REAL") == "1"
+DAEMONS_TOO = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 FOREIGN_PREFIXES = ("KOALA_", "SLURM", "SBATCH_", "SGE_", "DRMAA_", "PBS_", "PMI", "XDG_")
 """Variables that steer a batch system or us, and would make a test depend on who runs it."""
-
-KEPT = frozenset({"KOALA_REQUIRE_REAL"})
-"""The switch of the real tests: with it a missing batch system is a failure."""
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +38,41 @@ def anyio_backend() -> str:
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give the whole session an empty home directory and none of the variables of a batch system."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES) and name not in KEPT]:
+        for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES)]:
             patch.delenv(name)
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("LC_ALL", "C.UTF-8")
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test, before any of its fixtures start a daemon, when a command that it names is missing."""
+    commands = {str(command) for marker in item.iter_markers("real") for command in marker.args}
+    missing = sorted(command for command in commands if shutil.which(command, path=DAEMONS_TOO) is None)
+    if missing:
+        pytest.skip(f"not on this machine: {', '.join(missing)}")
+
+
+def _insist(report: Report, node: pytest.Item | pytest.Collector) -> Report:
+    """Make a failure of a skip among the real tests when the real systems are required."""
+    real = node.path.is_relative_to(REAL) or node.get_closest_marker("real") is not None
+    if REQUIRED and real and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"KOALA_REQUIRE_REAL=1, so this may not be skipped. {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Do not let a required test pass by as skipped."""
+    return _insist((yield), item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Do not let a required module pass by as skipped."""
+    return _insist((yield), collector)
