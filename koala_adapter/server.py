@@ -82,9 +82,11 @@ class Server:
                     await stream.send(requests.encode(reply))
                 return
             reply = requests.Reply(result=self._result(request))
+            await stream.send(requests.encode(reply))
+            if request.operation == "stop":
+                self.stop_wanted.set()
         except KoalaError as error:
-            reply = requests.refusal(error)
-        await stream.send(requests.encode(reply))
+            await stream.send(requests.encode(requests.refusal(error)))
 
     def _result(self, request: Request) -> Any:  # noqa: ANN401, PLR0911 - JSON of many shapes, one return for each
         service = self._service
@@ -106,8 +108,6 @@ class Server:
                 return self._plan(request)
             case "script":
                 return self._script(request)
-            case "stop":
-                self.stop_wanted.set()
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
 
     def _job(self, request: Request, job_id: JobId, now: float) -> Job:
