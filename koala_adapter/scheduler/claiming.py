@@ -9,47 +9,53 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import BatchKey, EndReason, PlaceholderId
+from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.actions import LaunchJob, Rank, SubmitPlaceholders
 from koala_adapter.scheduler.lifecycle import end_placeholder, setback
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.placement import POLICIES, Infeasible, Insufficient, Placed
+from koala_adapter.scheduler.queue import position_of
 from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
+from koala_adapter.scheduler.rooms import Rooms, less
+from koala_adapter.scheduler.waiting import leave_queue, place, refuse
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.placement import ClusterView, PlacedComponent, PlacementResult
+    from koala_adapter.scheduler.placement import ClusterView, PlacedComponent
     from koala_adapter.scheduler.queue import Lane
     from koala_adapter.scheduler.records import JobRecord
 
 
 def scan_queue(context: Context) -> None:
     """Try to place waiting jobs from head to tail."""
-    views = context.views()
+    if not len(context.queue):
+        return
+    state = context.state
+    rooms = Rooms(context)
+    guarded, kept = state.guarded, dict(state.kept_room)
+    guard_position = None if guarded is None else position_of(state.jobs[guarded])
+    hopeless: set[Lane] = set()
 
     def may_fit(lane: Lane) -> bool:
-        cluster, need = lane
-        if cluster is not None:
-            view = views.get(cluster)
-            return view is not None and view.closed is None and view.room >= need
-        return any(view.closed is None and view.room >= need for view in views.values())
+        return lane not in hopeless and rooms.may_hold(lane)
 
-    for job_id in context.queue.scan(may_fit):
-        record = context.state.jobs[job_id]
-        result = place(context, record, views)
+    for position, job_id in context.queue.scan(may_fit, largest=rooms.largest):
+        if guard_position is not None and position > guard_position:
+            guard_position = None
+            if state.guarded == guarded:
+                rooms.keep(kept)
+                if not may_fit(context.queue.lane_of(state.jobs[job_id])):
+                    continue
+        record = state.jobs[job_id]
+        result = place(context, record, rooms.views)
         if isinstance(result, Placed):
-            context.queue.remove(job_id)
+            leave_queue(context, record)
             claim_placement(context, record, result)
-            for placed in result.components:
-                views[placed.cluster] = context.view(context.state.clusters[placed.cluster])
+            rooms.refresh({placed.cluster for placed in result.components})
         else:
             record.last_trouble = result.reason
-
-
-def place(context: Context, record: JobRecord, views: dict[ClusterName, ClusterView]) -> PlacementResult:
-    """Ask the job's placement policy where it would go now."""
-    return POLICIES[record.job.placement].place(context.requests(record), views)
+            hopeless.add(context.queue.lane_of(record))
 
 
 def claim_placement(context: Context, record: JobRecord, placed: Placed) -> None:
@@ -114,6 +120,7 @@ def retake(context: Context, record: JobRecord) -> None:
     settled = [claim for claim in short if claim.placeholders]
     views = context.views()
     trouble = _reserve(settled, views)
+    placed: tuple[PlacedComponent, ...] = ()
     if trouble is None and homeless:
         requests = [context.request(record, claim) for claim in homeless]
         result = POLICIES[record.job.placement].place(requests, views)
@@ -123,18 +130,19 @@ def retake(context: Context, record: JobRecord) -> None:
         if isinstance(result, Insufficient):
             trouble = result.reason
         else:
-            for placed in result.components:
-                _fill(context, record, record.claim(placed.component), placed)
+            placed = result.components
     if trouble is not None:
         setback(context, record, trouble)
         return
+    for component in placed:
+        _fill(context, record, record.claim(component.component), component)
     for claim in settled:
         if claim.cluster is not None:
             _submit(context, record, claim, claim.cluster)
 
 
 def _reserve(settled: list[Claim], views: dict[ClusterName, ClusterView]) -> str | None:
-    """Check room for what settled components miss; return the trouble when there is none."""
+    """Take the room for what settled components miss out of the views; return the trouble when there is too little."""
     needed: dict[ClusterName, int] = {}
     for claim in settled:
         if claim.cluster is not None:
@@ -145,17 +153,15 @@ def _reserve(settled: list[Claim], views: dict[ClusterName, ClusterView]) -> str
             return f"{name}: {view.closed if view else 'no longer in the site file'}"
         if view.room < processors:
             return f"{name}: room for {max(0, view.room)} placeholders, {processors} more are needed"
+        views[name] = less(view, processors)
     return None
-
-
-def refuse(context: Context, record: JobRecord, reason: str) -> None:
-    """End a job that can never run."""
-    context.outcomes.append((record, outcome_without_code(JobState.REFUSED, EndReason.NOT_PLACED, reason)))
 
 
 def check_complete(context: Context, record: JobRecord) -> None:
     """Launch a claiming job when everything it wants is held and will last long enough."""
     if record.state is not JobState.CLAIMING:
+        return
+    if record.held < sum(len(claim.placeholders) for claim in record.claims):
         return
     placeholders = context.state.placeholders_of(record)
     if any(not placeholder.held for placeholder in placeholders):
@@ -164,7 +170,7 @@ def check_complete(context: Context, record: JobRecord) -> None:
         if record.retake_at is not None:
             retake(context, record)
         return
-    short = [p for p in placeholders if p.ends_at is not None and p.ends_at - context.now < record.job.walltime]
+    short = [p for p in placeholders if not p.lasts(context.now, record.job.walltime)]
     if short:
         _drain(context, record, short)
     else:
@@ -173,8 +179,8 @@ def check_complete(context: Context, record: JobRecord) -> None:
 
 def _drain(context: Context, record: JobRecord, short: list[PlaceholderRecord]) -> None:
     """Hand back placeholders whose remaining walltime is too short for the job (walltime drain)."""
+    record.take_back({placeholder.id for placeholder in short})
     for placeholder in short:
-        record.claim(placeholder.component).placeholders.remove(placeholder.id)
         end_placeholder(context, placeholder)
     setback(context, record, f"{len(short)} held processors had less walltime left than the job needs")
 

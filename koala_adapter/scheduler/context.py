@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.queue import PlacementQueue
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
 
+SHORTEST_PAUSE = 1.0
+"""Seconds between two looks at the same thing, at least: a setting of 0 must not make the scheduler spin."""
+
 
 @dataclass(slots=True)
 class Context:
@@ -34,7 +37,8 @@ class Context:
         """Return what a placement policy may know of a cluster."""
         return ClusterView(
             name=cluster.parameters.name,
-            capacity=None if cluster.processors is None else cluster.capacity,
+            capacity=cluster.largest_capacity,
+            in_flight=cluster.parameters.placeholders_in_flight,
             room=cluster.room,
             available=cluster.available,
             load_free=cluster.load_free,
@@ -50,9 +54,13 @@ class Context:
         """Return what a component asks of a placement policy."""
         return ComponentRequest(
             component=record.job.component(claim.component),
-            walltime=record.job.walltime + int(self.state.parameters.launch_margin),
+            walltime=record.job.walltime + self.margin(),
             excluded=frozenset(claim.excluded),
         )
+
+    def margin(self) -> int:
+        """Return the seconds asked from an LRM on top of a job's walltime, at least."""
+        return int(self.state.parameters.launch_margin)
 
     def requests(self, record: JobRecord) -> list[ComponentRequest]:
         """Return the requests of all components of a job."""
@@ -67,6 +75,8 @@ def closed_reason(cluster: ClusterRecord, now: float) -> str | None:
         return f"out of reach: {cluster.unavailable}"
     if cluster.processors is None:
         return "not seen yet"
+    if not cluster.listed:
+        return "its batch system lists no processors"
     if cluster.paused_until is not None and now < cluster.paused_until:
         return f"paused for another {cluster.paused_until - now:.0f} s: {cluster.pause_reason}"
     return None
@@ -83,4 +93,4 @@ def jitter(record: JobRecord) -> float:
 def backoff(record: JobRecord, *, first: float, longest: float) -> float:
     """Return the seconds to pause after the latest setback: doubling, bounded, and out of step with other jobs."""
     exponent = min(max(0, record.setbacks - 1), 30)
-    return min(longest, first * 2.0**exponent * (1 + jitter(record) / 4))
+    return max(SHORTEST_PAUSE, min(longest, first * 2.0**exponent * (1 + jitter(record) / 4)))

@@ -3,36 +3,56 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, JobKind, Launcher, TaskEnd
 from koala_adapter.scheduler.actions import JobFinished
 from koala_adapter.scheduler.claiming import check_complete
-from koala_adapter.scheduler.lifecycle import end_placeholder
+from koala_adapter.scheduler.lifecycle import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
+from koala_adapter.scheduler.queue import position_of
+from koala_adapter.scheduler.waiting import leave_queue
 
 if TYPE_CHECKING:
-    from koala_adapter.model import ClusterName
+    from koala_adapter.model import ClusterName, PlaceholderId
     from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.queue import Lane
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
+
+    Free = dict[ClusterName, list[PlaceholderRecord]]
+    Fit = list[tuple[Claim, list[PlaceholderRecord]]]
+
+REUSE_LOOK = 100
+"""How many waiting jobs are looked at, at most, when a completed job's placeholders can be handed on."""
 
 
 def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
-    """Give a job its outcome and end, or hand on, every placeholder it has."""
+    """Give a job its outcome and end, or hand on, every placeholder it has. The first outcome counts."""
     if record.state.final:
         return
     record.state = outcome.state
     record.outcome = outcome
     record.finished_at = context.now
     record.life_ends_at = record.retake_at = None
-    context.queue.remove(record.job.id)
+    record.not_before = None
+    leave_queue(context, record)
     context.effects.add(JobFinished(job_id=record.job.id, outcome=outcome))
     spares = context.state.placeholders_of(record) if record.live else []
     if outcome.state is JobState.COMPLETED and context.state.parameters.reuse:
-        spares = _hand_on(context, spares)
+        spares = _hand_on(context, record, spares)
     for placeholder in spares:
         end_placeholder(context, placeholder)
     context.scan_wanted = True
+    _remember(context, record)
+
+
+def _remember(context: Context, record: JobRecord) -> None:
+    """Keep the records of the jobs that finished last; drop what is older, once its placeholders are gone."""
+    finished = context.state.finished
+    finished.append(record.job.id)
+    while len(finished) > context.state.parameters.finished_kept:
+        drop_if_forgotten(context, context.state.jobs[finished.pop(0)])
 
 
 def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskEnd) -> None:
@@ -44,6 +64,8 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
     if record.state not in {JobState.LAUNCHING, JobState.RUNNING}:
         return
     if rank is not None:
+        if rank not in range(len(record.ranks)):
+            return
         record.started.add(rank)
         record.ends[rank] = end
     if not end.ok:
@@ -98,48 +120,65 @@ def placeholder_failed(context: Context, record: JobRecord, placeholder: Placeho
     finish(context, record, outcome)
 
 
-def _hand_on(context: Context, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
+def _hand_on(context: Context, record: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
     """Give held processors to jobs of the queue that fit into them entirely; return what is left.
 
     No new queueing in any LRM: a placeholder can be handed from one job to another of the same user (DESIGN section 6).
+    Room that is kept for a guarded job is not given to jobs behind it.
     """
-    free: dict[ClusterName, list[PlaceholderRecord]] = {}
+    state = context.state
+    free: Free = {}
+    over = {rank.placeholder for rank in record.ranks if rank.rank in record.ends}
     for placeholder in spares:
-        if placeholder.state is PlaceholderState.LAUNCHED and placeholder.silent_since is None:
+        if placeholder.id in over and _reusable(context, placeholder):
             free.setdefault(placeholder.cluster, []).append(placeholder)
-    left = [p for p in spares if p.state is not PlaceholderState.LAUNCHED or p.silent_since is not None]
+    guard_position = None if state.guarded is None else position_of(state.jobs[state.guarded])
+    barred = frozenset(state.kept_room)
+
+    def may_fit(lane: Lane) -> bool:
+        most = max((len(some) for some in free.values()), default=0)
+        return all(need.minimum <= (len(free.get(need.cluster, ())) if need.cluster else most) for need in lane.needs)
+
     most = max((len(some) for some in free.values()), default=0)
-    for job_id in context.queue.scan(lambda lane: lane[1] <= most):
-        record = context.state.jobs[job_id]
-        fit = _fit(context, record, free)
-        if fit is None:
-            continue
-        context.queue.remove(job_id)
-        record.state = JobState.CLAIMING
-        for claim, chosen in fit:
-            _adopt(context, record, claim, chosen)
-            free[chosen[0].cluster] = [p for p in free[chosen[0].cluster] if p not in chosen]
-        check_complete(context, record)
-    return left + [placeholder for some in free.values() for placeholder in some]
+    for position, job_id in islice(context.queue.scan(may_fit, largest=most), REUSE_LOOK):
+        taker = state.jobs[job_id]
+        behind = guard_position is not None and position > guard_position
+        fit = _fit(context, taker, {n: some for n, some in free.items() if not (behind and n in barred)})
+        if fit is not None:
+            leave_queue(context, taker)
+            _hand_to(context, taker, fit, free)
+    left = {placeholder.id for some in free.values() for placeholder in some}
+    return [p for p in spares if p.job_id == record.job.id or p.id in left]
 
 
-def _fit(
-    context: Context, record: JobRecord, free: dict[ClusterName, list[PlaceholderRecord]]
-) -> list[tuple[Claim, list[PlaceholderRecord]]] | None:
-    used: set[int] = set()
-    fit: list[tuple[Claim, list[PlaceholderRecord]]] = []
+def _reusable(context: Context, placeholder: PlaceholderRecord) -> bool:
+    """Tell whether a placeholder whose process has ended is in contact, on a cluster that is still in use."""
+    ours = placeholder.state is PlaceholderState.LAUNCHED and placeholder.silent_since is None
+    return ours and context.state.clusters[placeholder.cluster].configured
+
+
+def _hand_to(context: Context, taker: JobRecord, fit: Fit, free: Free) -> None:
+    taker.state = JobState.CLAIMING
+    taker.last_trouble = ""
+    for claim, chosen in fit:
+        _adopt(context, taker, claim, chosen)
+        given = {placeholder.id for placeholder in chosen}
+        free[claim.cluster or chosen[0].cluster] = [p for p in free[chosen[0].cluster] if p.id not in given]
+    check_complete(context, taker)
+
+
+def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
+    """Choose placeholders for all components of a job among the free ones; None when they do not suffice."""
+    used: set[PlaceholderId] = set()
+    fit: Fit = []
     for component, claim in record.components():
         names = [component.cluster] if component.cluster is not None else sorted(free, key=lambda n: -len(free[n]))
         size = component.maximum if record.job.kind is JobKind.MOLDABLE else component.minimum
         for name in names:
-            lasting = [
-                p
-                for p in free.get(name, [])
-                if id(p) not in used and (p.ends_at is None or p.ends_at - context.now >= record.job.walltime)
-            ]
+            lasting = [p for p in free.get(name, []) if p.id not in used and p.lasts(context.now, record.job.walltime)]
             if len(lasting) >= component.minimum and name not in claim.excluded:
                 chosen = lasting[:size]
-                used.update(id(p) for p in chosen)
+                used.update(p.id for p in chosen)
                 fit.append((claim, chosen))
                 break
         else:
@@ -150,12 +189,10 @@ def _fit(
 def _adopt(context: Context, record: JobRecord, claim: Claim, chosen: list[PlaceholderRecord]) -> None:
     claim.cluster, claim.processors = chosen[0].cluster, len(chosen)
     claim.placeholders = [placeholder.id for placeholder in chosen]
+    former = context.state.jobs[chosen[0].job_id]
+    former.take_back(set(claim.placeholders))
     for placeholder in chosen:
-        former = context.state.jobs[placeholder.job_id]
         former.live -= 1
-        for old in former.claims:
-            if placeholder.id in old.placeholders:
-                old.placeholders.remove(placeholder.id)
-        placeholder.job_id, placeholder.component = record.job.id, claim.component
         record.live += 1
+        placeholder.job_id, placeholder.component = record.job.id, claim.component
         context.state.change(placeholder, PlaceholderState.HELD)

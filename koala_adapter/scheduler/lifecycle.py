@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason
-from koala_adapter.scheduler.context import backoff, jitter
+from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, jitter
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
 from koala_adapter.scheduler.records import TimerKind
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
 
+FORCED_PATIENCE = 6
+"""A cancellation through the LRM is repeated after so many times the patience with an agent."""
 SILENCE_MARGIN = 15.0
 """Seconds added to the lease before a silent agent is given up, for clocks and process switches."""
 
@@ -31,35 +33,41 @@ def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: 
     batch = context.state.batches.get(placeholder.id.batch)
     if batch is None or batch.lrm_ids is not None or placeholder.host:
         context.effects.end(placeholder.cluster, placeholder.id, placeholder.lrm_id, force=force)
-    at = context.now + context.state.parameters.end_patience * (6 if force else 1)
-    context.state.set_timer(at, TimerKind.ENDING, placeholder=placeholder.id)
+    patience = max(SHORTEST_PAUSE, context.state.parameters.end_patience) * (FORCED_PATIENCE if force else 1)
+    placeholder.end_check_at = context.now + patience
+    context.state.set_timer(placeholder.end_check_at, TimerKind.ENDING, placeholder=placeholder.id)
 
 
 def ending_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     """Cancel a placeholder through its LRM when telling its agent was not enough."""
-    if placeholder.state is PlaceholderState.ENDING:
+    due = placeholder.end_check_at is not None and context.now >= placeholder.end_check_at
+    if placeholder.state is PlaceholderState.ENDING and due:
         end_placeholder(context, placeholder, force=True)
 
 
 def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None:
     """Drop the record of a placeholder that is certainly gone (or never was)."""
     state = context.state
-    record = state.jobs.get(placeholder.job_id)
-    waiting = placeholder.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}
-    cluster = state.clusters[placeholder.cluster]
-    cluster.managed -= 1
-    cluster.queued -= waiting
+    record = state.jobs[placeholder.job_id]
+    state.count(placeholder, -1)
+    state.clusters[placeholder.cluster].managed -= 1
     del state.placeholders[placeholder.id]
     batch = state.batches[placeholder.id.batch]
     batch.live -= 1
     if batch.live == 0:
         del state.batches[batch.key]
-    if record is not None:
-        record.live -= 1
-        for claim in record.claims:
-            if placeholder.id in claim.placeholders:
-                claim.placeholders.remove(placeholder.id)
+    record.live -= 1
+    if record.state.final:
+        drop_if_forgotten(context, record)
+    else:
+        record.take_back({placeholder.id})
     context.scan_wanted = True
+
+
+def drop_if_forgotten(context: Context, record: JobRecord) -> None:
+    """Drop the record of a finished job that is not among the last ones and has no placeholders left."""
+    if record.state.final and not record.live and record.job.id not in context.state.finished:
+        del context.state.jobs[record.job.id]
 
 
 def start_life(context: Context, record: JobRecord) -> None:
@@ -77,10 +85,13 @@ def life_timer(context: Context, record: JobRecord) -> None:
     record.life_ends_at = None
     taken = (PlaceholderState.HELD, PlaceholderState.STARTED)
     handed_back = [p for p in context.state.placeholders_of(record) if p.state in taken]
+    if not handed_back:
+        return  # what was held is lost already, and was counted then
+    record.take_back({placeholder.id for placeholder in handed_back})
     for placeholder in handed_back:
-        record.claim(placeholder.component).placeholders.remove(placeholder.id)
         end_placeholder(context, placeholder)
     record.hand_backs += 1
+    record.retake_at = None  # a pause that began before must not end with taking back at once
     waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
     missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
     setback(
@@ -115,7 +126,7 @@ def _requeue(context: Context, record: JobRecord) -> None:
     """Put a job that holds and awaits nothing back into the placement queue, to be seen again after its pause."""
     record.state = JobState.WAITING
     record.life_ends_at = None
-    record.not_before = record.retake_at or context.now
+    record.not_before = context.now if record.retake_at is None else record.retake_at
     record.retake_at = None
     for claim in record.claims:
         claim.cluster, claim.processors = None, 0
@@ -153,11 +164,7 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
         cluster.paused_until = context.now + state.parameters.pause
         cluster.pause_reason = f"{cluster.missing_in_a_row} placeholders in a row started but never reported"
         state.set_timer(cluster.paused_until, TimerKind.PAUSE)
-    record = state.jobs.get(placeholder.job_id)
-    if record is not None and record.state is JobState.CLAIMING:
-        claim = record.claim(placeholder.component)
-        if placeholder.id in claim.placeholders:
-            claim.placeholders.remove(placeholder.id)
+    record = state.jobs[placeholder.job_id]
+    record.take_back({placeholder.id})
     end_placeholder(context, placeholder, force=True)
-    if record is not None:
-        setback(context, record, f"MISSING: {detail}")
+    setback(context, record, f"MISSING: {detail}")

@@ -33,6 +33,9 @@ class JobState(StrEnum):
         return self not in {JobState.WAITING, JobState.CLAIMING, JobState.LAUNCHING, JobState.RUNNING}
 
 
+LAUNCHED_STATES = frozenset({JobState.LAUNCHING, JobState.RUNNING})
+
+
 class PlaceholderState(StrEnum):
     """Where a placeholder is, as far as we know for sure."""
 

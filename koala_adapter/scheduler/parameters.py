@@ -37,6 +37,10 @@ class Parameters:
     """After this an ending placeholder is cancelled (again) through its LRM."""
     reuse: bool = True
     """Hand the placeholders of a completed job to waiting jobs instead of giving them back."""
+    guard_scans: int = 40
+    """After so many interval scans in the placement queue, later jobs no longer take the room that a job needs."""
+    finished_kept: int = 1000
+    """So many finished jobs are remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, Component
+from koala_adapter.scheduler.packing import Piece, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+LISTED = 8
+"""Most clusters that one message tells about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,8 @@ class ClusterView:
     name: ClusterName
     capacity: int | None
     """Processors that placeholders may ever hold there (configured less threshold); None: not known yet."""
+    in_flight: int | None = None
+    """Most placeholders that may wait in its queue at once: no component can be larger. None: no bound."""
     room: int
     """Further placeholders that may be submitted now."""
     available: int
@@ -55,6 +62,8 @@ class ComponentRequest:
             return f"needs a walltime of {self.walltime} s there, the limit is {view.walltime_limit} s"
         if view.capacity is not None and self.component.minimum > view.capacity:
             return f"needs {self.component.minimum} processors, at most {view.capacity} can be used there"
+        if view.in_flight is not None and self.component.minimum > view.in_flight:
+            return f"needs {self.component.minimum} placeholders at once, the limit there is {view.in_flight}"
         return None
 
 
@@ -104,17 +113,26 @@ class PlacementPolicy(ABC):
 def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> str | None:
     """Return why a job can never be placed, whatever becomes free; None when it can.
 
-    Clusters that have not been seen yet count as able to hold anything. Components of one job that are bound to the
-    same cluster must fit there together.
+    Clusters that have not been seen yet count as able to hold anything. All components must fit at the same time.
     """
     for request in requests:
-        reasons = {view.name: request.never(view) for view in views.values()}
-        if all(reasons.values()):
-            pinned = request.component.cluster
-            shown = [pinned] if pinned in reasons else sorted(reasons)
-            said = "; ".join(f"{name}: {reasons[name]}" for name in shown) or "no cluster is configured"
-            return f"component {request.component.name!r} fits nowhere ({said})"
+        if all(request.never(view) is not None for view in _allowed(request, views)):
+            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)})"
     return _joint_infeasibility(requests, views)
+
+
+def _allowed(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> Iterable[ClusterView]:
+    """Return the clusters among which a component has the choice."""
+    pinned = request.component.cluster
+    if pinned is None:
+        return views.values()
+    return [views[pinned]] if pinned in views else []
+
+
+def _reasons(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> str:
+    said = _listed(f"{view.name}: {request.never(view)}" for view in _allowed(request, views))
+    pinned = request.component.cluster
+    return said or (f"{pinned}: not in the site file" if pinned is not None else "no cluster is configured")
 
 
 def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> str | None:
@@ -123,18 +141,39 @@ def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[Cl
         if request.component.cluster is not None:
             needed[request.component.cluster] = needed.get(request.component.cluster, 0) + request.component.minimum
     for name, processors in needed.items():
-        capacity = views[name].capacity
-        if capacity is not None and processors > capacity:
-            return (
-                f"its components need {processors} processors on {name} together, at most {capacity} can be used there"
-            )
-    capacities = [view.capacity for view in views.values()]
+        most = _most(views[name])
+        if most is not None and processors > most:
+            return f"its components need {processors} processors on {name} together, at most {most} can be used there"
+    if len(requests) < 2 or any(view.capacity is None for view in views.values()):  # noqa: PLR2004 - one fits alone
+        return None
+    rooms = {name: _most(view) or 0 for name, view in views.items()}
     total = sum(request.component.minimum for request in requests)
-    if all(capacity is not None for capacity in capacities):
-        most = sum(capacity or 0 for capacity in capacities)
-        if total > most:
-            return f"the job needs {total} processors at once, all clusters together have {most} to use"
+    if total > sum(rooms.values()):
+        return f"the job needs {total} processors at once, all clusters together have {sum(rooms.values())} to use"
+    packing = pack(_pieces(requests, views.values()), rooms)
+    if packing.clusters is None and packing.exhaustive:
+        sizes = ", ".join(str(request.component.minimum) for request in requests)
+        fitting = _listed(f"{name}: {room}" for name, room in rooms.items())
+        return f"its components ({sizes} processors) do not fit into the clusters at the same time ({fitting})"
     return None
+
+
+def _most(view: ClusterView) -> int | None:
+    """Return how many processors one job can ever have on a cluster."""
+    bounds = [bound for bound in (view.capacity, view.in_flight) if bound is not None]
+    return min(bounds) if bounds else None
+
+
+def _pieces(requests: Sequence[ComponentRequest], views: Iterable[ClusterView]) -> list[Piece]:
+    usable = list(views)
+    return [
+        Piece(
+            name=request.component.name,
+            size=request.component.minimum,
+            clusters=frozenset(view.name for view in usable if request.never(view) is None),
+        )
+        for request in requests
+    ]
 
 
 class WorstFit(PlacementPolicy):
@@ -148,22 +187,60 @@ class WorstFit(PlacementPolicy):
 
     def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
         """See :meth:`PlacementPolicy.place`."""
-        never = infeasibility(requests, views)
-        if never is not None:
-            return Infeasible(reason=never)
+        order = sorted(requests, key=lambda r: (r.component.cluster is None, -r.component.minimum))
+        clusters = self._greedy(order, views)
+        if clusters is None:
+            never = infeasibility(requests, views)
+            if never is not None:
+                return Infeasible(reason=never)
+            clusters = _searched(requests, views)
+        if clusters is None:
+            return Insufficient(reason=_shortage(requests, views))
+        return _sized(requests, clusters, views)
+
+    @staticmethod
+    def _greedy(
+        order: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
+    ) -> Mapping[str, ClusterName] | None:
         budget = _Budget(views)
-        chosen: dict[str, PlacedComponent] = {}
-        for request in sorted(requests, key=lambda r: (-(r.component.cluster is not None), -r.component.minimum)):
+        clusters: dict[str, ClusterName] = {}
+        for request in order:
             cluster = budget.best(request)
             if cluster is None:
-                return Insufficient(reason=_shortage(request, views))
-            size = request.component.minimum
-            budget.take(cluster, size)
-            chosen[request.component.name] = PlacedComponent(
-                component=request.component.name, cluster=cluster, processors=size
-            )
-        _grow(requests, chosen, budget)
-        return Placed(components=tuple(chosen[request.component.name] for request in requests))
+                return None
+            budget.take(cluster, request.component.minimum)
+            clusters[request.component.name] = cluster
+        return clusters
+
+
+def _searched(
+    requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
+) -> Mapping[str, ClusterName] | None:
+    """Look for any placement within the room there is, where the greedy one found none."""
+    if len(requests) < 2:  # noqa: PLR2004 - a single component has no other way to fit
+        return None
+    rooms = {view.name: view.room for view in views.values() if view.closed is None}
+    if sum(request.component.minimum for request in requests) > sum(max(0, room) for room in rooms.values()):
+        return None
+    return pack(_pieces(requests, [views[name] for name in rooms]), rooms).clusters
+
+
+def _sized(
+    requests: Sequence[ComponentRequest],
+    clusters: Mapping[str, ClusterName],
+    views: Mapping[ClusterName, ClusterView],
+) -> Placed:
+    """Give each component its minimum, and a moldable one what is idle beyond, up to its maximum."""
+    budget = _Budget(views)
+    for request in requests:
+        budget.take(clusters[request.component.name], request.component.minimum)
+    placed = []
+    for request in requests:
+        component, cluster = request.component, clusters[request.component.name]
+        extra = max(0, min(component.maximum - component.minimum, budget.available(cluster)))
+        budget.take(cluster, extra)
+        placed.append(PlacedComponent(component=component.name, cluster=cluster, processors=component.minimum + extra))
+    return Placed(components=tuple(placed))
 
 
 class _Budget:
@@ -185,39 +262,38 @@ class _Budget:
     def best(self, request: ComponentRequest) -> ClusterName | None:
         """Return the open cluster with most idle processors that can take the component, by queueing if it must."""
         need = request.component.minimum
-        pinned = request.component.cluster
-        candidates = self._views.values() if pinned is None else [self._views[pinned]]
-        best: tuple[bool, int, ClusterName] | None = None
-        for view in candidates:
+        best: tuple[bool, int] | None = None
+        found: ClusterName | None = None
+        for view in _allowed(request, self._views):
             if view.closed is not None or self.room(view.name) < need or request.never(view) is not None:
                 continue
-            free = view.load_free - self._taken.get(view.name, 0)
-            rank = (self.available(view.name) >= need, free, view.name)
-            if best is None or rank[:2] > best[:2]:
-                best = rank
-        return best[2] if best is not None else None
+            rank = (self.available(view.name) >= need, view.load_free - self._taken.get(view.name, 0))
+            if best is None or rank > best:
+                best, found = rank, view.name
+        return found
 
 
-def _grow(requests: Sequence[ComponentRequest], chosen: dict[str, PlacedComponent], budget: _Budget) -> None:
-    """Give moldable components what is idle beyond their minimum, up to their maximum."""
-    for request in requests:
-        placed = chosen[request.component.name]
-        extra = min(request.component.maximum - placed.processors, budget.available(placed.cluster))
-        if extra > 0:
-            budget.take(placed.cluster, extra)
-            chosen[placed.component] = PlacedComponent(
-                component=placed.component, cluster=placed.cluster, processors=placed.processors + extra
-            )
+def _shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> str:
+    """Return what is missing where, for people: the first component that fits nowhere now, or all of them together."""
+    for request in sorted(requests, key=lambda r: -r.component.minimum):
+        component = request.component
+        usable = [view for view in _allowed(request, views) if request.never(view) is None]
+        if all(view.closed is not None or view.room < component.minimum for view in usable):
+            said = _listed(f"{view.name}: {view.closed or _room(view)}" for view in usable)
+            return f"component {component.name!r} needs {component.minimum} processors ({said})"
+    total = sum(request.component.minimum for request in requests)
+    said = _listed(f"{view.name}: {view.closed or _room(view)}" for view in views.values())
+    return f"its {len(requests)} components need {total} processors together ({said})"
 
 
-def _shortage(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> str:
-    component = request.component
-    said = []
-    for view in views.values():
-        if component.cluster not in (None, view.name) or request.never(view) is not None:
-            continue
-        said.append(f"{view.name}: {view.closed or f'room for {max(0, view.room)}'}")
-    return f"component {component.name!r} needs {component.minimum} processors ({'; '.join(said)})"
+def _listed(said: Iterable[str]) -> str:
+    """Join what is said of each cluster, leaving out the end of a long list."""
+    first = list(islice(said, LISTED + 1))
+    return "; ".join([*first[:LISTED], "…"] if len(first) > LISTED else first)
+
+
+def _room(view: ClusterView) -> str:
+    return f"room for {max(0, view.room)}"
 
 
 POLICIES: Mapping[str, PlacementPolicy] = {policy.name: policy for policy in (WorstFit(),)}

@@ -2,31 +2,59 @@
 """The placement queue: jobs that hold nothing yet, in the order in which they are tried.
 
 KOALA scans its queue from head to tail (PAPERS section 1.1). With a hundred thousand jobs a scan that looks at each is
-wasteful when nothing is free, so jobs stand in lanes: one lane for each kind of least need (a number of processors on
-one named cluster, or on any). A lane is skipped as a whole when its need cannot be met.
+wasteful, so jobs stand in lanes: all jobs in a lane ask a placement policy the same question. When a lane's need cannot
+be met, or its first job was not placed, the lane is passed over as a whole for the rest of the scan, in which room only
+shrinks.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from typing import TYPE_CHECKING
+from bisect import bisect_left, bisect_right, insort
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from koala_adapter.model import ClusterName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from koala_adapter.model import ClusterName, Job, JobId
+    from koala_adapter.model import JobId
+    from koala_adapter.scheduler.records import JobRecord
 
-Lane = tuple["ClusterName | None", int]
-"""The largest minimum among the components of a job, and the cluster that component insists on."""
+ANY_CLUSTER = ClusterName("")
 Position = tuple[int, float, int]
 """Order in the queue: priority (negated), time of submission, running number."""
+Entry = tuple[Position, "JobId"]
 
 
-def lane_of(job: Job) -> Lane:
-    """Return the lane in which a job waits."""
-    neediest = max(job.components, key=lambda component: component.minimum)
-    return neediest.cluster, neediest.minimum
+class Need(NamedTuple):
+    """What one component asks for at least."""
+
+    minimum: int
+    cluster: ClusterName
+    """The cluster it insists on, or ANY_CLUSTER."""
+    excluded: tuple[ClusterName, ...]
+
+
+class Lane(NamedTuple):
+    """What all jobs of a lane have in common: everything that decides whether they can be placed."""
+
+    needs: tuple[Need, ...]
+    """The largest last."""
+    walltime_class: int
+    """How many of the site's walltime limits are below the job's walltime: equal classes may use the same clusters."""
+    policy: str
+
+    @property
+    def largest(self) -> int:
+        """Least need of the neediest component."""
+        return self.needs[-1].minimum
+
+
+def position_of(record: JobRecord) -> Position:
+    """Return the place of a job in the order of the queue."""
+    return -record.job.priority, record.job.submitted_at, record.queue_number
 
 
 class PlacementQueue:
@@ -34,55 +62,101 @@ class PlacementQueue:
 
     def __init__(self) -> None:
         """Start empty."""
-        self._lanes: dict[Lane, list[tuple[Position, JobId]]] = {}
-        self._positions: dict[JobId, tuple[Lane, Position]] = {}
-        self._number = 0
+        self._lanes: dict[Lane, list[Entry]] = {}
+        self._by_need: list[tuple[int, Lane]] = []
+        self._entries: dict[JobId, tuple[Lane, Entry]] = {}
+        self._limits: tuple[int, ...] = ()
+        self._margin = 0
 
     def __len__(self) -> int:
         """Number of waiting jobs."""
-        return len(self._positions)
+        return len(self._entries)
 
     def __contains__(self, job_id: JobId) -> bool:
         """Tell whether a job waits here."""
-        return job_id in self._positions
+        return job_id in self._entries
 
-    def push(self, job: Job) -> None:
-        """Enter a job at the place its priority and submission time give it."""
-        self._number += 1
-        lane, position = lane_of(job), (-job.priority, job.submitted_at, self._number)
-        self._positions[job.id] = (lane, position)
-        insort(self._lanes.setdefault(lane, []), (position, job.id))
+    def configure(self, walltime_limits: Iterable[int], *, margin: int) -> None:
+        """Empty the queue, and tell walltimes (plus ``margin``) apart by these limits, in seconds, from now on."""
+        self._limits = tuple(sorted(set(walltime_limits)))
+        self._margin = margin
+        self._lanes.clear()
+        self._by_need.clear()
+        self._entries.clear()
+
+    def lane_of(self, record: JobRecord) -> Lane:
+        """Return the lane in which a job waits."""
+        needs = (
+            Need(component.minimum, component.cluster or ANY_CLUSTER, tuple(sorted(claim.excluded)))
+            for component, claim in record.components()
+        )
+        walltime_class = bisect_left(self._limits, record.job.walltime + self._margin)
+        return Lane(tuple(sorted(needs)), walltime_class, record.job.placement)
+
+    def push(self, record: JobRecord) -> None:
+        """Enter a job at the place that its priority, submission time and number give it."""
+        lane, entry = self.lane_of(record), (position_of(record), record.job.id)
+        if lane not in self._lanes:
+            self._lanes[lane] = []
+            insort(self._by_need, (lane.largest, lane))
+        insort(self._lanes[lane], entry)
+        self._entries[record.job.id] = lane, entry
 
     def remove(self, job_id: JobId) -> None:
         """Take a job out; no error when it is not there."""
-        found = self._positions.pop(job_id, None)
+        found = self._entries.pop(job_id, None)
         if found is None:
             return
-        lane, position = found
+        lane, entry = found
         entries = self._lanes[lane]
-        del entries[bisect_left(entries, (position, job_id))]
+        del entries[bisect_left(entries, entry)]
         if not entries:
             del self._lanes[lane]
+            del self._by_need[bisect_left(self._by_need, (lane.largest, lane))]
 
-    def scan(self, may_fit: Callable[[Lane], bool]) -> Iterator[JobId]:
-        """Yield jobs in queue order, passing over lanes as soon as ``may_fit`` says no.
+    def scan(self, may_fit: Callable[[Lane], bool], *, largest: int) -> Iterator[tuple[Position, JobId]]:
+        """Yield jobs in queue order, passing over a lane as soon as ``may_fit`` says no.
 
-        Jobs may be removed from the queue while it is scanned.
+        Lanes that need more than ``largest`` processors on one cluster are not even asked. The job just yielded may be
+        removed from the queue before the next one is asked for.
         """
-        lanes = {lane: list(entries) for lane, entries in self._lanes.items() if may_fit(lane)}
-        heads = [(entries[0], lane, 0) for lane, entries in lanes.items()]
-        heap = [(entry, number, lane) for number, (entry, lane, _) in enumerate(heads)]
+        below = bisect_left(self._by_need, (largest + 1,))
+        lanes = [lane for _, lane in self._by_need[:below] if may_fit(lane)]
+        heap = [(self._lanes[lane][0], number) for number, lane in enumerate(lanes)]
         heapq.heapify(heap)
-        cursor = dict.fromkeys(lanes, 0)
         while heap:
-            (_, job_id), number, lane = heapq.heappop(heap)
+            entry, number = heap[0]
+            lane = lanes[number]
             if not may_fit(lane):
+                heapq.heappop(heap)
                 continue
-            yield job_id
-            cursor[lane] += 1
-            if cursor[lane] < len(lanes[lane]):
-                heapq.heappush(heap, (lanes[lane][cursor[lane]], number, lane))
+            yield entry
+            entries = self._lanes.get(lane, [])
+            following = bisect_right(entries, entry)
+            if following < len(entries):
+                heapq.heapreplace(heap, (entries[following], number))
+            else:
+                heapq.heappop(heap)
+
+    def lanes(self) -> dict[Lane, JobId]:
+        """Return all lanes with the first job of each."""
+        return {lane: entries[0][1] for lane, entries in self._lanes.items()}
+
+    def jobs_in(self, lane: Lane) -> list[JobId]:
+        """Return the jobs of a lane in queue order."""
+        return [job_id for _, job_id in self._lanes.get(lane, ())]
+
+    def first(self, count: int) -> list[JobId]:
+        """Return the first ``count`` jobs in queue order."""
+        return [job_id for _, job_id in islice(heapq.merge(*self._lanes.values()), count)]
 
     def ordered(self) -> list[JobId]:
         """Return all waiting jobs in queue order."""
-        return [job_id for _, job_id in heapq.merge(*self._lanes.values())]
+        return self.first(len(self._entries))
+
+    def place_in_order(self, job_id: JobId) -> int | None:
+        """Return the 1-based place of a job in queue order; None when it does not wait here."""
+        found = self._entries.get(job_id)
+        if found is None:
+            return None
+        return 1 + sum(bisect_left(entries, found[1]) for entries in self._lanes.values())

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scheduler knows: records of jobs, placeholders, submissions and clusters, and the timers it has set.
 
-The records change only inside ``Scheduler.handle``. They are plain data, so that a snapshot of them can be stored.
+The records change only inside ``Scheduler.handle``. They are plain data, so that a snapshot of them can be stored
+(``pydantic.TypeAdapter(State)``, as JSON). Nothing here is a set of strings or is ordered by chance: a snapshot goes on
+exactly as the original would have.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from koala_adapter.model import BatchKey, ClusterName, Component, Job, JobId, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler.actions import Rank
@@ -39,11 +43,28 @@ class PlaceholderRecord:
     ends_at: float | None = None
     silent_since: float | None = None
     ending_since: float | None = None
+    end_check_at: float | None = None
+    """When an ending placeholder is looked at again; earlier ENDING timers are void."""
 
     @property
     def held(self) -> bool:
         """True while its processor is ours and free for a launch."""
         return self.state is PlaceholderState.HELD and self.silent_since is None
+
+    @property
+    def waiting(self) -> bool:
+        """True while it waits in its LRM's queue, or is on its way there."""
+        return self.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}
+
+    def lasts(self, now: float, seconds: float) -> bool:
+        """Tell whether its LRM leaves it running for so long.
+
+        Where neither LRM nor agent said when it ends, what was asked from the LRM counts.
+        """
+        ends_at = self.ends_at
+        if ends_at is None and self.started_at is not None:
+            ends_at = self.started_at + self.walltime
+        return ends_at is None or ends_at - now >= seconds
 
 
 @dataclass(slots=True)
@@ -91,9 +112,14 @@ class JobRecord:
     state: JobState = JobState.WAITING
     tries: int = 0
     """Placement tries that came to nothing, not counting scans since ``queued_at_scan``."""
-    queued_at_scan: int = 0
-    not_before: float = 0.0
-    """Back-off: the job is not placed again before this."""
+    queued_at_scan: int | None = None
+    """Number of the scan after which it came into the placement queue; None while it is not there."""
+    queue_number: int = 0
+    """Order among jobs of equal priority and submission time."""
+    tries_end_at_scan: int | None = None
+    """Number of the scan at which its tries are used up, while it is in the placement queue."""
+    not_before: float | None = None
+    """Back-off: a waiting job is not in the placement queue before this."""
     life_ends_at: float | None = None
     retake_at: float | None = None
     """When the processors that were handed back are claimed again."""
@@ -111,6 +137,14 @@ class JobRecord:
     outcome: JobOutcome | None = None
     live: int = 0
     """Placeholders of this job that have not ended."""
+    held: int = 0
+    """Those of them that are held."""
+
+    def take_back(self, placeholders: set[PlaceholderId]) -> None:
+        """Take placeholders out of the claims: they are no longer counted on."""
+        for claim in self.claims:
+            if not placeholders.isdisjoint(claim.placeholders):
+                claim.placeholders = [id_ for id_ in claim.placeholders if id_ not in placeholders]
 
     def claim(self, component: str) -> Claim:
         """Return the claim of a component by name."""
@@ -127,7 +161,13 @@ class ClusterRecord:
 
     parameters: ClusterParameters
     processors: int | None = None
-    """None until the first poll."""
+    """None until a poll has shown some."""
+    largest: int | None = None
+    """Yardstick of what can *never* run there: falls to what is seen only after an hour, as one reading may err."""
+    smaller_since: float | None = None
+    """Since when fewer than ``largest`` are seen."""
+    listed: bool = True
+    """False while the LRM answers but lists no processors at all, which is never the truth."""
     idle: int = 0
     ours_polled: int = 0
     polled_at: float | None = None
@@ -146,6 +186,11 @@ class ClusterRecord:
     def capacity(self) -> int:
         """Most placeholders we may ever have there: what is beyond the threshold is left to local users."""
         return max(0, (self.processors or 0) - self.parameters.threshold)
+
+    @property
+    def largest_capacity(self) -> int | None:
+        """Most placeholders that could ever be there; None while nothing was seen."""
+        return None if self.largest is None else max(0, self.largest - self.parameters.threshold)
 
     @property
     def room(self) -> int:
@@ -188,13 +233,38 @@ class Timer:
     placeholder: PlaceholderId | None = field(default=None, compare=False)
 
 
+def _placeholder_list(table: dict[PlaceholderId, PlaceholderRecord]) -> list[PlaceholderRecord]:
+    return list(table.values())
+
+
+def _placeholder_table(stored: object) -> object:
+    """Return the table for a stored list; anything else is left to pydantic to judge."""
+    if not isinstance(stored, list):
+        return stored
+    records = _RECORDS.validate_python(stored)
+    return {record.id: record for record in records}
+
+
+PlaceholderTable = Annotated[
+    dict[PlaceholderId, PlaceholderRecord],
+    PlainSerializer(_placeholder_list, return_type=list[PlaceholderRecord]),
+    BeforeValidator(_placeholder_table),
+]
+"""JSON has no keys but strings, so a snapshot holds the placeholders as a list."""
+_RECORDS = TypeAdapter(list[PlaceholderRecord])
+
+
 @dataclass(slots=True)
 class State:
     """All that the scheduler knows."""
 
     parameters: Parameters = field(default_factory=Parameters)
+    now: float | None = None
+    """Time of the latest event."""
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
-    placeholders: dict[PlaceholderId, PlaceholderRecord] = field(default_factory=dict)
+    finished: list[JobId] = field(default_factory=list)
+    """Jobs that ended last, oldest first; the records of earlier ones are dropped."""
+    placeholders: PlaceholderTable = field(default_factory=dict)
     batches: dict[BatchKey, BatchRecord] = field(default_factory=dict)
     clusters: dict[ClusterName, ClusterRecord] = field(default_factory=dict)
     timers: list[Timer] = field(default_factory=list)
@@ -203,8 +273,14 @@ class State:
     scans: int = 0
     """Scans of the placement queue by its interval timer: each is one try of every waiting job."""
     scan_timer_set: bool = False
-    tries_end: dict[int, list[JobId]] = field(default_factory=dict)
-    """Jobs that will have used up their tries, by the number of the scan at which that happens."""
+    tries_end: dict[int, dict[JobId, None]] = field(default_factory=dict)
+    """Waiting jobs that will have used up their tries, by the number of the scan at which that happens."""
+    enqueued: int = 0
+    """How often a job entered the placement queue."""
+    guarded: JobId | None = None
+    """Waiting job for which room is kept free of later jobs, so that it does not starve."""
+    kept_room: dict[ClusterName, int] = field(default_factory=dict)
+    """Processors kept for it."""
 
     def set_timer(
         self,
@@ -223,12 +299,19 @@ class State:
         return heapq.heappop(self.timers) if self.timers and self.timers[0].at <= now else None
 
     def placeholders_of(self, record: JobRecord) -> list[PlaceholderRecord]:
-        """Return the placeholders in the claims of a job (not those already given up)."""
-        return [self.placeholders[id_] for claim in record.claims for id_ in claim.placeholders]
+        """Return the placeholders in the claims of a job (not those already given up or gone)."""
+        ids = (id_ for claim in record.claims for id_ in claim.placeholders)
+        return [self.placeholders[id_] for id_ in ids if id_ in self.placeholders]
 
     def change(self, placeholder: PlaceholderRecord, state: PlaceholderState) -> None:
-        """Move a placeholder to another state, keeping the cluster's count of queued ones true."""
-        waiting = (PlaceholderState.SUBMITTED, PlaceholderState.QUEUED)
-        cluster = self.clusters[placeholder.cluster]
-        cluster.queued += (state in waiting) - (placeholder.state in waiting)
+        """Move a placeholder to another state, keeping the counts of queued and held ones true."""
+        self.count(placeholder, -1)
         placeholder.state = state
+        self.count(placeholder, 1)
+
+    def count(self, placeholder: PlaceholderRecord, one: int) -> None:
+        """Add a placeholder to the counts that depend on its state, or (``one`` = -1) take it out of them."""
+        if placeholder.waiting:
+            self.clusters[placeholder.cluster].queued += one
+        elif placeholder.state is PlaceholderState.HELD:
+            self.jobs[placeholder.job_id].held += one

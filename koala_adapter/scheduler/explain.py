@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``koala explain`` says: one or two sentences on why a job waits, what it holds and what would let it start.
+
+Written for the person who waits: no states, only processors, clusters and times.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from koala_adapter.model import ClusterName, Component
+    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+LISTED = 6
+"""Most clusters that one sentence tells about."""
+
+
+def explain(state: State, queue_position: int | None, record: JobRecord, now: float) -> str:
+    """Say in one or two plain sentences where a job stands at time ``now``."""
+    if record.state.final:
+        return _ended(state, record)
+    if record.state is JobState.WAITING:
+        return _waiting(state, queue_position, record, now)
+    if record.state is JobState.CLAIMING:
+        return _claiming(state, record, now)
+    return _launched(state, record, now)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time as a person says it: ``45 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    whole = max(0, round(seconds))
+    if whole < 2 * MINUTE:
+        return f"{whole} s"
+    if whole < 2 * HOUR:
+        return f"{round(whole / MINUTE)} min"
+    if whole < 2 * DAY:
+        hours, minutes = divmod(round(whole / MINUTE), MINUTE)
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(round(whole / HOUR), 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+# ---- ended ----------------------------------------------------------------------------------------------------------
+
+
+def _ended(state: State, record: JobRecord) -> str:
+    outcome = record.outcome
+    if outcome is None:  # the type allows it, the scheduler does not
+        return "The job has ended."
+    said = {
+        JobState.COMPLETED: "The job completed",
+        JobState.FAILED: f"The job failed with exit code {outcome.exit_code}",
+        JobState.CANCELLED: "The job was cancelled",
+        JobState.LOST: "The job was lost",
+        JobState.NOT_PLACED: "The job was given up",
+        JobState.REFUSED: "The job can never run as it is written",
+    }[outcome.state]
+    ran = ""
+    if record.launched_at is not None and record.finished_at is not None:
+        ran = f" after running for {duration(record.finished_at - record.launched_at)}"
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    left = _left(state, record)
+    return f"{said}{ran}{detail}.{left}"
+
+
+def _left(state: State, record: JobRecord) -> str:
+    if not record.live:
+        return ""
+    mine = [p for p in state.placeholders.values() if p.job_id == record.job.id]
+    return f" Still being given back: {_joined(f'{n} on {name}' for name, n in _by_cluster(mine).items())}."
+
+
+# ---- launched -------------------------------------------------------------------------------------------------------
+
+
+def _launched(state: State, record: JobRecord, now: float) -> str:
+    where = _joined(f"{claim.cluster} ({claim.processors})" for claim in record.claims)
+    total = len(record.ranks)
+    since = duration(now - (record.launched_at if record.launched_at is not None else now))
+    if record.state is JobState.LAUNCHING:
+        text = f"All {_processors(total)} are held on {where}; {len(record.started)} of {total} processes have started."
+    else:
+        left = record.job.walltime - (now - (record.launched_at or now))
+        text = (
+            f"The job has been running for {since} on {_processors(total)}: {where}; "
+            f"its walltime ends in {duration(left)}."
+        )
+    silent = [p for p in state.placeholders_of(record) if p.silent_since is not None]
+    if silent:
+        oldest = min(p.silent_since for p in silent if p.silent_since is not None)
+        gives_up = oldest + state.parameters.lease - now
+        text += (
+            f" There is no contact with {len(silent)} of its placeholders ({_where(silent)}); "
+            f"if that lasts another {duration(gives_up)}, the job is lost."
+        )
+    return text
+
+
+# ---- claiming -------------------------------------------------------------------------------------------------------
+
+
+def _claiming(state: State, record: JobRecord, now: float) -> str:
+    wanted = sum(_wanted(record, claim) for claim in record.claims)
+    held = sum(p.held for p in state.placeholders_of(record))
+    parts = _joined(_holding(state, record, claim) for claim in record.claims)
+    text = f"The job holds {held} of {_processors(wanted)}: {parts}."
+    waits = _waits_for(state, record, now)
+    return f"{text} {waits}{_trouble(record)}"
+
+
+def _wanted(record: JobRecord, claim: Claim) -> int:
+    return claim.processors or record.job.component(claim.component).minimum
+
+
+def _holding(state: State, record: JobRecord, claim: Claim) -> str:
+    held = sum(state.placeholders[id_].held for id_ in claim.placeholders if id_ in state.placeholders)
+    where = claim.cluster or f"no cluster yet for {claim.component!r}"
+    return f"{held} of {_wanted(record, claim)} on {where}"
+
+
+def _waits_for(state: State, record: JobRecord, now: float) -> str:
+    placeholders = state.placeholders_of(record)
+    said = []
+    queued = [p for p in placeholders if p.waiting]
+    for name, count in _by_cluster(queued).items():
+        said.append(_in_queue(state, name, count, [p for p in queued if p.cluster == name]))
+    started = [p for p in placeholders if p.state is PlaceholderState.STARTED]
+    said += [f"{n} on {name} to report, which have started" for name, n in _by_cluster(started).items()]
+    silent = [p for p in placeholders if p.silent_since is not None]
+    said += [f"contact with {n} on {name}" for name, n in _by_cluster(silent).items()]
+    text = f"It starts when all are held; it waits for {_joined(said)}." if said else ""
+    if record.retake_at is not None:
+        missing = sum(max(0, claim.missing) or (claim.cluster is None) for claim in record.claims)
+        again = f"in {duration(record.retake_at - now)}" if record.retake_at > now else "now"
+        text += f"{' ' if text else ''}{_processors(missing)} that it lost or gave back will be claimed again {again}."
+    elif record.life_ends_at is not None and said:
+        text += (
+            f" What it holds is kept for another {duration(record.life_ends_at - now)}, then given back for a while."
+        )
+    return text
+
+
+def _in_queue(state: State, name: ClusterName, count: int, queued: Iterable[PlaceholderRecord]) -> str:
+    cluster = state.clusters[name]
+    text = f"{_processors(count)} in the queue of {name}"
+    unsure = [state.batches[p.id.batch].uncertain for p in queued if p.id.batch in state.batches]
+    doubts = sorted({reason for reason in unsure if reason})
+    if doubts:
+        return f"{text}, whose answer is unknown ({doubts[0]})"
+    if cluster.unavailable is not None:
+        return f"{text}, which is out of reach ({cluster.unavailable})"
+    return f"{text} (idle there: {cluster.idle})" if cluster.polled_at is not None else text
+
+
+def _trouble(record: JobRecord) -> str:
+    return f" Last trouble: {record.last_trouble}." if record.last_trouble else ""
+
+
+# ---- waiting --------------------------------------------------------------------------------------------------------
+
+
+def _waiting(state: State, queue_position: int | None, record: JobRecord, now: float) -> str:
+    if record.not_before is not None:
+        pause = duration(record.not_before - now)
+        return f"The job holds nothing and is tried again in {pause}.{_trouble(record)}"
+    place = (
+        f"The job is number {queue_position} in the queue" if queue_position is not None else "The job is in the queue"
+    )
+    need = _joined(_need(component) for component in record.job.components)
+    kept = ""
+    if state.guarded == record.job.id:
+        said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
+        kept = f" Because it has waited long, what comes free is kept for it ({said})."
+    return f"{place} and needs {need}. {_clusters(state, record, now)}{kept}"
+
+
+def _need(component: Component) -> str:
+    where = f"on {component.cluster}" if component.cluster is not None else "on one cluster"
+    return f"{_processors(component.minimum)} {where}"
+
+
+def _clusters(state: State, record: JobRecord, now: float) -> str:
+    """Say what of ours could be placed where, and what would change that."""
+    pinned = {component.cluster for component in record.job.components}
+    clusters = [
+        cluster
+        for name, cluster in state.clusters.items()
+        if None in pinned or name in pinned
+        if cluster.configured or name in pinned
+    ]
+    if not clusters:
+        return "No cluster that it may use is in the site file."
+    said = [f"{cluster.parameters.name} {_state_of(cluster, now)}" for cluster in clusters[:LISTED]]
+    rest = f"; … and {len(clusters) - LISTED} more" if len(clusters) > LISTED else ""
+    return f"It starts when that much can be had at once: {'; '.join(said)}{rest}."
+
+
+def _state_of(cluster: ClusterRecord, now: float) -> str:
+    closed = closed_reason(cluster, now)
+    if closed is not None:
+        return f"is {closed}" if cluster.listed or cluster.unavailable else f"is closed: {closed}"
+    if cluster.room <= 0 and cluster.managed:
+        return f"has no room (our jobs have all {cluster.managed} that we may use)"
+    return f"has room for {max(0, cluster.room)}"
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def _processors(count: int) -> str:
+    return f"{count} processor" if count == 1 else f"{count} processors"
+
+
+def _by_cluster(placeholders: Iterable[PlaceholderRecord]) -> dict[ClusterName, int]:
+    counts: dict[ClusterName, int] = {}
+    for placeholder in placeholders:
+        counts[placeholder.cluster] = counts.get(placeholder.cluster, 0) + 1
+    return counts
+
+
+def _where(placeholders: Iterable[PlaceholderRecord]) -> str:
+    return _joined(f"{n} on {name}" for name, n in _by_cluster(placeholders).items())
+
+
+def _joined(said: Iterable[str]) -> str:
+    parts = list(said)
+    if len(parts) > LISTED:
+        parts = [*parts[:LISTED], f"{len(parts) - LISTED} more"]
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
