@@ -8,6 +8,7 @@ its own. Everything that it knows is in the directory, so it may be killed and s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -31,6 +32,8 @@ LAYOUT_NAME = "layout.json"
 PID_NAME = "pid"
 LOG_NAME = "daemon.log"
 LARGEST_LOG = 1 << 20
+LONGEST_WAIT = 15
+"""Seconds that a new daemon waits for an old one to end."""
 
 log = logging.getLogger("koala_local")
 
@@ -76,7 +79,8 @@ async def serve(directory: Path, ready: int) -> None:
     server = await Server(cluster, asked=clock.asked).start(_listen(directory, descriptor))
     (directory / PID_NAME).write_text(f"{os.getpid()}\n", encoding="ascii")
     log.info("daemon %d serves %s", os.getpid(), directory)
-    os.write(ready, b"ready")
+    with contextlib.suppress(BrokenPipeError):
+        os.write(ready, b"ready")
     os.close(ready)
     await stop.wait()
     # First the name: whoever comes now starts a new daemon, which waits for our lock.
@@ -96,10 +100,11 @@ def _listen(directory: Path, descriptor: int) -> socket.socket:
     return listening
 
 
-def _detach(directory: Path) -> int | None:
+def _detach(directory: Path, starting: int) -> int | None:
     """Fork; return in the child the descriptor to report readiness on, in the parent None when it has done so.
 
-    Raises SystemExit in the parent when the child ended before it was ready.
+    ``starting`` is the lock of those who start a daemon: it stays with the parent. Raises SystemExit in the parent when
+    the child ended before it was ready.
     """
     ready_read, ready_write = os.pipe()
     if os.fork() != 0:
@@ -108,6 +113,7 @@ def _detach(directory: Path) -> int | None:
             raise SystemExit(f"the daemon did not start; see {directory / LOG_NAME}")
         return None
     os.close(ready_read)
+    os.close(starting)
     os.setsid()
     return ready_write
 
@@ -125,26 +131,47 @@ def _redirect(directory: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
-def _take_lock(directory: Path) -> int:
-    """Wait until no other daemon owns the directory. The lock goes when the process goes."""
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _take_lock(directory: Path, name: str) -> int:
+    """Wait until nobody else holds a lock of the directory; it goes when the descriptor or the process goes.
+
+    A process that waits longer than LONGEST_WAIT is ended by SIGALRM, or one that nobody waits for any more could take
+    over much later.
+    """
+    lock = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    signal.alarm(LONGEST_WAIT)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    signal.alarm(0)
     return lock
 
 
+def _somebody_listens(directory: Path) -> bool:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(short_path(descriptor))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Start the daemon of the directory that is the only argument."""
+    """Start the daemon of the directory that is the only argument, unless one is there already."""
     directory = Path(arguments[0])
     status = directory.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         sys.stderr.write(f"{directory} must belong to you and be closed to others (chmod 700)\n")
         return 1
-    ready = _detach(directory)
+    os.umask(0o077)
+    starting = _take_lock(directory, "start.lock")
+    if _somebody_listens(directory):
+        return 0
+    ready = _detach(directory, starting)
     if ready is None:
         return 0
-    os.umask(0o077)
     _redirect(directory)
-    _take_lock(directory)
+    _take_lock(directory, "lock")
     try:
         asyncio.run(serve(directory, ready))
     except Exception:

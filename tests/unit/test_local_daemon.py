@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon of the plugin ``local`` through its life: started on demand, killed, started again, left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.model import EndReason, LrmJobId, LrmJobState
+from koala_adapter.testing import LrmUnderTest, Trial, new_context
+from koala_local.lrm import PLUGIN, LocalLrm
+from koala_local.protocol import Fields, decode, encode
+from koala_local.settings import LocalSettings
+from tests.local_daemon import daemon_pid, end_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from koala_adapter.model import LrmJob
+    from koala_adapter.testing import Batch
+
+pytestmark = pytest.mark.anyio
+
+Make = Callable[..., Awaitable[Trial]]
+ONE_BYTE_LEFT = 107
+"""Longest path of a Unix socket that the system takes."""
+
+
+PROBE = """
+import socket, sys
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+print("connected", flush=True)
+try:
+    client.sendall(sys.argv[2].encode())
+    client.shutdown(socket.SHUT_WR)
+    print(client.recv(100))
+except (BrokenPipeError, ConnectionResetError):
+    print("refused")
+"""
+"""Asks a daemon as another user would, without our package."""
+
+
+async def start_trial(directory: Path, **settings: object) -> Trial:
+    """Start a cluster of two processors with its state under ``directory``."""
+    valid = LocalSettings.model_validate({"processors": 2, "answer_seconds": 5, **settings})
+    context = new_context(directory)
+    lrm = LocalLrm(context, valid)
+    await lrm.start()
+    return Trial(
+        LrmUnderTest(
+            definition=PLUGIN,
+            settings=valid,
+            context=context,
+            lrm=lrm,
+            scratch=directory,
+            processors=2,
+            unknown_id=LrmJobId("999_1"),
+            patience=15,
+            poll_interval=0.05,
+        )
+    )
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    """Give a function that starts a cluster; at the end its jobs and its daemon are ended."""
+    made: list[Trial] = []
+
+    async def make_trial(**settings: object) -> Trial:
+        made.append(await start_trial(tmp_path, **settings))
+        return made[-1]
+
+    yield make_trial
+    for trial in made:
+        await trial.close()
+    await end_daemon(tmp_path / "state")
+
+
+@pytest.fixture
+async def trial(make: Make) -> Trial:
+    """Start a cluster of two processors."""
+    return await make()
+
+
+def state_of(trial: Trial) -> Path:
+    """Return the private directory of a cluster."""
+    return trial.under_test.context.state_directory
+
+
+async def kill(trial: Trial) -> None:
+    """Kill the daemon; the next request starts another."""
+    await end_daemon(state_of(trial), signal.SIGKILL)
+
+
+async def job_of(trial: Trial, batch: Batch, index: int = 1) -> LrmJob:
+    """Return one job of a batch as it is listed."""
+    return (await trial.jobs(batch))[batch.ids[index - 1]]
+
+
+async def talk(trial: Trial, raw: bytes) -> Fields:
+    """Send bytes to the daemon and return what it answers."""
+    async with await anyio.connect_unix(state_of(trial) / "socket") as stream:
+        await stream.send(raw)
+        await stream.send_eof()
+        return decode(await stream.receive())
+
+
+# -- killed and started again -------------------------------------------------------------------------------------
+
+
+async def test_running_jobs_are_adopted(trial: Trial) -> None:
+    """After a kill running jobs run on under the next daemon, with the same processes, started once."""
+    batch = await trial.submit(count=2)
+    await trial.wait_running(batch)
+    before, first = batch.reports(), daemon_pid(state_of(trial))
+    await kill(trial)
+    assert await trial.states(batch) == [LrmJobState.RUNNING] * 2
+    assert daemon_pid(state_of(trial)) != first
+    assert batch.reports() == before
+    assert [batch.starts(index) for index in (1, 2)] == [1, 1]
+
+
+async def test_end_of_adopted_jobs_is_seen_but_not_known(trial: Trial) -> None:
+    """An adopted job's end is noticed at once; its exit status cannot be known, so it is LOST, never a success."""
+    batch = await trial.submit(exit_code=3)
+    await trial.wait_running(batch)
+    await kill(trial)
+    await trial.wait_states(batch, LrmJobState.RUNNING)
+    batch.go()
+    await trial.wait_ended(batch)
+    job = await job_of(trial, batch)
+    assert (job.end, job.exit_code, job.signal) == (EndReason.LOST, None, None)
+    assert job.reason
+
+
+async def test_jobs_that_ended_unwatched_are_lost(trial: Trial) -> None:
+    """A job that ends while no daemon runs is listed as LOST by the next one."""
+    batch = await trial.submit()
+    await trial.wait_running(batch)
+    pid = int(batch.reports()["1"][2])
+    await kill(trial)
+    descriptor = os.pidfd_open(pid)
+    batch.go()
+    await anyio.wait_readable(descriptor)
+    os.close(descriptor)
+    await trial.wait_ended(batch)
+    assert (await job_of(trial, batch)).end is EndReason.LOST
+
+
+async def test_waiting_jobs_wait_on(trial: Trial) -> None:
+    """Queued and held jobs are as before after a kill, and the queued ones start in their turn."""
+    full = await trial.submit(count=2)
+    await trial.wait_running(full)
+    queued, held = await trial.submit(count=2), await trial.submit(held=True)
+    await kill(trial)
+    assert await trial.states(queued) == [LrmJobState.QUEUED] * 2
+    assert await trial.states(held) == [LrmJobState.HELD]
+    full.go()
+    await trial.wait_running(queued)
+    assert await trial.states(held) == [LrmJobState.HELD]
+
+
+async def test_adopted_jobs_can_be_cancelled(trial: Trial) -> None:
+    """The next daemon ends the processes that it did not start."""
+    batch = await trial.submit(count=2)
+    await trial.wait_running(batch)
+    await kill(trial)
+    await trial.lrm.cancel(batch.ids)
+    await trial.wait_ended(batch)
+    assert {job.end for job in (await trial.jobs(batch)).values()} == {EndReason.CANCELLED}
+    before = batch.beats()
+    await anyio.sleep(0.5)
+    assert batch.beats() == before
+
+
+async def test_walltime_runs_on_over_a_kill(trial: Trial) -> None:
+    """The walltime counts from the job's start, not from that of the daemon."""
+    batch = await trial.submit(walltime=2)
+    await trial.wait_running(batch)
+    await kill(trial)
+    with anyio.fail_after(12):
+        await trial.wait_ended(batch)
+    assert (await job_of(trial, batch)).end is EndReason.WALLTIME
+
+
+async def test_suspended_jobs_stay_suspended(trial: Trial) -> None:
+    """A suspended job is so after a kill and can be resumed."""
+    batch = await trial.submit()
+    await trial.wait_running(batch)
+    await trial.lrm.suspend(batch.ids)
+    await kill(trial)
+    assert await trial.states(batch) == [LrmJobState.SUSPENDED]
+    await trial.lrm.resume(batch.ids)
+    batch.go()
+    await trial.wait_ended(batch)
+
+
+async def test_numbers_are_never_used_again(make: Make) -> None:
+    """Also when all is forgotten and the daemon was killed, new jobs get new ids."""
+    trial = await make(remember_seconds=0)
+    first = await trial.submit(wait=False)
+    await trial.wait_ended(first)
+    await kill(trial)
+    second = await trial.submit(wait=False)
+    assert first.ids != second.ids
+
+
+# -- started on demand, ending by itself --------------------------------------------------------------------------
+
+
+async def test_idle_daemon_ends_and_comes_back(make: Make) -> None:
+    """Without jobs and requests the daemon ends; the next request starts one that remembers what has ended."""
+    trial = await make(idle_seconds=0.5)
+    batch = await trial.submit(wait=False)
+    await trial.wait_ended(batch)
+    descriptor = os.pidfd_open(daemon_pid(state_of(trial)))
+    with anyio.fail_after(20):
+        await anyio.wait_readable(descriptor)
+    os.close(descriptor)
+    assert not (state_of(trial) / "socket").exists()
+    assert (await job_of(trial, batch)).exit_code == 0
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_daemon_with_jobs_stays(make: Make, held: bool) -> None:  # noqa: FBT001
+    """A daemon with a held or a running job does not end, though nobody asks."""
+    trial = await make(idle_seconds=0.2)
+    batch = await trial.submit(held=held)
+    first = daemon_pid(state_of(trial))
+    await anyio.sleep(1.5)
+    assert daemon_pid(state_of(trial)) == first
+    assert await trial.states(batch) == [LrmJobState.HELD if held else LrmJobState.RUNNING]
+
+
+async def test_one_daemon_for_all_who_ask_at_once(trial: Trial) -> None:
+    """Requests that find no daemon at the same moment end up with the same one."""
+    await kill(trial)
+    versions: list[str] = []
+
+    async def ask() -> None:
+        versions.append(await trial.lrm.version())
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(ask)
+    assert len(versions) == 4
+    ours = [
+        pid.name
+        async for pid in anyio.Path("/proc").glob("[0-9]*")
+        if str(state_of(trial)).encode() in await _arguments(pid)
+    ]
+    assert ours == [str(daemon_pid(state_of(trial)))]
+
+
+async def _arguments(process: anyio.Path) -> bytes:
+    try:
+        return await (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_settings_reach_a_running_daemon(make: Make) -> None:
+    """A second start with more processors lets waiting jobs start."""
+    trial = await make(processors=1)
+    batch = await trial.submit(count=2)
+    await trial.wait_states(batch, LrmJobState.RUNNING, LrmJobState.QUEUED)
+    await make(processors=2)
+    await trial.wait_running(batch)
+
+
+def test_daemon_is_light() -> None:
+    """The daemon imports neither pydantic nor anyio nor the command line: it runs on laptops."""
+    program = "import sys, koala_local.daemon; print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "koala_local" in done.stdout
+    assert not [name for name in ("pydantic", "anyio", "click", "rich", "structlog") if f"'{name}'" in done.stdout]
+
+
+async def test_deep_directories_work(tmp_path: Path) -> None:
+    """The path of the state directory may be longer than a Unix socket's path."""
+    deep = tmp_path / ("d" * ONE_BYTE_LEFT)
+    deep.mkdir()
+    trial = await start_trial(deep)
+    assert len(str(state_of(trial) / "socket")) > ONE_BYTE_LEFT
+    assert await trial.lrm.jobs() == ()
+    await end_daemon(state_of(trial))
+
+
+def test_open_directory_is_refused(tmp_path: Path) -> None:
+    """A daemon does not serve a directory that others can enter."""
+    tmp_path.chmod(0o755)
+    argv = [sys.executable, "-m", "koala_local.daemon", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 1
+    assert "chmod 700" in done.stderr
+
+
+# -- who may ask --------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_open_to_others(trial: Trial) -> None:
+    """Directory, socket, scripts, store and output files are closed to all other users."""
+    batch = await trial.submit()
+    await trial.wait_running(batch)
+    files = [state_of(trial), *state_of(trial).rglob("*.sh"), state_of(trial) / "socket", state_of(trial) / "jobs.db"]
+    files += list((batch.directory / "output").iterdir())
+    assert len(files) == 6
+    assert [file for file in files if stat.S_IMODE(file.stat().st_mode) & 0o077] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+async def test_another_user_is_refused() -> None:
+    """Even when the directory is opened by mistake, a process of another user gets no answer."""
+    raw = encode({"operation": "jobs", "prefix": ""})
+    # Not under tmp_path: the way there is closed to others, and is shared with other runs, so it is not ours to open.
+    with tempfile.TemporaryDirectory(prefix="koala-local-") as name:
+        directory = Path(name)
+        trial = await start_trial(directory)
+        path = state_of(trial) / "socket"
+        for part in (directory, state_of(trial)):
+            part.chmod(0o711)
+        path.chmod(0o666)
+        argv = ["/usr/bin/python3", "-c", PROBE, str(path), raw.decode()]
+        done = await anyio.run_process(argv, check=False, stderr=subprocess.STDOUT, user="nobody", group="nogroup")
+        # It got as far as the socket: what refuses is the look at the peer, not the way there.
+        assert done.stdout.startswith(b"connected\n")
+        assert done.stdout.splitlines()[1:] in ([b"b''"], [b"refused"])
+        assert (await talk(trial, raw)).objects("jobs") == ()
+        await end_daemon(state_of(trial))
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff\x00", b"[]", b'{"operation": 3}', b'{"operation": "jobs"}'])
+async def test_nonsense_is_refused(trial: Trial, raw: bytes) -> None:
+    """A request that makes no sense is answered as such, and the daemon lives."""
+    assert (await talk(trial, raw)).text("error") == "rejected"
+    assert await trial.lrm.version()
+
+
+async def test_unknown_operation_is_refused(trial: Trial) -> None:
+    """A newer client that asks for what this daemon does not know is told so."""
+    answer = await talk(trial, encode({"operation": "grow"}))
+    assert "cannot 'grow'" in answer.text("message")
+
+
+async def test_client_that_says_nothing_disturbs_nobody(trial: Trial) -> None:
+    """While one connection is silent, others are answered."""
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(state_of(trial) / "socket"))
+        with anyio.fail_after(5):
+            assert await trial.lrm.version()

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pure parts of the plugin ``local``: settings, records, messages, and who starts where."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from koala_adapter.errors import (
+    LrmError,
+    LrmNotFoundError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnsupportedError,
+    ProtocolError,
+)
+from koala_adapter.model import EndReason, LrmJobState
+from koala_local.layout import Layout, NodeSlots
+from koala_local.protocol import Fields, decode, encode, failure, raise_failure
+from koala_local.record import OCCUPYING, Ending, JobRecord
+from koala_local.settings import LocalSettings
+from koala_local.slots import next_starts, used_processors
+
+SAMPLE = JobRecord(
+    number=7,
+    index=2,
+    name="k",
+    user="u",
+    walltime=60,
+    output_directory="/tmp",
+    submitted_at=1000.0,
+    state=LrmJobState.QUEUED,
+)
+
+texts = st.text(max_size=10)
+records = st.builds(
+    JobRecord,
+    number=st.integers(1, 50),
+    index=st.integers(1, 9),
+    name=texts,
+    user=texts,
+    walltime=st.integers(1, 10**6),
+    output_directory=texts,
+    submitted_at=st.floats(0, 1e10),
+    state=st.sampled_from(LrmJobState),
+    node=st.sampled_from(["", "n1", "n2", "gone"]),
+    pid=st.none() | st.integers(1, 10**6),
+    birth=texts,
+    starts=st.integers(0, 5),
+    started_at=st.none() | st.floats(0, 1e10),
+    ended_at=st.none() | st.floats(0, 1e10),
+    ending=st.none() | st.sampled_from(Ending),
+    end=st.none() | st.sampled_from(EndReason),
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 64),
+    reason=texts,
+)
+queues_of_jobs = st.lists(records, max_size=25, unique_by=lambda job: job.id).map(
+    lambda jobs: sorted(jobs, key=lambda job: (job.number, job.index))
+)
+layouts = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(
+    lambda sizes: [NodeSlots(name=f"n{number}", processors=size) for number, size in enumerate(sizes, 1)]
+)
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "nodes"),
+    [
+        ({}, [("n1", os.cpu_count())]),
+        ({"processors": 5}, [("n1", 5)]),
+        ({"nodes": 2, "processors_per_node": 3}, [("n1", 3), ("n2", 3)]),
+        ({"nodes": 2}, [("n1", 1), ("n2", 1)]),
+        ({"node_names": ["a", "b.c"], "processors_per_node": 2}, [("a", 2), ("b.c", 2)]),
+        ({"processors_per_node": 2}, [("n1", 2)]),
+    ],
+)
+def test_settings_describe_nodes(settings: dict[str, object], nodes: list[tuple[str, int]]) -> None:
+    """Each way of saying it gives the expected nodes."""
+    layout = LocalSettings.model_validate(settings).layout
+    assert [(node.name, node.processors) for node in layout.nodes] == nodes
+    assert layout.processors == sum(processors for _, processors in nodes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"processors": 4, "nodes": 2}, "processors alone"),
+        ({"nodes": 2, "node_names": ["a"]}, "not both"),
+        ({"node_names": ["a", "a"]}, "different"),
+        ({"node_names": ["a/b"]}, "pattern"),
+        ({"processors": 0}, "greater"),
+        ({"processor": 4}, "Extra inputs"),
+        ({"idle_seconds": 0}, "greater"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, object], complaint: str) -> None:
+    """What contradicts itself is refused with the reason."""
+    with pytest.raises(ValidationError, match=complaint):
+        LocalSettings.model_validate(settings)
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+
+
+@given(record=records)
+def test_records_survive_the_store(record: JobRecord) -> None:
+    """A record read back from its bytes is the record."""
+    assert JobRecord.from_json(decode(encode(record.to_json()))) == record
+
+
+@pytest.mark.parametrize("limit", [None, 3600])
+def test_layouts_survive(limit: int | None) -> None:
+    """A layout read back from its bytes is the layout."""
+    layout = Layout(nodes=(NodeSlots(name="a", processors=2),), walltime_limit=limit, idle_seconds=1.5)
+    assert Layout.from_json(decode(encode(layout.to_json()))) == layout
+
+
+@given(text=st.binary(max_size=30).map(lambda raw: raw.decode("utf-8", "surrogateescape")))
+def test_undecodable_text_survives(text: str) -> None:
+    """Scripts may hold bytes that are no valid text."""
+    assert decode(encode({"script": text})).text("script") == text
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"3", b"{", b"\xff", b'"a"'])
+def test_what_is_no_object_is_refused(raw: bytes) -> None:
+    """Bytes that are no JSON object raise ProtocolError, nothing else."""
+    with pytest.raises(ProtocolError):
+        decode(raw)
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong"),
+    [
+        ("text", 3),
+        ("text", None),
+        ("integer", True),
+        ("integer", "3"),
+        ("integer", 3.5),
+        ("number", "3"),
+        ("number", False),
+        ("flag", 1),
+        ("texts", "abc"),
+        ("texts", ["a", 1]),
+        ("objects", {}),
+        ("objects", [1]),
+        ("object", []),
+        ("optional_text", 1),
+        ("optional_integer", "x"),
+        ("optional_number", "x"),
+    ],
+)
+def test_wrong_types_are_refused(method: str, wrong: object) -> None:
+    """A field of the wrong type raises ProtocolError."""
+    with pytest.raises(ProtocolError):
+        getattr(Fields({"x": wrong}), method)("x")  # type: ignore[dict-item]
+
+
+@given(record=records, changes=st.dictionaries(st.sampled_from(sorted(SAMPLE.to_json())), st.none() | texts))
+def test_damaged_records_are_protocol_errors(record: JobRecord, changes: dict[str, str | None]) -> None:
+    """Whatever is in the store, reading it gives a record or a ProtocolError."""
+    values = {**record.to_json(), **changes}
+    try:
+        JobRecord.from_json(Fields(values))
+    except ProtocolError:
+        assert changes
+
+
+@pytest.mark.parametrize("kind", [LrmRejectedError, LrmNotFoundError, LrmUnavailableError])
+def test_errors_cross_the_socket(kind: type[LrmError]) -> None:
+    """An error raised in the daemon is raised alike in the client."""
+    answer = decode(encode(failure(kind("what", hint="way out"))))
+    with pytest.raises(kind) as caught:
+        raise_failure(answer)
+    assert type(caught.value) is kind
+    assert (caught.value.message, caught.value.hint) == ("what", "way out")
+
+
+def test_other_errors_become_unavailable() -> None:
+    """An error without a name of its own is told as unavailable."""
+    with pytest.raises(LrmUnavailableError):
+        raise_failure(Fields(failure(LrmUnsupportedError("x"))))
+
+
+# -- records ------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_jobs_show_no_node() -> None:
+    """A node chosen for a job that waits is not shown as if it ran there."""
+    pinned = replace(SAMPLE, node="n1")
+    assert pinned.to_lrm_job().nodes == ()
+    assert replace(pinned, state=LrmJobState.RUNNING).to_lrm_job().nodes == ("n1",)
+
+
+def test_end_of_walltime() -> None:
+    """``ends_at`` is the end of the walltime of a running job, and the time of the end afterwards."""
+    assert SAMPLE.ends_at is None
+    running = replace(SAMPLE, started_at=2000.0)
+    assert running.ends_at == 2060.0
+    assert replace(running, ended_at=2001.0).ends_at == 2001.0
+
+
+# -- slots --------------------------------------------------------------------------------------------------------
+
+
+@given(nodes=layouts, jobs=queues_of_jobs)
+def test_nodes_are_never_overfilled(nodes: list[NodeSlots], jobs: list[JobRecord]) -> None:
+    """Only queued jobs start, each once, on nodes that exist and have an idle processor."""
+    starts = next_starts(nodes, jobs)
+    assert all(job.state is LrmJobState.QUEUED for job, _ in starts)
+    assert len({job.id for job, _ in starts}) == len(starts)
+    before = used_processors(jobs)
+    for node in nodes:
+        new = sum(name == node.name for _, name in starts)
+        assert new == 0 or before.get(node.name, 0) + new <= node.processors
+    assert {name for _, name in starts} <= {node.name for node in nodes}
+    assert all(job.node in {"", name} for job, name in starts)
+
+
+@given(nodes=layouts, jobs=queues_of_jobs)
+def test_first_come_first_served(nodes: list[NodeSlots], jobs: list[JobRecord]) -> None:
+    """No job that could run anywhere waits while a later one starts, or while a processor is idle."""
+    starts = next_starts(nodes, jobs)
+    free_choice = [job for job in jobs if job.state is LrmJobState.QUEUED and not job.node]
+    started = [job for job, _ in starts if not job.node]
+    assert started == free_choice[: len(started)]
+    if len(started) < len(free_choice):
+        used = used_processors([*jobs, *(replace(job, state=LrmJobState.RUNNING, node=n) for job, n in starts)])
+        assert all(used.get(node.name, 0) >= node.processors for node in nodes)
+
+
+def test_jobs_spread_over_nodes() -> None:
+    """The node with most idle processors is taken."""
+    nodes = [NodeSlots(name="a", processors=1), NodeSlots(name="b", processors=3)]
+    jobs = [replace(SAMPLE, index=index) for index in range(1, 5)]
+    assert [node for _, node in next_starts(nodes, jobs)] == ["b", "b", "a", "b"]
+
+
+def test_occupying_states_are_counted() -> None:
+    """Whatever has processes holds its processor."""
+    jobs = [replace(SAMPLE, state=state, node="n1") for state in LrmJobState]
+    assert used_processors(jobs) == {"n1": len(OCCUPYING)}
