@@ -57,6 +57,15 @@ def ownership(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def wait_until_unowned(directory: Path) -> None:
+    """Wait until no process owns a state directory."""
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
 async def host(
     site: SiteConfig,
     plugins: Mapping[str, PluginDefinition],

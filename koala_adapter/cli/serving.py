@@ -11,7 +11,7 @@ import anyio
 import click
 
 from koala_adapter.cli.context import command_body, pass_session
-from koala_adapter.hosting import READY, host, ownership
+from koala_adapter.hosting import READY, host, ownership, wait_until_unowned
 
 if TYPE_CHECKING:
     from koala_adapter.cli.context import Session
@@ -31,6 +31,7 @@ def serve(session: Session, stop: bool, ready_descriptor: int | None) -> None:
     """
     if stop:
         session.client.stop()
+        wait_until_unowned(session.directory)
         return
     with ownership(session.directory):
         anyio.run(_serve, session, ready_descriptor)
