@@ -14,7 +14,10 @@ from koala_adapter.cli.context import command_body, pass_session
 from koala_adapter.hosting import READY, host, ownership, wait_until_unowned
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from koala_adapter.cli.context import Session
+    from koala_adapter.service import Service
 
 
 @click.command()
@@ -40,11 +43,19 @@ def serve(session: Session, stop: bool, ready_descriptor: int | None) -> None:
 async def _serve(session: Session, ready_descriptor: int | None) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-        await tasks.start(host, session.site, session.plugins, session.directory)
+        await tasks.start(_host, session, tasks.cancel_scope)
         session.progress.print(f"koala serves {len(session.site.clusters)} clusters from {session.directory}")
         if ready_descriptor is not None:
             os.write(ready_descriptor, READY)
             os.close(ready_descriptor)
+
+
+async def _host(
+    session: Session, scope: anyio.CancelScope, *, task_status: TaskStatus[Service] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Host until stopped by a client or by a signal; either ends the other's wait."""
+    await host(session.site, session.plugins, session.directory, task_status=task_status)
+    scope.cancel()
 
 
 async def _stop_on_signal(scope: anyio.CancelScope) -> None:
