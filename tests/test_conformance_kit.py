@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance kit itself: each of these faults, put into a plugin that conforms, is found by the test named."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
+from koala_adapter.model import EndReason, LrmJobId, LrmJobState
+from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
+from koala_adapter.testing.submission import CANARY
+from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm
+from koala_local.settings import LocalSettings
+from tests.local_daemon import end_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from koala_adapter.model import LrmJob, Node
+    from koala_adapter.plugin import RenderedSubmission, Submission
+
+pytestmark = pytest.mark.anyio
+
+
+class Reversed(LocalLrm):
+    """Gives the ids in the wrong order."""
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Turn them round."""
+        return (await super().submit(submission))[::-1]
+
+
+class Talkative(LocalLrm):
+    """Asks more often than it states."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Ask twice."""
+        await super().jobs()
+        return await super().jobs(name_prefix=name_prefix)
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Ask something else first."""
+        await self.version()
+        return await super().submit(submission)
+
+
+class Deaf(LocalLrm):
+    """Does not look at the prefix."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:  # noqa: ARG002
+        """List all."""
+        return await super().jobs()
+
+
+class Optimist(LocalLrm):
+    """Takes every end for a success."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Paint the ends."""
+        return tuple(
+            replace(job, end=EndReason.EXITED, exit_code=0, signal=None) if job.state is LrmJobState.ENDED else job
+            for job in await super().jobs(name_prefix=name_prefix)
+        )
+
+
+class Idler(LocalLrm):
+    """Shows busy processors as idle."""
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Forget the jobs."""
+        return tuple(replace(node, processors_used=0) for node in await super().nodes())
+
+
+class Leaky(LocalLrm):
+    """Gives a job our environment."""
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Export what should stay here."""
+        script = submission.script.replace("\n", f"\nexport {CANARY}={os.environ[CANARY]}\n", 1)
+        return await super().submit(replace(submission, script=script))
+
+
+class Mangler(LocalLrm):
+    """Lets something expand the script."""
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Replace what looks like a variable."""
+        return await super().submit(replace(submission, script=submission.script.replace("$HOME", "/root")))
+
+
+class Chatterbox(LocalLrm):
+    """Shows the script on a command line."""
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Pass it as an argument."""
+        await self._context.commands.run(["sh", "-c", "sleep 0.3; true", submission.script])
+        return await super().submit(submission)
+
+
+class Pushover(LocalLrm):
+    """Takes what it should refuse."""
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Ignore the queue."""
+        return await super().submit(replace(submission, queue=None))
+
+
+class Pedant(LocalLrm):
+    """Complains about jobs that are gone already."""
+
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
+        """Insist."""
+        known = {job.id for job in await self.jobs() if job.state is not LrmJobState.ENDED}
+        if not known.issuperset(ids):
+            raise LrmNotFoundError("no such job")
+        await super().cancel(ids)
+
+
+class Forgetful(LocalLrm):
+    """Does not cancel the last one."""
+
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop too early."""
+        await super().cancel(ids[:-1])
+
+
+class Denier(LocalLrm):
+    """Takes silence for an empty cluster."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Hide the error."""
+        try:
+            return await super().jobs(name_prefix=name_prefix)
+        except LrmUnavailableError:
+            return ()
+
+
+class Boaster(LocalLrm):
+    """Can do what it says it cannot."""
+
+    capabilities = replace(CAPABILITIES, suspend=False)
+
+
+class Painter(LocalLrm):
+    """Renders something else than it sends."""
+
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Add a comment."""
+        rendered = super().render(submission)
+        return replace(rendered, script=rendered.script + "# painted\n")
+
+
+class Careless(LocalLrm):
+    """Renders the script onto the command line."""
+
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Add the script to the command."""
+        rendered = super().render(submission)
+        return replace(rendered, command=(*rendered.command, rendered.script))
+
+
+class Eternal(LocalLrm):
+    """Forgets the walltime."""
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Ask for an hour."""
+        return await super().submit(replace(submission, walltime=3600))
+
+
+class Impatient(LocalLrm):
+    """Starts held jobs."""
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Drop the hold."""
+        return await super().submit(replace(submission, held=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A broken plugin and the test that must find it."""
+
+    lrm: type[LocalLrm]
+    test: str
+    arguments: tuple[tuple[str, object], ...] = ()
+
+
+FAULTS = (
+    Fault(lrm=Reversed, test="test_one_request_gives_ids_in_order"),
+    Fault(lrm=Talkative, test="test_one_request_gives_ids_in_order"),
+    Fault(lrm=Talkative, test="test_poll_stays_within_its_bound"),
+    Fault(lrm=Deaf, test="test_found_again_by_name"),
+    Fault(lrm=Optimist, test="test_exit_code", arguments=(("code", 3),)),
+    Fault(lrm=Optimist, test="test_death_by_signal"),
+    Fault(lrm=Optimist, test="test_array_elements_end_apart"),
+    Fault(lrm=Idler, test="test_more_jobs_than_processors"),
+    Fault(lrm=Leaky, test="test_our_environment_stays_here"),
+    Fault(lrm=Mangler, test="test_awkward_script_arrives"),
+    Fault(lrm=Chatterbox, test="test_secret_is_on_no_command_line"),
+    Fault(lrm=Pushover, test="test_rejected_submission_leaves_nothing"),
+    Fault(lrm=Pedant, test="test_cancel_what_is_not_there"),
+    Fault(lrm=Forgetful, test="test_cancel_running"),
+    Fault(lrm=Boaster, test="test_unsupported_is_said", arguments=(("operation", "suspend"),)),
+    Fault(lrm=Painter, test="test_what_is_rendered_is_sent"),
+    Fault(lrm=Careless, test="test_render_is_pure"),
+    Fault(lrm=Eternal, test="test_walltime_is_requested"),
+    Fault(lrm=Eternal, test="test_walltime_is_enforced"),
+    Fault(lrm=Impatient, test="test_held_submission_waits"),
+)
+
+
+@pytest.fixture
+async def state(tmp_path: Path) -> AsyncIterator[Path]:
+    """Give the directory of a cluster, and end its daemon afterwards."""
+    yield tmp_path
+    await end_daemon(tmp_path / "state")
+
+
+async def start(kind: type[LocalLrm], directory: Path) -> tuple[Trial, Trial]:
+    """Start a plugin; return a trial of it, and one of a plugin without the fault for cleaning up."""
+    settings = LocalSettings(processors=2, answer_seconds=3)
+    context = new_context(directory)
+    lrms = [kind(context, settings), LocalLrm(context, settings)]
+    for lrm in lrms:
+        await lrm.start()
+    faulty, sound = (
+        LrmUnderTest(
+            definition=PLUGIN,
+            settings=settings,
+            context=context,
+            lrm=lrm,
+            scratch=directory,
+            processors=2,
+            unknown_id=LrmJobId("999_1"),
+            patience=3,
+            walltime_precision=4,
+            poll_interval=0.05,
+        )
+        for lrm in lrms
+    )
+    return Trial(faulty), Trial(sound)
+
+
+async def run(fault: Fault, trial: Trial) -> None:
+    """Run one test of the kit."""
+    await getattr(LrmConformance(), fault.test)(trial, **dict(fault.arguments))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.lrm.__name__}-{fault.test}")
+async def test_fault_is_found(fault: Fault, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test fails for the faulty plugin, by an assertion, and passes for the sound one."""
+    monkeypatch.setenv(CANARY, "0123456789abcdef")
+    faulty, sound = await start(fault.lrm, state)
+    await run(fault, sound)
+    await sound.close()
+    with pytest.raises((AssertionError, pytest.fail.Exception, TimeoutError, LrmNotFoundError)):
+        await run(fault, faulty)
+    await sound.lrm.cancel([job.id for job in await sound.lrm.jobs()])
+
+
+async def test_silence_is_no_empty_cluster(state: Path) -> None:
+    """A plugin that returns an empty list from an unreachable LRM is found out."""
+
+    async def stop() -> None:
+        await end_daemon(state / "state")
+        (state / "state" / "socket").symlink_to(state / "nowhere" / "nothing")
+        trial.lrm._daemon._start = unreachable  # type: ignore[attr-defined]
+
+    async def unreachable() -> None:
+        raise LrmUnavailableError("gone")
+
+    trial, _sound = await start(Denier, state)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        await LrmConformance().test_unavailable(trial, stop, "jobs")
