@@ -94,7 +94,7 @@ _Greeting: TypeAlias = "tuple[TLSStream, Decoder[AgentMessage], channel.Hello]"
 class ControlCenter:
     """Listens for agents, tells of them by events, and takes orders for them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it needs of the service
         self,
         *,
         ssl_context: ssl.SSLContext,

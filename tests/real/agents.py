@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real agent processes and a real control center on the loopback interface, for the tests of both."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.vjm.center import ControlCenter
+from koala_adapter.vjm.certificate import load_or_create, server_context
+from koala_adapter.vjm.credentials import digest, matches, new_token
+from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from koala_adapter.vjm.events import AgentEvent
+
+E = TypeVar("E")
+
+BATCH = BatchKey("koala-test-1")
+INDEX_VARIABLE = "TEST_ARRAY_INDEX"
+ID_VARIABLE = "TEST_JOB_ID"
+
+
+def placeholder(index: int = 1) -> PlaceholderId:
+    """Return the identity of a placeholder of the test batch."""
+    return PlaceholderId(batch=BATCH, index=index)
+
+
+class Site:
+    """One control center with its files, and the agents that were started for it."""
+
+    def __init__(self, directory: Path, *, lease: float = 30.0, heartbeat: float = 0.5) -> None:
+        self.directory = directory
+        self.certificate = load_or_create(directory / "state")
+        self.token = new_token()
+        self.lease = lease
+        self.heartbeat = heartbeat
+        self.port = 0
+        self.events: list[AgentEvent] = []
+        self.rejected: list[str] = []
+        self.bound: dict[PlaceholderId, str] = {}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.at_end = AsyncExitStack()
+        """Takes what is to be closed before the center goes."""
+        self._news = anyio.Event()
+        self.center = self._new_center()
+
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return the digest of the session that owns ``placeholder``."""
+        return self.bound.get(placeholder)
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Remember the owner."""
+        self.bound[placeholder] = session_hash
+
+    def output(self, task: str, stream: str = "out") -> bytes:
+        """Return what has arrived of a stream."""
+        path = self.directory / "output" / f"{task}.{stream}"
+        return path.read_bytes() if path.exists() else b""
+
+    async def wait_for(self, kind: type[E], where: Callable[[E], bool] = lambda _: True, *, after: int = 0) -> E:
+        """Return the first event of a kind, as soon as there is one; those before number ``after`` do not count."""
+        with anyio.fail_after(20):
+            while True:
+                for event in self.events[after:]:
+                    if isinstance(event, kind) and where(event):
+                        return event
+                await self.news()
+
+    async def wait_for_output(self, task: str, expected: bytes) -> None:
+        """Wait until exactly this has arrived of a task's standard output."""
+        with anyio.fail_after(20):
+            while self.output(task) != expected:  # noqa: ASYNC110 - another process's doing, of which no event tells
+                await anyio.sleep(0.02)
+
+    async def news(self) -> None:
+        """Wait until something has happened."""
+        await self._news.wait()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Run the control center during the block, on the same port each time."""
+        async with anyio.create_task_group() as tasks, AsyncExitStack() as self.at_end:
+            self.center = self._new_center()
+            self.port = await tasks.start(self.center.serve, "127.0.0.1", self.port)
+            yield
+            tasks.cancel_scope.cancel()
+
+    def script(self, **changes: object) -> str:
+        """Return the job script of the batch."""
+        values: dict[str, object] = {
+            "batch": BATCH, "host": "127.0.0.1", "port": self.port, "fingerprint": self.certificate.fingerprint,
+            "lease": self.lease, "walltime": 600.0, "token": self.token,
+        }  # fmt: skip
+        agent = AgentConfig(**(values | changes))  # type: ignore[arg-type]
+        return render_job_script(agent=agent, array_index_variable=INDEX_VARIABLE, job_id_variable=ID_VARIABLE)
+
+    def start_agent(
+        self, index: int = 1, *, script: str = "", environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start an agent as a batch system does: its script, a directory, an environment."""
+        path = self.directory / f"script.{len(self.processes)}"
+        path.touch(mode=0o600)
+        path.write_text(script or self.script())
+        process = subprocess.Popen(
+            ["/bin/sh", str(path)],
+            cwd=self.directory,
+            env={
+                "PATH": os.environ["PATH"],
+                INDEX_VARIABLE: str(index),
+                ID_VARIABLE: "77",
+                "TMPDIR": str(self.directory),
+            }
+            | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process
+
+    async def ended(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+        """Return exit status and stderr of an agent when it has ended."""
+        with anyio.fail_after(20):
+            _, errors = await anyio.to_thread.run_sync(process.communicate)
+        return process.returncode, errors.decode()
+
+    def close(self) -> None:
+        """End all agents that are left."""
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=10)
+            if process.stderr is not None:
+                process.stderr.close()
+
+    def _new_center(self) -> ControlCenter:
+        return ControlCenter(
+            ssl_context=server_context(self.certificate),
+            authenticate=lambda who, token: who.batch == BATCH and matches(token, digest(self.token)),
+            sessions=self,
+            on_event=self._on_event,
+            output_path=lambda _, task: self.directory / "output" / task,
+            lease=self.lease,
+            heartbeat=self.heartbeat,
+            on_rejected=lambda _, fault: self._on_rejected(fault),
+        )
+
+    def _on_event(self, event: AgentEvent) -> None:
+        self.events.append(event)
+        self._wake()
+
+    def _on_rejected(self, fault: str) -> None:
+        self.rejected.append(fault)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = anyio.Event()

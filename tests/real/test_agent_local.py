@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents at work: real processes, started by their job script, with a real control center over TLS on loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.vjm.channel import Launch, LaunchFile, Signal
+from koala_adapter.vjm.events import (
+    AgentDisconnected,
+    AgentEnding,
+    AgentRegistered,
+    AgentTaskEnded,
+    AgentTaskStarted,
+)
+from tests.real.agents import INDEX_VARIABLE, Site, placeholder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.anyio
+
+PYTHONS = [
+    path
+    for path in (shutil.which(f"python3.{minor}") for minor in range(6, 15))
+    if path is not None
+    and subprocess.run([path, "-c", ""], capture_output=True, check=False, timeout=30).returncode == 0
+]
+"""Every Python on this machine that works; a name in the PATH alone is none (pyenv has one for each)."""
+
+EXITED = TaskEnd(reason=EndReason.EXITED, exit_code=0)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """Return a site without agents; none is left at the end."""
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+def shell(task: str, text: str) -> Launch:
+    """Return the order to run a piece of shell."""
+    return Launch(task=task, argv=("/bin/sh", "-c", text))
+
+
+def processes_with(text: str) -> list[int]:
+    """Return the processes whose command line contains a text."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if text.encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+async def run(site: Site, order: Launch, index: int = 1) -> TaskEnd:
+    """Run a task in a connected agent and return how it ended."""
+    assert site.center.launch(placeholder(index), order)
+    return await end_of(site, order.task)
+
+
+async def end_of(site: Site, task: str) -> TaskEnd:
+    """Return how a task ended."""
+    return (await site.wait_for(AgentTaskEnded, lambda event: event.task == task)).end
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.rpartition("/")[2])
+async def test_a_placeholder_becomes_a_process(site: Site, python: str) -> None:
+    """With any Python: registers, runs a command, its output and exit code arrive, it goes when released."""
+    async with site.serving():
+        script = re.sub(r"^for python in .*?;", f"for python in {python};", site.script(), flags=re.MULTILINE)
+        process = site.start_agent(3, script=script)
+        registered = await site.wait_for(AgentRegistered)
+        assert (registered.placeholder, registered.lrm_id, registered.first) == (placeholder(3), "77", True)
+        assert registered.address == "127.0.0.1"
+        assert registered.ends_in is not None
+        assert 500 < registered.ends_in <= 600
+        end = await run(site, shell("t", "echo to out; echo to err >&2; exit 3"), 3)
+        assert end == TaskEnd(reason=EndReason.EXITED, exit_code=3)
+        assert (site.output("t"), site.output("t", "err")) == (b"to out\n", b"to err\n")
+        assert (await site.wait_for(AgentTaskStarted)).task == "t"
+        assert site.center.release(placeholder(3), 1.0)
+        assert await site.ended(process) == (0, "")
+    assert not list(site.directory.glob("koala-*"))
+
+
+async def test_tasks_are_scrubbed_of_their_surroundings(site: Site) -> None:
+    """A task sees what it was given, nothing of the LRM, and no secret anywhere in its environment."""
+    async with site.serving():
+        site.start_agent(environment={"SLURM_JOB_ID": "1", "PMI_RANK": "0", "PE_HOSTFILE": "/x", "USERS_OWN": "yes"})
+        await site.wait_for(AgentRegistered)
+        order = Launch(task="t", argv=("env", "-0"), environment=(("KOALA_RANK", "0"), ("NAME", "äö ü")))
+        await run(site, order)
+    seen = dict(line.split("=", 1) for line in site.output("t").decode().rstrip("\0").split("\0"))
+    assert seen["KOALA_RANK"] == "0"
+    assert seen["NAME"] == "äö ü"
+    assert seen["USERS_OWN"] == "yes"
+    assert not {"SLURM_JOB_ID", "PMI_RANK", "PE_HOSTFILE"} & set(seen)
+    assert site.token not in str(seen)
+
+
+async def test_secrets_are_not_in_the_process_listing(site: Site) -> None:
+    """Neither command line nor environment of the agent holds the token, and its task cannot read it from stdin."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        for name in ("cmdline", "environ"):
+            text = (await anyio.Path(f"/proc/{process.pid}/{name}").read_bytes()).decode()
+            assert site.token not in text
+        await run(site, shell("t", "cat; cat /proc/$PPID/fd/0"))
+        assert site.output("t") == b""
+
+
+async def test_output_by_way_of_the_named_pipes(site: Site) -> None:
+    """A grandchild whose standard output is captured elsewhere can still write to its own rank's streams."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        text = 'sh -c "echo one >$KOALA_STDOUT; echo two >$KOALA_STDERR; echo three >$KOALA_STDOUT" >/dev/null 2>&1'
+        assert await run(site, shell("t", text)) == EXITED
+        assert site.output("t") == b"one\nthree\n"
+        assert site.output("t", "err") == b"two\n"
+
+
+async def test_working_directory_and_input_files(site: Site) -> None:
+    """Files are there before the program starts, a program may itself be one, and a private directory goes away."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        program = b"#!/bin/sh\ncat data/in.txt; pwd; stat -c %a .\n"
+        files = (
+            LaunchFile(target="data/in.txt", mode=0o644, content=b"input\n"),
+            LaunchFile(target="program", mode=0o755, content=program),
+        )
+        assert await run(site, Launch(task="private", argv=("./program",), files=files)) == EXITED
+        content, directory, mode = site.output("private").decode().splitlines()
+        assert (content, mode) == ("input", "700")
+        assert not await anyio.Path(directory).exists()
+        here = site.directory / "here"
+        here.mkdir()
+        order = Launch(task="given", argv=("./program",), files=files, working_directory=str(here))
+        assert await run(site, order) == EXITED
+        assert site.output("given").decode().splitlines()[1] == str(here)
+        assert (here / "program").exists()
+
+
+@pytest.mark.parametrize(
+    ("order", "code", "told"),
+    [
+        (Launch(task="t", argv=("no-such-program",)), 127, "no-such-program: command not found"),
+        (Launch(task="t", argv=("/no/such/program",)), 127, "/no/such/program: command not found"),
+        (Launch(task="t", argv=("/etc/passwd",)), 126, "/etc/passwd cannot be run"),
+        (Launch(task="t", argv=("true",), working_directory="/no/such/dir"), 126, "working directory /no/such/dir"),
+        (
+            Launch(task="t", argv=("true",), files=(LaunchFile(target="../x", mode=0o644, content=b""),)),
+            126,
+            "'../x' is not a path below the working directory",
+        ),
+        (
+            Launch(task="t", argv=("./x",), files=(LaunchFile(target="x", mode=0o755, content=b"#!/no/shell\n"),)),
+            126,
+            "interpreter of ./x was not found",
+        ),
+        (Launch(task="t", argv=("a\0b",)), 126, "cannot start"),
+        (Launch(task="t", argv=("true",), environment=(("A=B", "c"),)), 126, "cannot start"),
+    ],
+)
+async def test_launch_failures_say_why(site: Site, order: Launch, code: int, told: str) -> None:
+    """What cannot be started ends with the code that a shell would give and a text for the user; the agent lives on."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        end = await run(site, order)
+        assert (end.reason, end.exit_code) == (EndReason.LAUNCH_FAILED, code)
+        assert told in end.detail
+        assert await run(site, shell("next", "true")) == EXITED
+
+
+async def test_a_launch_is_carried_out_once(site: Site) -> None:
+    """Repeated orders, during the run and after it, start nothing, but the state is told again."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        order = shell("t", f"echo x >>{site.directory}/count; read line <{site.directory}/go")
+        os.mkfifo(site.directory / "go")
+        for _ in range(3):
+            site.center.launch(placeholder(), order)
+        await site.wait_for(AgentTaskStarted)
+        while sum(isinstance(event, AgentTaskStarted) for event in site.events) < 3:
+            await site.news()
+        await anyio.Path(site.directory / "go").write_text("\n")
+        assert (await site.wait_for(AgentTaskEnded)).end == EXITED
+        seen = len(site.events)
+        site.center.launch(placeholder(), order)
+        assert (await site.wait_for(AgentTaskEnded, after=seen)).end == EXITED
+        assert (site.directory / "count").read_text() == "x\n"
+
+
+async def test_several_tasks_at_once_and_in_turn(site: Site) -> None:
+    """One placeholder can serve several tasks, each with its own output and end."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        for number in range(5):
+            site.center.launch(placeholder(), shell(f"t{number}", f"echo {number}; exit {number}"))
+        for number in range(5):
+            assert (await end_of(site, f"t{number}")).exit_code == number
+            assert site.output(f"t{number}") == f"{number}\n".encode()
+
+
+async def test_large_output_is_complete_before_the_end_is_told(site: Site) -> None:
+    """Megabytes on both streams arrive byte for byte, and the files are whole when the end is told."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        assert await run(site, shell("t", "seq 1 700000; seq 1 300000 >&2")) == EXITED
+        assert site.output("t") == "".join(f"{i}\n" for i in range(1, 700001)).encode()
+        assert site.output("t", "err") == "".join(f"{i}\n" for i in range(1, 300001)).encode()
+
+
+async def test_a_restart_of_the_center_changes_nothing(site: Site) -> None:
+    """Through two restarts during the run every byte arrives once, the end is told, and told again afterwards."""
+    process = None
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        text = "i=0; while [ $i -lt 300 ]; do seq 1 1000; i=$((i+1)); sleep 0.01; done"
+        site.center.launch(placeholder(), shell("t", text))
+        await site.wait_for(AgentTaskStarted)
+    seen = len(site.events)
+    async with site.serving():
+        again = await site.wait_for(AgentRegistered, after=seen)
+        assert not again.first
+        assert [(report.task, report.running) for report in again.tasks] == [("t", True)]
+    seen = len(site.events)
+    async with site.serving():
+        await site.wait_for(AgentRegistered, after=seen)
+        assert (await site.wait_for(AgentTaskEnded, after=seen)).end == EXITED
+        assert site.output("t") == "".join(f"{i}\n" for i in range(1, 1001)).encode() * 300
+    seen = len(site.events)
+    async with site.serving():
+        again = await site.wait_for(AgentRegistered, after=seen)
+        assert [(report.task, report.running, report.end) for report in again.tasks] == [("t", False, EXITED)]
+        site.center.release(placeholder(), 0)
+        assert (await site.ended(process))[0] == 0
+
+
+async def test_output_waits_while_the_center_is_away(site: Site) -> None:
+    """What is not acknowledged is kept to a bound, then the program waits; nothing is lost, the agent stays small."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), shell("t", f"read line <{site.directory}/go; head -c 20000000 /dev/zero"))
+        os.mkfifo(site.directory / "go")
+        await site.wait_for(AgentTaskStarted)
+    await anyio.Path(site.directory / "go").write_text("\n")
+    seen = len(site.events)
+    async with site.serving():
+        await site.wait_for(AgentRegistered, after=seen)
+        assert (await site.wait_for(AgentTaskEnded, after=seen)).end == EXITED
+        assert site.output("t") == bytes(20_000_000)
+        status = await anyio.Path(f"/proc/{process.pid}/status").read_text()
+        peak = re.search(r"VmHWM:\s*(\d+) kB", status)
+        assert peak is not None
+        assert int(peak[1]) < 40_000
+
+
+async def test_a_signal_from_the_center(site: Site) -> None:
+    """It reaches the process group, and the end names it."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), shell("t", "sleep 61234; true"))
+        await site.wait_for(AgentTaskStarted)
+        assert site.center.signal(placeholder(), Signal(task="t", signal=signal.SIGUSR2))
+        ended = await site.wait_for(AgentTaskEnded)
+        assert ended.end == TaskEnd(reason=EndReason.SIGNALLED, signal=signal.SIGUSR2)
+
+
+async def test_nothing_of_a_task_outlives_it(site: Site) -> None:
+    """What a task leaves in the background is killed with its session, also from process groups of its own."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        text = "sleep 61235 & set -m; sleep 61235 >/dev/null 2>&1 & echo started"
+        assert await run(site, shell("t", text)) == EXITED
+        assert site.output("t") == b"started\n"
+        assert not processes_with("sleep\x0061235")
+
+
+async def test_release_ends_a_stubborn_task(site: Site) -> None:
+    """SIGTERM first, SIGKILL after the grace, last output delivered, the reason is that it was cancelled."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        text = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done"
+        site.center.launch(placeholder(), shell("t", text))
+        await site.wait_for_output("t", b"ready\n")
+        site.center.release(placeholder(), 0.5)
+        end = (await site.wait_for(AgentTaskEnded)).end
+        assert (end.reason, end.signal) == (EndReason.CANCELLED, signal.SIGKILL)
+        assert site.output("t") == b"ready\nasked\n"
+        assert await site.ended(process) == (0, "")
+        assert (await site.wait_for(AgentDisconnected)).detail == "closed by the agent"
+
+
+async def test_time_limit_of_a_task(site: Site) -> None:
+    """The agent ends a task that runs too long, and lives on itself."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        end = await run(site, Launch(task="t", argv=("sleep", "61236"), time_limit=0.3))
+        assert (end.reason, end.signal) == (EndReason.WALLTIME, signal.SIGTERM)
+        assert "0.3 s" in end.detail
+        assert await run(site, shell("next", "true")) == EXITED
+
+
+@pytest.mark.parametrize(
+    ("number", "walltime", "reason"),
+    [
+        (signal.SIGTERM, 600.0, EndReason.CANCELLED),
+        (signal.SIGTERM, 25.0, EndReason.WALLTIME),
+        (signal.SIGINT, 600.0, EndReason.CANCELLED),
+        (signal.SIGUSR1, 600.0, EndReason.WALLTIME),
+        (signal.SIGXCPU, 600.0, EndReason.WALLTIME),
+    ],
+)
+async def test_a_signal_from_the_batch_system(
+    site: Site, number: signal.Signals, walltime: float, reason: EndReason
+) -> None:
+    """The agent says why it goes, then how its task ended, and is gone; nothing is left on the node."""
+    async with site.serving():
+        process = site.start_agent(script=site.script(walltime=walltime))
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), shell("t", "echo working; sleep 61237"))
+        await site.wait_for(AgentTaskStarted)
+        await site.wait_for_output("t", b"working\n")
+        process.send_signal(number)
+        assert (await site.wait_for(AgentEnding)).reason is reason
+        end = (await site.wait_for(AgentTaskEnded)).end
+        assert (end.reason, end.signal) == (reason, signal.SIGTERM)
+        code, errors = await site.ended(process)
+        assert code == 5
+        assert number.name in errors
+        assert not processes_with("sleep\x0061237")
+
+
+async def test_the_batch_system_signals_everybody_at_once(site: Site) -> None:
+    """A SIGTERM that hits the task before the agent is still told as what it is: the end of the placeholder."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), Launch(task="t", argv=("sleep", "61238")))
+        pid = (await site.wait_for(AgentTaskStarted)).pid
+        os.kill(pid, signal.SIGTERM)
+        await anyio.sleep(0.1)
+        process.terminate()
+        end = (await site.wait_for(AgentTaskEnded)).end
+        assert (end.reason, end.signal) == (EndReason.CANCELLED, signal.SIGTERM)
+
+
+async def test_walltime_ends_by_the_agents_own_clock(site: Site) -> None:
+    """Before an LRM that kills without a warning comes, the agent ends its task and says why."""
+    async with site.serving():
+        process = site.start_agent(script=site.script(walltime=3.0, end_margin=2.0))
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), Launch(task="t", argv=("sleep", "61239")))
+        assert (await site.wait_for(AgentEnding)).reason is EndReason.WALLTIME
+        assert (await site.wait_for(AgentTaskEnded)).end.reason is EndReason.WALLTIME
+        assert (await site.ended(process))[0] == 5
+
+
+async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
+    """With the center gone for longer than the lease, the agent ends itself and its task, and says so on stderr."""
+    site.lease = 1.5
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), Launch(task="t", argv=("sleep", "61240")))
+        await site.wait_for(AgentTaskStarted)
+    code, errors = await site.ended(process)
+    assert code == 4
+    assert "no contact to the control center for 1.5 s" in errors
+    assert not processes_with("sleep\x0061240")
+    assert not list(site.directory.glob("koala-*"))
+
+
+async def test_a_silent_connection_is_closed_and_made_anew(site: Site) -> None:
+    """An agent that is stopped loses its connection after three heartbeats, and comes back when it goes on."""
+    site.heartbeat = 0.2
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        process.send_signal(signal.SIGSTOP)
+        lost = await site.wait_for(AgentDisconnected)
+        assert "silent" in lost.detail
+        assert not site.center.launch(placeholder(), shell("t", "true"))
+        seen = len(site.events)
+        process.send_signal(signal.SIGCONT)
+        assert not (await site.wait_for(AgentRegistered, after=seen)).first
+        assert await run(site, shell("t", "true")) == EXITED
+
+
+async def test_token_from_a_private_file(site: Site) -> None:
+    """Where scripts are world readable, the token travels apart from them."""
+    path = site.directory / "token"
+    path.touch(mode=0o600)
+    path.write_text(site.token)
+    async with site.serving():
+        script = site.script(token=None, token_file=str(path))
+        assert site.token not in script
+        site.start_agent(script=script)
+        await site.wait_for(AgentRegistered)
+        path.chmod(0o644)
+        code, errors = await site.ended(site.start_agent(2, script=script))
+        assert code == 1
+        assert "mode 0600" in errors
+
+
+async def test_index_one_without_an_array(site: Site) -> None:
+    """A submission of one job need not be an array."""
+    async with site.serving():
+        site.start_agent(environment={INDEX_VARIABLE: "undefined"})
+        assert (await site.wait_for(AgentRegistered)).placeholder == placeholder(1)
+
+
+async def test_output_that_cannot_be_written_is_kept_by_the_agent(site: Site) -> None:
+    """A full or broken disk here costs time, not output: it arrives when the fault is mended."""
+    (site.directory / "output").write_text("a file in the place of the directory")
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), shell("t", "echo precious"))
+        lost = await site.wait_for(AgentDisconnected)
+        assert "cannot write" in lost.detail
+        (site.directory / "output").unlink()
+        assert (await site.wait_for(AgentTaskEnded)).end == EXITED
+        assert site.output("t") == b"precious\n"
+
+
+async def test_output_goes_on_after_its_file_was_removed(site: Site) -> None:
+    """A user who removes a file during the run loses what was in it, and nothing else."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        os.mkfifo(site.directory / "go")
+        site.center.launch(placeholder(), shell("t", f"echo one; read line <{site.directory}/go; echo two"))
+        await site.wait_for_output("t", b"one\n")
+        (site.directory / "output" / "t.out").unlink()
+        await anyio.Path(site.directory / "go").write_text("\n")
+        assert (await site.wait_for(AgentTaskEnded)).end == EXITED
+        assert site.output("t") == b"\0\0\0\0two\n"

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the agent on their own: what it takes from its surroundings, and what it keeps of a task's output."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.vjm import agent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOURCE = Path(agent.__file__).read_text()
+GIVEN: dict[str, object] = {
+    "host": "center", "port": 4433, "fingerprint": "AB" * 32, "batch": "b", "lease": 60.0, "end_margin": 10.0,
+    "walltime": 3600.0, "token": "a-token", "token_file": None, "array_index_variable": "SGE_TASK_ID",
+    "job_id_variable": "JOB_ID",
+}  # fmt: skip
+
+
+def settings(environment: dict[str, str] | None = None, **changes: object) -> agent.Settings:
+    """Return what the agent makes of a configuration."""
+    return agent.Settings(GIVEN | changes, environment or {})
+
+
+def test_agent_is_python_36() -> None:
+    """The syntax is that of Python 3.6, and nothing but the standard library is imported."""
+    tree = ast.parse(SOURCE, feature_version=(3, 6))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert imported <= sys.stdlib_module_names
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.NamedExpr | ast.Match | ast.AsyncFunctionDef)]
+
+
+def test_imports_of_the_agent_are_light() -> None:
+    """Five thousand placeholders pay for every import: nothing heavy comes in by the back door."""
+    code = f"import sys\nexec(compile({SOURCE!r}, 'agent', 'exec'), {{'__name__': 'agent'}})\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], check=True, capture_output=True, text=True, timeout=30
+    ).stdout.split()
+    assert not {"asyncio", "typing", "tempfile", "shutil", "logging", "email", "http", "random"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("environment", "index"),
+    [({"SGE_TASK_ID": "7"}, 7), ({"SGE_TASK_ID": "undefined"}, 1), ({}, 1), ({"SGE_TASK_ID": ""}, 1)],
+)
+def test_index_comes_from_the_named_variable(environment: dict[str, str], index: int) -> None:
+    """A job that is no array element has index 1 (Grid Engine says "undefined")."""
+    assert settings(environment).index == index
+
+
+def test_job_id_is_made_fit_for_the_channel() -> None:
+    """Whatever a prolog puts there, the Hello stays well-formed."""
+    assert settings({"JOB_ID": "12\n3 \x1b4"}).lrm_id == "1234"
+    assert settings({}).lrm_id == ""
+
+
+def test_walltime_ends_at_the_earlier_of_two_ends() -> None:
+    """The LRM's own end counts when it comes first; none at all is known without both."""
+    soon = str(int(time.time()) + 100)
+    late = str(int(time.time()) + 10_000)
+    now = time.monotonic()
+    for environment, expected in [({"SLURM_JOB_END_TIME": soon}, 100), ({"SLURM_JOB_END_TIME": late}, 3600)]:
+        end = settings(environment).ends_at
+        assert end is not None
+        assert end - now == pytest.approx(expected, abs=5)
+    assert settings(walltime=None).ends_at is None
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    """Return a token file as it must be."""
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text("the-token\n")
+    return path
+
+
+def test_token_comes_from_its_file(token_file: Path) -> None:
+    """With a token file the script needs no token."""
+    assert settings(token=None, token_file=str(token_file)).token == "the-token"
+
+
+def _readable_by_group(path: Path) -> None:
+    path.chmod(0o640)
+
+
+def _writable_by_others(path: Path) -> None:
+    path.chmod(0o602)
+
+
+def _a_link(path: Path) -> None:
+    path.rename(path.with_name("real"))
+    path.symlink_to("real")
+
+
+def _a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+def _missing(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("spoil", [_readable_by_group, _writable_by_others, _a_link, _a_fifo, _missing])
+def test_token_file_that_others_can_touch_is_refused(token_file: Path, spoil: Callable[[Path], None]) -> None:
+    """A token that somebody else can have read or placed is no proof, and the agent says so."""
+    spoil(token_file)
+    with pytest.raises(agent.FatalError, match="token file"):
+        agent.read_token(str(token_file))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_token_file_of_another_user_is_refused(token_file: Path) -> None:
+    """Somebody else's token would make us somebody else's agent."""
+    os.chown(token_file, 65534, 65534)
+    with pytest.raises(agent.FatalError, match="belongs to user 0"):
+        agent.read_token(str(token_file))
+
+
+def test_task_environment_is_free_of_the_batch_system() -> None:
+    """Nothing of the LRM and of MPI starters gets through, everything else does, and what was asked for wins."""
+    base = {
+        "PATH": "/bin", "HOME": "/home/u", "TMPDIR": "/scratch", "LANG": "C", "JAVA_HOME": "/opt/java",
+        "SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n", "SBATCH_X": "1", "SGE_TASK_ID": "1", "JOB_ID": "2",
+        "PE_HOSTFILE": "x", "NSLOTS": "1", "QUEUE": "q", "PBS_JOBID": "3", "PMI_RANK": "0", "PMI2_X": "1",
+        "PMIX_RANK": "0", "OMPI_X": "1", "HYDRA_X": "1", "KOALA_TOKEN": "secret", "SRUN_DEBUG": "3",
+    }  # fmt: skip
+    built = agent.task_environment(base, [["KOALA_RANK", "3"], ["LANG", "de_DE.UTF-8"]])
+    assert built == {
+        "PATH": "/bin", "HOME": "/home/u", "TMPDIR": "/scratch", "JAVA_HOME": "/opt/java", "KOALA_RANK": "3",
+        "LANG": "de_DE.UTF-8",
+    }  # fmt: skip
+
+
+def test_input_files_are_written(tmp_path: Path) -> None:
+    """Directories are made, an older file is replaced, and the mode is what it was, less what others could write."""
+    for content in (b"old", b"new"):
+        agent.write_file(str(tmp_path), "a/b/ä.txt", 0o777, content)
+    path = tmp_path / "a/b/ä.txt"
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert [entry.name for entry in path.parent.iterdir()] == ["ä.txt"]
+
+
+@pytest.mark.parametrize(
+    "target", ["/etc/x", "../x", "a/../../x", "..", ".", "", "a//x", "a/", "./x", "x\0y", "link/x", "a/link/x"]
+)
+def test_input_files_cannot_leave_the_directory(tmp_path: Path, target: str) -> None:
+    """Neither a path nor a link that somebody planted leads out of the working directory."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    for directory in (outside, inside / "a"):
+        directory.mkdir(parents=True)
+    (inside / "link").symlink_to(outside)
+    (inside / "a" / "link").symlink_to(outside)
+    with pytest.raises(agent.LaunchError, match="input file"):
+        agent.write_file(str(inside), target, 0o644, b"x")
+    assert not list(outside.iterdir())
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["inside", "outside"]
+
+
+def test_input_file_does_not_write_through_a_link(tmp_path: Path) -> None:
+    """A link in the place of the file itself is replaced, not followed."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "x").symlink_to(victim)
+    agent.write_file(str(tmp_path), "x", 0o644, b"mine")
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "x").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "count"),
+    [
+        ("0::/slurm/job_3\n", {"slurm/job_3/memory.events": "low 0\noom 2\noom_kill 2\noom_group_kill 0\n"}, 2),
+        (
+            "4:memory:/slurm/uid_0/job_3\n3:cpu,cpuacct:/\n",
+            {"memory/slurm/uid_0/job_3/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"},
+            1,
+        ),
+        ("0::/gone\n", {}, 0),
+        ("", {}, 0),
+    ],
+)
+def test_oom_kills_are_counted(tmp_path: Path, membership: str, files: dict[str, str], count: int) -> None:
+    """Both versions of control groups are understood, and neither is needed."""
+    (tmp_path / "cgroup").write_text(membership)
+    for name, text in files.items():
+        path = tmp_path / "fs" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    assert agent.oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.integers(0, 100_000)),
+        st.tuples(st.just("send"), st.just(0)),
+        st.tuples(st.just("acknowledge"), st.integers(0, 400_000)),
+        st.tuples(st.just("reconnect"), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=steps)
+def test_output_is_kept_until_acknowledged(steps: list[tuple[str, int]]) -> None:
+    """Through any sequence of writes, sends, acknowledgements and lost connections, every byte arrives in its place."""
+    output = agent.Output()
+    written = bytearray()
+    arrived = bytearray()
+    for step, number in steps:
+        if step == "write":
+            data = bytes((len(written) + i) % 251 for i in range(min(number, output.room)))
+            written += data
+            output.add(data)
+        elif step == "send" and output.unsent:
+            offset, data = output.next()
+            assert offset <= len(arrived), "a gap"
+            arrived += data[len(arrived) - offset :]
+        elif step == "acknowledge":
+            output.acknowledge(min(number, len(arrived)))
+        else:
+            output.rewind()
+    while output.unsent:
+        offset, data = output.next()
+        arrived += data[len(arrived) - offset :]
+    output.acknowledge(len(arrived))
+    assert arrived == written
+    assert output.safe
+
+
+def test_output_bounds_what_it_keeps() -> None:
+    """There is no room beyond the bound until something is acknowledged."""
+    output = agent.Output()
+    output.add(bytes(agent.KEPT))
+    assert output.room == 0
+    output.acknowledge(10)
+    assert output.room == 10
+    output.acknowledge(agent.KEPT + 5)
+    assert output.safe
+
+
+def test_timers_run_in_order_of_their_time() -> None:
+    """A call is made when it is due, not before, and the next one says how long to wait."""
+    timers = agent.Timers()
+    called: list[str] = []
+    assert timers.wait() is None
+    timers.after(1000, lambda: called.append("late"))
+    timers.after(0, lambda: called.append("second"))
+    timers.after(-1, lambda: called.append("first"))
+    assert timers.wait() == 0
+    timers.run()
+    assert called == ["first", "second"]
+    left = timers.wait()
+    assert left is not None
+    assert 900 < left <= 1000
+
+
+def test_session_of_a_process_is_found(tmp_path: Path) -> None:
+    """A name with spaces and brackets does not confuse it, a process that is gone has none."""
+    program = tmp_path / "a ) 1 (b"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "60"], start_new_session=True) as process:
+        assert agent.session_of(process.pid) == process.pid
+        agent.kill_session(process.pid)
+    assert process.returncode == -9
+    assert agent.session_of(process.pid) is None

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job script: what it contains, what it does not, and which Python it finds."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.vjm.jobscript import PYTHONS, AgentConfig, render_job_script
+
+TOKEN = "token-0123456789abcdef"
+AGENT = AgentConfig(
+    batch="koala-1", host="127.0.0.1", port=9, fingerprint="ab" * 32, lease=1.0, walltime=60.0, token=TOKEN
+)
+
+
+def render(agent: AgentConfig = AGENT) -> str:
+    """Return the script for Grid Engine."""
+    return render_job_script(agent=agent, array_index_variable="SGE_TASK_ID", job_id_variable="JOB_ID")
+
+
+def run(script: str, path: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script as a batch system does, with its own PATH."""
+    return subprocess.run(
+        ["/bin/sh"], input=script, env={"PATH": path, "TMPDIR": str(tmp_path)}, cwd=tmp_path, capture_output=True,
+        text=True, check=False, timeout=30,
+    )  # fmt: skip
+
+
+def executable(path: Path, text: str) -> Path:
+    """Write a program."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def only(directory: Path, *names: str) -> str:
+    """Return a PATH with the few commands that the script needs besides Python."""
+    directory.mkdir(exist_ok=True)
+    for name in ("uname", "cat", "sh", *names):
+        (directory / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+    return str(directory)
+
+
+def test_script_is_posix_shell() -> None:
+    """It begins as the plugin contract says, and sh finds no fault in it."""
+    script = render()
+    assert script.startswith("#!/bin/sh\n")
+    subprocess.run(["/bin/sh", "-n"], input=script.encode(), check=True, timeout=30)
+
+
+def test_token_is_only_in_the_input_of_python() -> None:
+    """It comes after the beginning of the here-document: not in an argument, not in the environment."""
+    script = render()
+    assert script.count(TOKEN) == 1
+    assert script.index("<<'") < script.index(TOKEN)
+
+
+def test_script_with_a_token_file_has_no_token() -> None:
+    """Such a script may be read by anybody."""
+    script = render(replace(AGENT, token=None, token_file="/home/u/.koala/token"))
+    assert TOKEN not in script
+    assert "/home/u/.koala/token" in script
+
+
+def test_configuration_does_not_show_the_token() -> None:
+    """A log line with the configuration gives nothing away."""
+    assert TOKEN not in repr(AGENT)
+
+
+@pytest.mark.parametrize(
+    "host", ["$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"', "\\", "\nEND_OF_KOALA_AGENT\ntouch pwned\n"]
+)
+def test_values_are_data(host: str, tmp_path: Path) -> None:
+    """Neither shell nor Python executes any part of the configuration."""
+    done = run(render(replace(AGENT, host=host)), f"{Path(sys.executable).parent}:/usr/bin:/bin", tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"token": None}, "either"),
+        ({"token_file": "/x"}, "either"),
+        ({"token": "short"}, "token"),
+        ({"token": "with spaces and more"}, "token"),
+        ({"batch": "two words"}, "batch"),
+        ({"batch": ""}, "batch"),
+        ({"fingerprint": "AB" * 32}, "fingerprint"),
+        ({"port": 0}, "port"),
+        ({"port": 65536}, "port"),
+        ({"host": ""}, "host"),
+        ({"lease": 0.0}, "lease"),
+        ({"walltime": -1.0}, "walltime"),
+        ({"end_margin": -1.0}, "end_margin"),
+    ],
+)
+def test_impossible_configurations_are_refused(changes: dict[str, object], told: str) -> None:
+    """The message names the value; a token is never repeated in it."""
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        render(replace(AGENT, **changes))  # type: ignore[arg-type]
+    assert "with spaces" not in str(refused.value)
+
+
+def test_no_python_is_said_clearly(tmp_path: Path) -> None:
+    """Status 127, and stderr names the node, the PATH and what was looked for."""
+    script = re.sub(r"^for python in .*?;", "for python in python3 python3.11;", render(), flags=re.MULTILINE)
+    done = run(script, only(tmp_path / "bin"), tmp_path)
+    assert done.returncode == 127
+    assert "no usable Python 3.6" in done.stderr
+    assert f"PATH={tmp_path / 'bin'}" in done.stderr
+
+
+def test_unusable_pythons_are_passed_over(tmp_path: Path) -> None:
+    """An old one, a broken one and one without ssl are tried and left; the next one runs the agent."""
+    executable(tmp_path / "bin" / "python3", "#!/bin/sh\nexit 1\n")
+    path = only(tmp_path / "bin")
+    chosen = f"{tmp_path}/chosen"
+    Path(chosen).symlink_to(sys.executable)
+    script = re.sub(r"^for python in .*?;", f"for python in nowhere python3 {chosen};", render(), flags=re.MULTILINE)
+    done = run(script, path, tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "127.0.0.1:9" in done.stderr
+    assert "no contact to the control center for 1 s" in done.stderr
+
+
+def test_nothing_is_imported_from_the_directory_of_the_job(tmp_path: Path) -> None:
+    """A module that somebody left in a shared directory is not executed, nor one named in PYTHONPATH."""
+    for name in ("ssl", "json", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("open('pwned', 'w')")
+    done = subprocess.run(
+        ["/bin/sh"], input=render(), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=30,
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 4, done.stderr
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_places_of_python_cover_the_usual_nodes() -> None:
+    """The default name first, RHEL 8's own Python, and no version that is too old."""
+    assert PYTHONS[0] == "python3"
+    assert "/usr/libexec/platform-python" in PYTHONS
+    assert {"python3.6", "python3.14"} <= set(PYTHONS)
+    assert "python3.5" not in PYTHONS

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The channel's messages: what is written is read again, and what is no message is refused, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import string
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.errors import ProtocolError
+from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.vjm import channel
+from koala_adapter.vjm.channel import (
+    AgentMessage,
+    CenterMessage,
+    Ending,
+    Heartbeat,
+    Hello,
+    Launch,
+    LaunchFile,
+    Output,
+    OutputAck,
+    Pong,
+    Refused,
+    Release,
+    Signal,
+    TaskEnded,
+    TaskReport,
+    TaskStarted,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PRINTABLE = string.ascii_letters + string.digits + string.punctuation
+
+names = st.text(PRINTABLE, min_size=1, max_size=40)
+words = st.text(PRINTABLE, max_size=40)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+seconds = st.floats(min_value=0, max_value=1e9)
+positive = st.floats(min_value=1e-3, max_value=1e9)
+offsets = st.integers(min_value=0, max_value=2**50)
+streams = st.sampled_from(["out", "err"])
+ends = st.builds(
+    TaskEnd,
+    reason=st.sampled_from(EndReason),
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 64),
+    detail=texts,
+)
+agent_messages: st.SearchStrategy[AgentMessage] = st.one_of(
+    st.builds(
+        Hello,
+        batch=names,
+        index=st.integers(1, 2**31),
+        token=names,
+        session=names,
+        lrm_id=words,
+        host=words,
+        address=words,
+        pid=st.integers(1, 2**22),
+        ends_in=st.none() | seconds,
+        python=words,
+        tasks=st.lists(st.builds(TaskReport, task=names, running=st.booleans(), end=st.none() | ends), max_size=4).map(
+            tuple
+        ),
+    ),
+    st.just(Heartbeat()),
+    st.builds(TaskStarted, task=names, pid=st.integers(1, 2**22)),
+    st.builds(Output, task=names, stream=streams, offset=offsets, data=st.binary(max_size=200)),
+    st.builds(TaskEnded, task=names, end=ends),
+    st.builds(Ending, reason=st.sampled_from(EndReason), detail=texts),
+)
+files = st.builds(LaunchFile, target=names, mode=st.integers(0, 0o777), content=st.binary(max_size=100))
+center_messages: st.SearchStrategy[CenterMessage] = st.one_of(
+    st.builds(Welcome, lease=positive, heartbeat=positive),
+    st.builds(Refused, reason=texts),
+    st.builds(
+        Launch,
+        task=names,
+        argv=st.lists(texts, min_size=1, max_size=4).map(tuple),
+        environment=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
+        working_directory=st.none() | texts,
+        files=st.lists(files, max_size=2).map(tuple),
+        time_limit=st.none() | positive,
+    ),
+    st.builds(Signal, task=names, signal=st.integers(1, 64)),
+    st.builds(OutputAck, task=names, stream=streams, offset=offsets),
+    st.builds(Release, grace=seconds),
+    st.just(Pong()),
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+
+HELLO = Hello(
+    batch="b", index=1, token="a-token", session="a-session", lrm_id="7", host="n1", address="10.0.0.1", pid=9,
+    ends_in=None, python="3.6.9",
+)  # fmt: skip
+
+
+def cut(data: bytes, sizes: list[int]) -> list[bytes]:
+    """Cut ``data`` into pieces of the given sizes, repeated as often as necessary."""
+    pieces: list[bytes] = []
+    while data:
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(data[:size])
+        data = data[size:]
+    return pieces
+
+
+def fields(**changes: object) -> bytes:
+    """Return a line with the members of a Hello, some of them changed."""
+    members = json.loads(channel.encode(HELLO))
+    return json.dumps(members | changes).encode() + b"\n"
+
+
+@given(messages=st.lists(agent_messages, max_size=5), sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5))
+def test_agent_messages_round_trip(messages: list[AgentMessage], sizes: list[int]) -> None:
+    """What an agent says arrives as it was said, however the bytes are cut on the way."""
+    decoder = channel.agent_decoder()
+    data = b"".join(map(channel.encode, messages))
+    assert [message for piece in cut(data, sizes) for message in decoder.feed(piece)] == messages
+
+
+@given(messages=st.lists(center_messages, max_size=5), sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5))
+def test_center_messages_round_trip(messages: list[CenterMessage], sizes: list[int]) -> None:
+    """What the control center says arrives as it was said, however the bytes are cut on the way."""
+    decoder = channel.center_decoder()
+    data = b"".join(map(channel.encode, messages))
+    assert [message for piece in cut(data, sizes) for message in decoder.feed(piece)] == messages
+
+
+@given(message=agent_messages | center_messages)
+def test_a_message_is_one_line(message: AgentMessage | CenterMessage) -> None:
+    """Nothing that is said can contain the end of the line that carries it."""
+    line = channel.encode(message)
+    assert line.index(b"\n") == len(line) - 1
+
+
+@given(data=st.lists(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()), max_size=6))
+def test_arbitrary_bytes_give_messages_or_protocol_errors(data: list[bytes]) -> None:
+    """No input makes the decoder raise anything but ProtocolError."""
+    for decoder in (channel.agent_decoder(limit=100), channel.center_decoder(limit=100)):
+        try:
+            for piece in data:
+                decoder.feed(piece + b"\n")
+        except ProtocolError:
+            continue
+
+
+@given(message=agent_messages, member=st.integers(0), value=json_values)
+def test_damaged_messages_give_messages_or_protocol_errors(message: AgentMessage, member: int, value: object) -> None:
+    """A message with a member of the wrong kind is refused by a ProtocolError or not at all."""
+    members = json.loads(channel.encode(message))
+    members[sorted(members)[member % len(members)]] = value
+    try:
+        channel.agent_decoder().feed(json.dumps(members).encode() + b"\n")
+    except ProtocolError as error:
+        assert "malformed message" in error.message  # noqa: PT017 - raising is allowed, not demanded
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"null\n",
+        b"[]\n",
+        b"{}\n",
+        b"\xff\xfe\n",
+        b'{"kind":"hello"}\n',
+        b'{"kind":"launch","task":"t","argv":["x"]}\n',
+        b'{"kind":"no-such-kind"}\n',
+        b'{"kind":"heartbeat"\n',
+        b"[" * 10_000 + b"\n",
+        b"9" * 10_000 + b"\n",
+        fields(index=0),
+        fields(index="1"),
+        fields(index=True),
+        fields(index=1.0),
+        fields(batch=""),
+        fields(batch="a b"),
+        fields(batch="a\nb"),
+        fields(batch="a\x1b[2J"),
+        fields(batch="a" * 201),
+        fields(host="n1\n"),
+        fields(ends_in=-1),
+        fields(ends_in=float("nan")),
+        fields(ends_in=float("inf")),
+        fields(tasks=[{"task": "t", "running": "yes"}]),
+        fields(tasks=[{"task": "t", "running": False, "end": {"reason": "no such reason"}}]),
+        fields(tasks=[{"task": "t", "running": True}] * 1001),
+        b'{"kind":"output","task":"t","stream":"log","offset":0,"data":""}\n',
+        b'{"kind":"output","task":"t","stream":"out","offset":-1,"data":""}\n',
+        b'{"kind":"output","task":"t","stream":"out","offset":1e99,"data":""}\n',
+        b'{"kind":"output","task":"t","stream":"out","offset":0,"data":"!!!!"}\n',
+        b'{"kind":"output","task":"t","stream":"out","offset":0,"data":"YQ"}\n',
+        b'{"kind":"output","task":"t","stream":"out","offset":0,"data":"YQ==\\u00e9"}\n',
+    ],
+)
+def test_what_is_no_agent_message_is_refused(line: bytes) -> None:
+    """Each of these is a ProtocolError."""
+    with pytest.raises(ProtocolError):
+        channel.agent_decoder().feed(line)
+
+
+@pytest.mark.parametrize("make", [channel.agent_decoder, channel.center_decoder])
+def test_a_line_over_the_limit_is_refused_before_it_ends(
+    make: Callable[..., channel.Decoder[AgentMessage] | channel.Decoder[CenterMessage]],
+) -> None:
+    """Nobody can make the other side keep more than the limit, with or without an end of the line."""
+    decoder = make(limit=1000)
+    decoder.feed(b" " * 1000)
+    with pytest.raises(ProtocolError, match="longer than 1000 bytes"):
+        decoder.feed(b" ")
+    with pytest.raises(ProtocolError, match="longer than 1000 bytes"):
+        make(limit=1000).feed(b" " * 1001 + b"\n")
+
+
+def test_errors_do_not_repeat_secrets() -> None:
+    """A refused Hello does not put its token into an error message, and no repr shows one."""
+    with pytest.raises(ProtocolError) as refused:
+        channel.agent_decoder().feed(fields(token="seekrit with spaces", session=3))
+    assert "seekrit" not in str(refused.value)
+    assert "a-token" not in repr(HELLO)
+    assert "a-session" not in repr(HELLO)
+
+
+def test_unknown_members_are_ignored() -> None:
+    """A newer peer may say more."""
+    assert channel.agent_decoder().feed(fields(favourite_colour="blue")) == [HELLO]
+
+
+def test_another_version_can_be_read() -> None:
+    """An agent of another version is not garbage: the center can tell it what is wrong."""
+    assert channel.agent_decoder().feed(fields(version=2)) == [replace(HELLO, version=2)]
+
+
+def test_what_no_agent_would_take_is_not_sent() -> None:
+    """A Launch over the agents' limit fails here, with the way out, and not there."""
+    huge = LaunchFile(target="x", mode=0o600, content=bytes(channel.CENTER_LINE_LIMIT))
+    with pytest.raises(ProtocolError, match="input files"):
+        channel.encode(Launch(task="t", argv=("x",), files=(huge,)))
+    with pytest.raises(ProtocolError, match="UTF-8"):
+        channel.encode(Launch(task="t", argv=("\udc80",)))
+
+
+def test_a_good_line_may_be_as_long_as_the_limit() -> None:
+    """The limit counts the line without its end."""
+    line = channel.encode(Heartbeat())
+    assert channel.agent_decoder(limit=len(line) - 1).feed(line) == [Heartbeat()]
