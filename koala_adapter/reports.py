@@ -134,10 +134,10 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
     waiting = (PlaceholderState.SUBMITTED, PlaceholderState.QUEUED)
     held = [p for p in placeholders if p.state in ours]
     ranks = [rank for rank in record.ranks if rank.component == claim.component]
-    waited = None
-    if placeholders:
-        last = max((p.held_at or now for p in placeholders), default=now)
-        waited = max(0.0, last - min(p.submitted_at for p in placeholders))
+    waited = claim.waited
+    if placeholders and waited is None:
+        last = max(now if p.held_at is None else p.held_at for p in placeholders)
+        waited = max(0.0, last - max(record.job.submitted_at, min(p.submitted_at for p in placeholders)))
     return ComponentReport(
         name=claim.component,
         command=component.command,
@@ -145,7 +145,7 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
         processors=claim.processors or component.minimum,
         held=len(held),
         queued=sum(p.state in waiting for p in placeholders),
-        lrm_ids=tuple(p.lrm_id for p in placeholders if p.lrm_id),
+        lrm_ids=claim.lrm_ids or tuple(p.lrm_id for p in placeholders if p.lrm_id),
         hosts=tuple(sorted({rank.host for rank in ranks} or {p.host for p in held if p.host})),
         first_rank=ranks[0].rank if ranks else None,
         waited=waited,
