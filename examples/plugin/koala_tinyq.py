@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A skeleton of a plugin, for an imaginary batch system with one command, ``tinyq``. Copy it and fill in yours."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.plugin import ClusterContext, Submission
+
+
+# 1. Settings: what a site file may say. Closed, each field described: the manual and the errors are made from it.
+class TinyqSettings(BaseModel):
+    """The ``[clusters.settings]`` table of a cluster with ``plugin = "tinyq"``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    command: str = Field(default="tinyq", description="Path of the tinyq command.")
+    server: str = Field(default="", description="Address of the server. Default: tinyq's own.")
+
+
+# 2. Tables: what the LRM says, in our words. What is not in them is UNKNOWN, never a guess.
+JOB_STATES = {
+    "waiting": LrmJobState.QUEUED,
+    "held": LrmJobState.HELD,
+    "running": LrmJobState.RUNNING,
+    "done": LrmJobState.ENDED,
+}
+NODE_STATES = {"up": NodeState.UP, "draining": NodeState.DRAINING, "down": NodeState.DOWN}
+LATER = ("cannot connect", "timed out", "try again")
+"""Complaints that mean "ask again"; every other complaint means no."""
+
+
+# 3. Pure pairs: one function builds a command, another parses what it prints. Test them on recorded output.
+def submit_command(settings: TinyqSettings, submission: Submission) -> tuple[str, ...]:
+    """Return the command that submits all placeholders at once; it reads the script on standard input."""
+    queue = ("--queue", submission.queue) if submission.queue else ()
+    hold = ("--hold",) if submission.held else ()
+    return (
+        settings.command,
+        "submit",
+        *("--name", submission.key),
+        *("--array", str(submission.count)),
+        *("--seconds", str(submission.walltime)),
+        *("--output", submission.output_directory),
+        *queue,
+        *hold,
+    )
+
+
+def parse_submitted(stdout: str, count: int) -> tuple[LrmJobId, ...]:
+    """Return the ids from the one line that is a number: a site may print banners around it."""
+    numbers = re.findall(r"^(\d+)$", stdout, re.MULTILINE)
+    if len(numbers) != 1:
+        # Unavailable after a submission means: nobody knows. The core then looks for the key.
+        raise LrmUnavailableError(f"no job id in {stdout!r:.200}", hint="it is looked for by its name")
+    return tuple(LrmJobId(f"{numbers[0]}.{index}") for index in range(1, count + 1))
+
+
+def parse_jobs(stdout: str) -> tuple[LrmJob, ...]:
+    """Read lines ``number|index|name|state|user|node``."""
+    rows = [line.split("|") for line in stdout.splitlines() if line.count("|") == 5]
+    return tuple(
+        LrmJob(
+            id=LrmJobId(f"{number}.{index}"),
+            name=name,
+            state=JOB_STATES.get(state, LrmJobState.UNKNOWN),
+            user=user,
+            processors=1,
+            array_index=int(index),
+            nodes=(node,) if node else (),
+            raw_state=state,
+        )
+        for number, index, name, state, user, node in rows
+    )
+
+
+def parse_nodes(stdout: str) -> tuple[Node, ...]:
+    """Read lines ``name|state|processors|used``."""
+    rows = [line.split("|") for line in stdout.splitlines()]
+    return tuple(
+        Node(
+            name=name,
+            state=NODE_STATES.get(state, NodeState.UNKNOWN),
+            processors=int(processors),
+            processors_used=int(used),
+            queues=("main",),
+            raw_state=state,
+        )
+        for name, state, processors, used in rows
+    )
+
+
+def raise_complaint(complaint: str) -> NoReturn:
+    """Raise what the LRM means: later, unknown or no. The text decides, not the exit status."""
+    if any(word in complaint.lower() for word in LATER):
+        raise LrmUnavailableError(f"tinyq: {complaint}", hint="it is asked again later")
+    if "no such job" in complaint.lower():
+        raise LrmNotFoundError(f"tinyq: {complaint}")
+    raise LrmRejectedError(f"tinyq: {complaint}", hint="see the cluster's settings in the site file")
+
+
+# 4. The LRM: runs the pairs. Optional operations that are left out raise LrmUnsupportedError by themselves.
+class TinyqLrm(Lrm):
+    """A cluster under tinyq."""
+
+    capabilities = Capabilities()  # what is written below, and no more
+    array_index_variable = "TINYQ_INDEX"
+    job_id_variable = "TINYQ_JOB"
+    requests_per_poll = 2
+
+    def __init__(self, context: ClusterContext, settings: TinyqSettings) -> None:
+        """Start nothing here: that is for `start`."""
+        self._context = context
+        self._settings = settings
+
+    async def version(self) -> str:
+        """Return the version of tinyq."""
+        return (await self._run("version")).strip()
+
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return all nodes."""
+        return parse_nodes(await self._run("nodes"))
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return jobs by one listing of all."""
+        return tuple(job for job in parse_jobs(await self._run("list")) if job.name.startswith(name_prefix))
+
+    async def queues(self) -> tuple[Queue, ...]:
+        """Return the one queue that tinyq has."""
+        processors = sum(node.processors for node in await self.nodes())
+        return (Queue(name="main", up=True, processors=processors, default=True),)
+
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Return the command and the script. Pure."""
+        return RenderedSubmission(command=submit_command(self._settings, submission), script=submission.script)
+
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Submit with one request. The script holds a secret: standard input, never an argument."""
+        if submission.held:
+            raise LrmRejectedError("tinyq cannot submit in hold")
+        rendered = self.render(submission)
+        # Undecodable bytes of the script pass through as they came.
+        script = rendered.script.encode("utf-8", "surrogateescape")
+        result = await self._context.commands.run(rendered.command, stdin=script, environment=self._environment())
+        if result.returncode != 0:
+            raise_complaint(result.complaint)
+        return parse_submitted(result.text, submission.count)
+
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
+        """Cancel with one request; urgent, so that polling never delays it. Jobs that are gone are no error."""
+        if ids:
+            await self._run("cancel", *ids, urgent=True)
+
+    async def check(self) -> tuple[CheckResult, ...]:
+        """Report whether the command works. Raises nothing."""
+        remedy = "install tinyq, or give the path of its command in the site file; is its server up?"
+        try:
+            found = f"{await self.version()}, {len(await self.nodes())} nodes"
+        except LrmError as error:
+            return (CheckResult(subject="tinyq", ok=False, found=str(error), remedy=remedy),)
+        return (CheckResult(subject="tinyq", ok=True, found=found, remedy=remedy),)
+
+    async def _run(self, *arguments: str, urgent: bool = False) -> str:
+        # context.commands bounds rate and time and builds the environment: use nothing else to run a command.
+        result = await self._context.commands.run(
+            [self._settings.command, *arguments], environment=self._environment(), urgent=urgent
+        )
+        if result.returncode != 0:
+            raise_complaint(result.complaint)
+        return result.text
+
+    def _environment(self) -> dict[str, str]:
+        return {"TINYQ_SERVER": self._settings.server} if self._settings.server else {}
+
+
+# 5. The definition, named by the entry point ``tinyq = koala_tinyq:PLUGIN`` of the group koala_adapter.plugins.
+PLUGIN = PluginDefinition(
+    name="tinyq",
+    summary="the imaginary batch system of the manual",
+    settings=TinyqSettings,
+    capabilities=TinyqLrm.capabilities,
+    factory=TinyqLrm,
+)
