@@ -293,9 +293,11 @@ async def test_deep_directories_work(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * ONE_BYTE_LEFT)
     deep.mkdir()
     trial = await start_trial(deep)
-    assert len(str(state_of(trial) / "socket")) > ONE_BYTE_LEFT
-    assert await trial.lrm.jobs() == ()
-    await end_daemon(state_of(trial))
+    try:
+        assert len(str(state_of(trial) / "socket")) > ONE_BYTE_LEFT
+        assert await trial.lrm.jobs() == ()
+    finally:
+        await end_daemon(state_of(trial))
 
 
 def test_open_directory_is_refused(tmp_path: Path) -> None:
@@ -328,17 +330,24 @@ async def test_another_user_is_refused() -> None:
     with tempfile.TemporaryDirectory(prefix="koala-local-") as name:
         directory = Path(name)
         trial = await start_trial(directory)
-        path = state_of(trial) / "socket"
-        for part in (directory, state_of(trial)):
-            part.chmod(0o711)
-        path.chmod(0o666)
-        argv = ["/usr/bin/python3", "-c", PROBE, str(path), raw.decode()]
-        done = await anyio.run_process(argv, check=False, stderr=subprocess.STDOUT, user="nobody", group="nogroup")
-        # It got as far as the socket: what refuses is the look at the peer, not the way there.
-        assert done.stdout.startswith(b"connected\n")
-        assert done.stdout.splitlines()[1:] in ([b"b''"], [b"refused"])
-        assert (await talk(trial, raw)).objects("jobs") == ()
-        await end_daemon(state_of(trial))
+        try:
+            await refuse_another_user(trial, raw)
+        finally:
+            await end_daemon(state_of(trial))
+
+
+async def refuse_another_user(trial: Trial, raw: bytes) -> None:
+    """Open the way to the socket for all; see that another user connects and gets nothing, and that we do."""
+    path = state_of(trial) / "socket"
+    for part in (state_of(trial).parent, state_of(trial)):
+        part.chmod(0o711)
+    path.chmod(0o666)
+    argv = ["/usr/bin/python3", "-c", PROBE, str(path), raw.decode()]
+    done = await anyio.run_process(argv, check=False, stderr=subprocess.STDOUT, user="nobody", group="nogroup")
+    # It got as far as the socket: what refuses is the look at the peer, not the way there.
+    assert done.stdout.startswith(b"connected\n")
+    assert done.stdout.splitlines()[1:] in ([b"b''"], [b"refused"])
+    assert (await talk(trial, raw)).objects("jobs") == ()
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff\x00", b"[]", b'{"operation": 3}', b'{"operation": "jobs"}'])
