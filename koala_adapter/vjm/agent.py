@@ -181,7 +181,7 @@ def remove_tree(directory: str) -> None:
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
     """Return how many processes of our memory cgroup (v1 or v2) the kernel has killed for want of memory so far."""
     count = 0
-    for line in read_lines(membership):
+    for line in read_bytes(membership).decode().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             name = root + path + "/memory.events"
@@ -189,43 +189,46 @@ def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
             name = root + "/memory" + path + "/memory.oom_control"
         else:
             continue
-        count += sum(int(entry.split()[1]) for entry in read_lines(name) if entry.startswith("oom_kill "))
+        entries = read_bytes(name).decode().splitlines()
+        count += sum(int(entry.split()[1]) for entry in entries if entry.startswith("oom_kill "))
     return count
 
 
-def read_lines(path: str) -> "List[str]":
-    """Return the lines of a file of the kernel; none when there is no such file."""
-    try:
-        with open(path) as file:
-            return file.read().splitlines()
-    except OSError:
-        return []
-
-
-def kill_session(session: int) -> None:
-    """Kill every process of a session, whatever process groups it made for itself."""
+def kill_all(session: int, mark: bytes) -> None:
+    """Kill all processes of a task."""
     for _ in range(3):  # again for what was being forked during the first look
-        members = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if session_of(pid) == session]
-        if not members:
+        if not signal_all(session, mark, signal.SIGKILL):
             return
-        for pid in members:
-            send_signal(os.kill, pid, signal.SIGKILL)
+
+
+def signal_all(session: int, mark: bytes, number: int) -> int:
+    """Send a signal to all processes of a task and return how many there are.
+
+    They are those of its session, and those that have its mark in their environment: an MPI starter gives every rank a
+    session of its own, and a daemon leaves the one it came from.
+    """
+    count = 0
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if session_of(pid) == session or mark in read_bytes(f"/proc/{pid}/environ"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+                count += 1
+    return count
 
 
 def session_of(pid: int) -> "Optional[int]":
     """Return the session of a living process; None when it is gone or a zombie (proc(5), stat)."""
+    fields = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[3])
+
+
+def read_bytes(path: str) -> bytes:
+    """Return what a file of the kernel says; nothing when it is gone, or not for us."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        with open(path, "rb") as file:
+            return file.read()
     except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[3])
-
-
-def send_signal(call: "Callable[[int, int], None]", target: int, number: int) -> None:
-    """Call os.kill or os.killpg; a target that is already gone is no error."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        call(target, number)
+        return b""
 
 
 class Timers:
@@ -518,6 +521,7 @@ class Task:
         self._stopping: "Optional[Tuple[str, str]]" = None
         self._sources: "List[Source]" = []
         self._directory: "Optional[str]" = None
+        self._mark = b""
         self._oom_kills = oom_kills()
 
     @property
@@ -562,14 +566,14 @@ class Task:
         self._agent.timers.after(grace, self.kill)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process group. The leader is not reaped before the end, so its number is its own."""
+        """Send a signal to all processes. The first is not reaped before the end, so that its number stays its own."""
         if self.pid is not None:
-            send_signal(os.killpg, self.pid, number)
+            signal_all(self.pid, self._mark, number)
 
     def kill(self) -> None:
         """Kill whatever is left of the task."""
         if self.pid is not None:
-            kill_session(self.pid)
+            kill_all(self.pid, self._mark)
 
     def look(self) -> bool:
         """Return whether the process has exited; it stays a zombie until everything of its session is gone."""
@@ -601,7 +605,7 @@ class Task:
             return
         if since < DRAIN and not all(source.fifo or source.closed for source in self._sources):
             return
-        kill_session(process.pid)
+        kill_all(process.pid, self._mark)
         process.wait()
         self.end = self._describe(code, number)
         for source in self._sources:
@@ -628,6 +632,7 @@ class Task:
             write_file(working_directory, file["target"], file["mode"], binascii.a2b_base64(file["content"]))
         environment = task_environment(dict(os.environ), message["environment"])
         environment["PWD"] = working_directory
+        self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
         writers = []
         try:
             for name, variable in (("out", "KOALA_STDOUT"), ("err", "KOALA_STDERR")):

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -291,14 +292,29 @@ async def test_a_signal_from_the_center(site: Site) -> None:
 
 
 async def test_nothing_of_a_task_outlives_it(site: Site) -> None:
-    """What a task leaves in the background is killed with its session, also from process groups of its own."""
+    """What a task leaves in the background is killed, also in process groups and sessions of its own."""
     async with site.serving():
         site.start_agent()
         await site.wait_for(AgentRegistered)
-        text = "sleep 61235 & set -m; sleep 61235 >/dev/null 2>&1 & echo started"
+        text = "sleep 61235 & set -m; sleep 61235 >/dev/null 2>&1 & setsid sleep 61235 >/dev/null 2>&1 & echo started"
         assert await run(site, shell("t", text)) == EXITED
         assert site.output("t") == b"started\n"
         assert not processes_with("sleep\x0061235")
+
+
+async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> None:
+    """A starter that ignores SIGTERM, as hydra's proxy does, does not keep its rank from hearing of the end."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        rank = "trap 'echo asked >$KOALA_STDOUT; exit' TERM; echo ready >$KOALA_STDOUT; while :; do sleep 0.05; done"
+        starter = "trap : TERM; setsid /bin/sh ./rank >/dev/null & while kill -0 $!; do wait; done 2>/dev/null"
+        files = (LaunchFile(target="rank", mode=0o644, content=rank.encode()),)
+        site.center.launch(placeholder(), replace(shell("t", starter), files=files))
+        await site.wait_for_output("t", b"ready\n")
+        site.center.release(placeholder(), 10)
+        assert (await site.ended(process))[0] == 0
+        assert site.output("t") == b"ready\nasked\n"
 
 
 async def test_release_ends_a_stubborn_task(site: Site) -> None:

@@ -268,12 +268,30 @@ def test_timers_run_in_order_of_their_time() -> None:
     assert 900 < left <= 1000
 
 
-def test_session_of_a_process_is_found(tmp_path: Path) -> None:
-    """A name with spaces and brackets does not confuse it, a process that is gone has none."""
+def test_processes_of_a_task_are_found(tmp_path: Path) -> None:
+    """By their session, or by the mark in their environment; a strange name does not confuse it, others are spared."""
     program = tmp_path / "a ) 1 (b"
     program.symlink_to("/bin/sleep")
-    with subprocess.Popen([program, "60"], start_new_session=True) as process:
-        assert agent.session_of(process.pid) == process.pid
-        agent.kill_session(process.pid)
-    assert process.returncode == -9
-    assert agent.session_of(process.pid) is None
+    marked, plain = {"KOALA_STDOUT": "/x/1/out"}, {"KOALA_STDOUT": "/x/1/out2"}
+    processes = [
+        subprocess.Popen([program, "60"], start_new_session=True, env=environment)
+        for environment in (plain, marked, plain)
+    ]
+    try:
+        wait_until_executed(processes)
+        assert agent.session_of(processes[0].pid) == processes[0].pid
+        assert agent.signal_all(processes[0].pid, b"KOALA_STDOUT=/x/1/out\0", 9) == 2
+        assert [process.wait(timeout=10) for process in processes[:2]] == [-9, -9]
+        assert agent.session_of(processes[0].pid) is None
+        assert processes[2].poll() is None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def wait_until_executed(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until each process has the environment that it was started with (with vfork it has when Popen returns)."""
+    deadline = time.monotonic() + 10
+    while not all(b"KOALA_STDOUT" in agent.read_bytes(f"/proc/{process.pid}/environ") for process in processes):
+        assert time.monotonic() < deadline
