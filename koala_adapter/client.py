@@ -4,23 +4,28 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter import requests
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.jobfile import job_to_dict
-from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT
+from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT, PLAN_REPORT
 from koala_adapter.server import socket_path
+from koala_adapter.submissions import SAMPLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from koala_adapter.model import Job
-    from koala_adapter.reports import ClusterReport, JobReport
+    from koala_adapter.reports import ClusterReport, JobReport, PlanReport
     from koala_adapter.requests import Reply, Request
+    from koala_adapter.submissions import SampleSubmission
 
 TIMEOUT = 30.0
+LOOK_AGAIN = 0.2
+"""Seconds between two attempts to reach a service that is expected."""
 
 
 class Client:
@@ -32,10 +37,22 @@ class Client:
 
     def running(self) -> bool:
         """Tell whether a service answers."""
+        return self.pid() is not None
+
+    def pid(self) -> int | None:
+        """Return the process id of the service; None when none answers."""
         try:
-            self._ask(requests.Request(operation="ping"))
+            return int(self._ask(requests.Request(operation="ping"))["pid"])
         except ServiceUnavailableError:
-            return False
+            return None
+
+    def wait_until_running(self, patience: float) -> bool:
+        """Wait for a service to answer, ``patience`` seconds at most; tell whether one does."""
+        until = time.monotonic() + patience
+        while not self.running():
+            if time.monotonic() > until:
+                return False
+            time.sleep(LOOK_AGAIN)
         return True
 
     def submit(self, job: Job) -> str:
@@ -60,30 +77,46 @@ class Client:
         """Return the clusters."""
         return [CLUSTER_REPORT.validate_python(one) for one in self._ask(requests.Request(operation="clusters"))]
 
-    def plan(self, job: Job) -> dict[str, Any]:
+    def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
-        found: dict[str, Any] = self._ask(requests.Request(operation="plan", job=job_to_dict(job)))
-        return found
+        return PLAN_REPORT.validate_python(self._ask(requests.Request(operation="plan", job=job_to_dict(job))))
 
-    def script(self, job: Job, cluster: str) -> dict[str, Any]:
+    def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
-        request = requests.Request(operation="script", job=job_to_dict(job), cluster=cluster)
-        found: dict[str, Any] = self._ask(request)
-        return found
+        found = self._ask(requests.Request(operation="script", job=job_to_dict(job), cluster=cluster))
+        return [SAMPLE.validate_python(one) for one in found]
 
     def stop(self) -> None:
         """Ask the service to end; its jobs go on and are found again by the next one."""
         self._ask(requests.Request(operation="stop"))
 
+    def follow(self, job_id: str, *, patience: float, on_lost: Callable[[], None]) -> Iterator[JobReport]:
+        """Watch a job; when the service goes away, call ``on_lost`` and wait ``patience`` seconds for the next one.
+
+        Raises ServiceUnavailableError when none comes.
+        """
+        while True:
+            try:
+                yield from self.watch(job_id)
+                return
+            except ServiceUnavailableError:
+                on_lost()
+                if not self.wait_until_running(patience):
+                    raise
+
     def watch(self, job_id: str) -> Iterator[JobReport]:
         """Yield the report of a job now and after each change, until it is over."""
         with self._connect(timeout=None) as connection, connection.makefile("rb") as lines:
-            connection.sendall(requests.encode(requests.Request(operation="watch", job_id=job_id)))
-            while True:
-                reply = self._reply(lines.readline())
+            last = False
+            request = requests.encode(requests.Request(operation="watch", job_id=job_id))
+            while not last:
+                try:
+                    connection.sendall(request)
+                    reply = self._reply(lines.readline())
+                except OSError as error:
+                    raise self._unavailable(error) from error
+                request, last = b"", reply.last
                 yield JOB_REPORT.validate_python(reply.result)
-                if reply.last:
-                    return
 
     def _ask(self, request: Request) -> Any:  # noqa: ANN401 - JSON of many shapes
         with self._connect(timeout=TIMEOUT) as connection, connection.makefile("rb") as lines:

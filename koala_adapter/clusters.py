@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.commands import CommandRunner, login_name
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
 from koala_adapter.information import Poller, Reading
 from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId
-from koala_adapter.plugin import Submission
+from koala_adapter.plugin import ClusterContext, Submission
 from koala_adapter.reconciliation import Witness
 from koala_adapter.scheduler.events import (
     BatchAbsent,
@@ -30,14 +31,14 @@ from koala_adapter.scheduler.events import (
 from koala_adapter.scheduler.outcome import PlaceholderState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from anyio.abc import TaskStatus
 
-    from koala_adapter.commands import CommandRunner
     from koala_adapter.config import ClusterConfig
     from koala_adapter.model import LrmJob, PlaceholderId
-    from koala_adapter.plugin import Lrm
+    from koala_adapter.plugin import Lrm, PluginDefinition
     from koala_adapter.scheduler.records import BatchRecord, State
 
 SETTLE = 45.0
@@ -57,6 +58,26 @@ class Surroundings:
     report: Callable[[Event], None]
     in_contact: Callable[[PlaceholderId], bool]
     name_prefix: str
+
+
+def make_lrm(
+    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path
+) -> tuple[Lrm, CommandRunner]:
+    """Return the LRM of a cluster, not started, and what bounds its requests.
+
+    ``directory``: the state directory, below which the plugin gets its private one. Raises OSError.
+    """
+    commands = CommandRunner(per_minute=config.requests_per_minute)
+    private = directory / "clusters" / config.name
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    context = ClusterContext(
+        cluster=config.cluster_name,
+        commands=commands,
+        state_directory=private,
+        directives=config.directives.to_directives(),
+        user=login_name(),
+    )
+    return plugins[config.plugin].factory(context, config.settings), commands
 
 
 class ClusterDriver:

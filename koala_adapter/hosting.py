@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import select
+import stat
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
+from koala_adapter.errors import ConfigurationError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.server import Server
 from koala_adapter.service import Service
 
@@ -31,27 +33,64 @@ LOG_NAME = "service.log"
 READY = b"ready\n"
 
 
+def check_directory(directory: Path) -> None:
+    """Check that a state directory, if it is there, is a directory of this user. Raises ConfigurationError."""
+    try:
+        status = directory.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unusable(directory, error.strerror or str(error)) from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise _unusable(directory, "it is no directory")
+    if status.st_uid != os.geteuid():
+        raise _unusable(directory, f"it belongs to {_user_name(status.st_uid)}, not to you")
+
+
 def prepare_directory(directory: Path) -> None:
-    """Make the state directory private. Raises OSError."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory.chmod(0o700)
+    """Make the state directory private. Raises ConfigurationError."""
+    check_directory(directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise _unusable(directory, error.strerror or str(error)) from error
+
+
+def _unusable(directory: Path, why: str) -> ConfigurationError:
+    hint = "give a private directory of your own with --state or $KOALA_STATE"
+    return ConfigurationError(f"cannot use the state directory {directory}: {why}", hint=hint)
+
+
+def _user_name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
 
 
 @contextmanager
-def ownership(directory: Path) -> Iterator[None]:
+def ownership(directory: Path, role: str = "koala serve") -> Iterator[None]:
     """Own a state directory; the kernel gives it free when the process ends, however it ends.
 
-    Raises ServiceRunningError when another process owns it.
+    ``role``: what others are told of the owner. Raises ServiceRunningError when another process owns it.
     """
     prepare_directory(directory)
-    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unusable(directory, error.strerror or str(error)) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "a koala service"
             raise ServiceRunningError(
-                f"a koala service already owns {directory}", hint="use it, or give another --state directory"
+                f"{owner} already owns {directory}",
+                hint="use it, stop it with `koala serve --stop`, or give another --state directory",
             ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{role} (pid {os.getpid()})\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
@@ -84,7 +123,7 @@ async def host(
         tasks.cancel_scope.cancel()
 
 
-def start_in_background(site_file: Path, directory: Path, *, timeout: float = 30.0) -> int:
+def start_in_background(site_file: Path, directory: Path, *, timeout: float = 120.0) -> int:
     """Start ``koala serve`` as a process of its own, return its pid once it answers.
 
     Raises ServiceUnavailableError with the end of its log when it does not come up.
@@ -117,6 +156,5 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 30
 
 
 def _read_within(descriptor: int, timeout: float) -> bytes:
-
     readable, _, _ = select.select([descriptor], [], [], timeout)
     return os.read(descriptor, len(READY)) if readable else b""

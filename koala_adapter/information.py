@@ -128,16 +128,19 @@ class Poller:
         return self._on_reading(reading)
 
     async def _read(self) -> Reading:
-        """Read jobs, then nodes.
+        return await read_cluster(self._config, self._lrm, name_prefix=self._prefix, read_at=self._clock())
 
-        In this order a job that starts between the two makes us think less is idle, never more.
-        """
-        read_at = self._clock()
-        jobs = await self._lrm.jobs(name_prefix=self._prefix)
-        nodes = await self._lrm.nodes()
-        queue = self._config.queue
-        if queue is not None:
-            nodes = tuple(node for node in nodes if not node.queues or queue in node.queues)
-            if not nodes:
-                raise LrmUnavailableError(f"no node serves queue {queue!r}", hint="check `queue` in the site file")
-        return Reading(read_at=read_at, nodes=nodes, jobs=jobs)
+
+async def read_cluster(config: ClusterConfig, lrm: Lrm, *, name_prefix: str, read_at: float) -> Reading:
+    """Read jobs, then nodes. Raises LrmError.
+
+    In this order a job that starts between the two makes us think less is idle, never more.
+    """
+    jobs = await lrm.jobs(name_prefix=name_prefix)
+    nodes = await lrm.nodes()
+    queue = config.queue
+    if queue is not None:
+        nodes = tuple(node for node in nodes if not node.queues or queue in node.queues)
+        if not nodes:
+            raise LrmUnavailableError(f"no node serves queue {queue!r}", hint="check `queue` in the site file")
+    return Reading(read_at=read_at, nodes=nodes, jobs=jobs)

@@ -42,21 +42,28 @@ _STATE = TypeAdapter(State)
 class Journal:
     """The database of one state directory."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the database at ``path`` (mode 0600). Raises JournalError."""
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open or create the database at ``path`` (mode 0600). Raises JournalError.
+
+        ``read_only``: it must be there, and stays as it is now for whoever reads it here, while its owner goes on.
+        """
         self.path = path
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            self._database = sqlite3.connect(path, isolation_level=None)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.executescript(_SCHEMA)
+            if read_only:
+                self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+                self._database.execute("BEGIN")
+            else:
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+                self._database = sqlite3.connect(path, isolation_level=None)
+                self._database.execute("PRAGMA journal_mode=WAL")
+                self._database.execute("PRAGMA synchronous=NORMAL")
+                self._database.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
         found = self.value("schema")
-        if found is None:
+        if found is None and not read_only:
             self.set_value("schema", str(SCHEMA_VERSION))
-        elif found != str(SCHEMA_VERSION):
+        elif found not in {None, str(SCHEMA_VERSION)}:
             raise JournalError(
                 f"{path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
                 hint="use the version that wrote it until its jobs have ended",
@@ -74,14 +81,18 @@ class Journal:
         """Close the database."""
         self._database.close()
 
+    def _execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            message = f"{self.path}: the journal cannot be used: {error}"
+            raise JournalError(message, hint="is the disk full, or the file damaged?") from error
+
     def append(self, event: Event) -> int:
         """Store an event and return its number. Raises JournalError when it cannot: then it never happened."""
         name = type(event).__name__
         body = _EVENTS[name].dump_json(event).decode()
-        try:
-            cursor = self._database.execute("INSERT INTO events (type, body) VALUES (?, ?)", (name, body))
-        except sqlite3.Error as error:
-            raise JournalError(f"{self.path}: cannot write: {error}", hint="is the disk full?") from error
+        cursor = self._execute("INSERT INTO events (type, body) VALUES (?, ?)", (name, body))
         return cursor.lastrowid or 0
 
     def sync(self) -> None:
@@ -95,7 +106,7 @@ class Journal:
 
     def recover(self) -> tuple[State | None, Iterator[Event]]:
         """Return the latest snapshot of the scheduler's state (or None) and the events after it."""
-        row = self._database.execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
+        row = self._execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
         try:
             state = None if row is None else _STATE.validate_json(row[1])
         except ValidationError as error:
@@ -103,9 +114,7 @@ class Journal:
         return state, self._events_after(0 if row is None else row[0])
 
     def _events_after(self, number: int) -> Iterator[Event]:
-        rows = self._database.execute(
-            "SELECT number, type, body FROM events WHERE number > ? ORDER BY number", (number,)
-        )
+        rows = self._execute("SELECT number, type, body FROM events WHERE number > ? ORDER BY number", (number,))
         with closing(rows):
             for found, name, body in rows:
                 try:
@@ -116,20 +125,20 @@ class Journal:
     def snapshot(self, state: State, number: int) -> None:
         """Store the state as of event ``number`` and drop what it makes superfluous."""
         body = _STATE.dump_json(state).decode()
-        self._database.execute("BEGIN IMMEDIATE")
-        self._database.execute("INSERT OR REPLACE INTO snapshots (number, body) VALUES (?, ?)", (number, body))
-        self._database.execute("DELETE FROM snapshots WHERE number < ?", (number,))
-        self._database.execute("DELETE FROM events WHERE number <= ?", (number,))
-        self._database.execute("COMMIT")
+        self._execute("BEGIN IMMEDIATE")
+        self._execute("INSERT OR REPLACE INTO snapshots (number, body) VALUES (?, ?)", (number, body))
+        self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
+        self._execute("DELETE FROM events WHERE number <= ?", (number,))
+        self._execute("COMMIT")
 
     def value(self, key: str) -> str | None:
         """Return a single stored value."""
-        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        row = self._execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def set_value(self, key: str, value: str) -> None:
         """Store a single value."""
-        self._database.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+        self._execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
 
     def next_job_number(self) -> int:
         """Return a number never returned before."""
@@ -139,43 +148,43 @@ class Journal:
 
     def set_token(self, batch: BatchKey, token: str) -> None:
         """Remember the hash of the one-time token of a submission."""
-        self._database.execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (batch, digest(token)))
+        self._execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (batch, digest(token)))
 
     def token_hash(self, batch: BatchKey) -> str | None:
         """Return the stored hash; None for a submission that is not ours or long over."""
-        row = self._database.execute("SELECT hash FROM tokens WHERE batch = ?", (batch,)).fetchone()
+        row = self._execute("SELECT hash FROM tokens WHERE batch = ?", (batch,)).fetchone()
         return None if row is None else str(row[0])
 
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
         """Bind a placeholder to the agent that used its token first."""
         values = (placeholder.batch, placeholder.index, session_hash)
-        self._database.execute("INSERT INTO sessions VALUES (?, ?, ?)", values)
+        self._execute("INSERT INTO sessions VALUES (?, ?, ?)", values)
 
     def bound_session(self, placeholder: PlaceholderId) -> str | None:
         """Return the hash of the session a placeholder is bound to."""
         values = (placeholder.batch, placeholder.index)
-        row = self._database.execute("SELECT hash FROM sessions WHERE batch = ? AND element = ?", values).fetchone()
+        row = self._execute("SELECT hash FROM sessions WHERE batch = ? AND element = ?", values).fetchone()
         return None if row is None else str(row[0])
 
     def forget_batch(self, batch: BatchKey) -> None:
         """Drop the secrets of a submission all of whose placeholders are gone."""
-        self._database.execute("DELETE FROM tokens WHERE batch = ?", (batch,))
-        self._database.execute("DELETE FROM sessions WHERE batch = ?", (batch,))
+        self._execute("DELETE FROM tokens WHERE batch = ?", (batch,))
+        self._execute("DELETE FROM sessions WHERE batch = ?", (batch,))
 
     def batches_with_secrets(self) -> list[BatchKey]:
         """Return the submissions whose secrets are kept."""
-        return [BatchKey(row[0]) for row in self._database.execute("SELECT batch FROM tokens")]
+        return [BatchKey(row[0]) for row in self._execute("SELECT batch FROM tokens")]
 
     def archive(self, job_id: str, finished_at: float, body: str) -> None:
         """Keep the report (JSON) of a finished job."""
-        self._database.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (job_id, finished_at, body))
+        self._execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (job_id, finished_at, body))
 
     def archived(self, job_id: str) -> str | None:
         """Return the report of a finished job."""
-        row = self._database.execute("SELECT body FROM finished WHERE id = ?", (job_id,)).fetchone()
+        row = self._execute("SELECT body FROM finished WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else str(row[0])
 
     def latest_archived(self, limit: int) -> list[str]:
         """Return the reports of the jobs that finished last, newest first."""
-        rows = self._database.execute("SELECT body FROM finished ORDER BY finished_at DESC LIMIT ?", (limit,))
+        rows = self._execute("SELECT body FROM finished ORDER BY finished_at DESC LIMIT ?", (limit,))
         return [str(row[0]) for row in rows]

@@ -11,9 +11,11 @@ from pydantic import TypeAdapter
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
+from koala_adapter.scheduler.placement import Placed
 
 if TYPE_CHECKING:
     from koala_adapter.clusters import ClusterDriver
+    from koala_adapter.model import Job
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.records import Claim, JobRecord, State
 
@@ -96,8 +98,57 @@ class ClusterReport:
     """The bound on them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedComponent:
+    """Where a component would go."""
+
+    component: str
+    cluster: str
+    processors: int
+    idle: int
+    """Processors that a claim would get there at once; what is beyond them waits in the queue of the LRM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """Where a job would go now, as ``koala plan`` shows it."""
+
+    result: str
+    """``placed``, ``insufficient`` (not now) or ``infeasible`` (never)."""
+    reason: str
+    """Why it is not placed; empty when it is."""
+    components: tuple[PlannedComponent, ...]
+    closed: dict[str, str]
+    """Clusters on which nothing is placed at present, and why."""
+
+
 JOB_REPORT = TypeAdapter(JobReport)
 CLUSTER_REPORT = TypeAdapter(ClusterReport)
+PLAN_REPORT = TypeAdapter(PlanReport)
+
+
+def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
+    """Return where a job would go now. Nothing is submitted."""
+    clusters = scheduler.state.clusters
+    closed = {name: closed_reason(record, now) for name, record in clusters.items() if record.configured}
+    result = scheduler.plan(job, now)
+    components: tuple[PlannedComponent, ...] = ()
+    if isinstance(result, Placed):
+        components = tuple(
+            PlannedComponent(
+                component=one.component,
+                cluster=one.cluster,
+                processors=one.processors,
+                idle=clusters[one.cluster].available,
+            )
+            for one in result.components
+        )
+    return PlanReport(
+        result=type(result).__name__.lower(),
+        reason="" if isinstance(result, Placed) else result.reason,
+        components=components,
+        closed={name: reason for name, reason in closed.items() if reason is not None},
+    )
 
 
 def job_report(scheduler: Scheduler, record: JobRecord, *, now: float, output_directory: str) -> JobReport:

@@ -16,10 +16,17 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from koala_adapter import requests
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
 from koala_adapter.jobfile import check_job, job_from_dict
-from koala_adapter.model import BatchKey, ClusterName, JobId
-from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT, JobReport, cluster_report, job_report
-from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.scheduler.placement import Placed
+from koala_adapter.model import ClusterName, JobId
+from koala_adapter.reports import (
+    CLUSTER_REPORT,
+    JOB_REPORT,
+    PLAN_REPORT,
+    JobReport,
+    cluster_report,
+    job_report,
+    plan_report,
+)
+from koala_adapter.submissions import SAMPLE, sample_submissions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -149,44 +156,20 @@ class Server:
             await changed.wait()
             await anyio.sleep(WATCH_PAUSE)
 
-    def _plan(self, request: Request) -> dict[str, Any]:
+    def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
         job = self._job(request, JobId("plan"), service.now())
-        result = service.scheduler.plan(job, service.now())
-        if isinstance(result, Placed):
-            components = [
-                {"component": one.component, "cluster": one.cluster, "processors": one.processors}
-                for one in result.components
-            ]
-            return {"result": "placed", "components": components}
-        return {"result": type(result).__name__.lower(), "reason": result.reason}
+        return PLAN_REPORT.dump_python(plan_report(service.scheduler, job, now=service.now()), mode="json")
 
-    def _script(self, request: Request) -> dict[str, Any]:
+    def _script(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
         job = self._job(request, JobId("0"), service.now())
-        if request.cluster not in service.clusters:
+        driver = service.clusters.get(ClusterName(request.cluster))
+        if driver is None:
             known = ", ".join(service.clusters)
             raise ConfigurationError(f"no cluster {request.cluster!r}; there are: {known}", hint="give --cluster NAME")
-        parameters = service.state.parameters
-        rendered = []
-        for component in job.components:
-            action = SubmitPlaceholders(
-                batch=BatchKey(f"koala-{service.instance}-0"),
-                cluster=ClusterName(request.cluster),
-                count=component.minimum,
-                walltime=int(job.walltime + parameters.launch_margin + parameters.placeholder_life),
-            )
-            shown = service.rendered(action)
-            rendered.append(
-                {
-                    "component": component.name,
-                    "command": list(shown.command),
-                    "environment": dict(shown.environment),
-                    "script": shown.script,
-                    "note": shown.note,
-                }
-            )
-        return {"cluster": request.cluster, "submissions": rendered}
+        samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.instance)
+        return [SAMPLE.dump_python(sample, mode="json") for sample in samples]
 
 
 def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON

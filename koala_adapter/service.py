@@ -16,18 +16,16 @@ import anyio
 import structlog
 
 from koala_adapter.applications import Applications
-from koala_adapter.clusters import ClusterDriver, Surroundings
-from koala_adapter.commands import CommandRunner, login_name
+from koala_adapter.clusters import ClusterDriver, Surroundings, make_lrm
 from koala_adapter.errors import JobRefusedError, KoalaError, ServiceUnavailableError
 from koala_adapter.journal import Journal
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.plugin import ClusterContext
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.submissions import SAMPLE_TOKEN, ScriptMaker, leave_token, remove_token, token_path
+from koala_adapter.submissions import ScriptMaker, leave_token, remove_token, token_path
 from koala_adapter.vjm import certificate, credentials
 from koala_adapter.vjm import events as agents
 from koala_adapter.vjm.center import ControlCenter
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config import SiteConfig
     from koala_adapter.model import Job, PlaceholderId
-    from koala_adapter.plugin import PluginDefinition, RenderedSubmission
+    from koala_adapter.plugin import PluginDefinition
     from koala_adapter.reports import JobReport
     from koala_adapter.scheduler.records import State
 
@@ -104,17 +102,7 @@ class Service:
 
     def _driver(self, name: str, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
         config = self.site.cluster(name)
-        commands = CommandRunner(per_minute=config.requests_per_minute)
-        private = self.directory / "clusters" / name
-        private.mkdir(mode=0o700, parents=True, exist_ok=True)
-        context = ClusterContext(
-            cluster=ClusterName(name),
-            commands=commands,
-            state_directory=private,
-            directives=config.directives.to_directives(),
-            user=login_name(),
-        )
-        lrm = plugins[config.plugin].factory(context, config.settings)
+        lrm, commands = make_lrm(config, plugins, self.directory)
         surroundings = Surroundings(
             state=lambda: self.scheduler.state,
             clock=self.now,
@@ -243,12 +231,12 @@ class Service:
         self.post(ev.CancelRequested(time=self.now(), job_id=record.job.id))
         self.journal.sync()
 
-    def rendered(self, action: act.SubmitPlaceholders) -> RenderedSubmission:
-        """Return exactly what would be submitted for an action, with another text in the place of the token."""
+    @property
+    def scripts(self) -> ScriptMaker:
+        """What makes the submissions. Raises ServiceUnavailableError before the control center listens."""
         if self._scripts is None:
             raise ServiceUnavailableError("the service is still starting", hint="try again in a moment")
-        driver = self.clusters[action.cluster]
-        return driver.lrm.render(self._scripts.submission(action, driver.config, driver.lrm, SAMPLE_TOKEN))
+        return self._scripts
 
     @property
     def unfinished(self) -> list[JobId]:
@@ -314,10 +302,11 @@ class Service:
         try:
             async with anyio.create_task_group() as tasks:
                 await self._listen(tasks)
-                self.post(self._configuration())
+                self.post(configuration(self.site, self.instance, self.now()))
                 self._after_restart()
-                for driver in self.clusters.values():
-                    await tasks.start(driver.run)
+                async with anyio.create_task_group() as starting:
+                    for driver in self.clusters.values():
+                        starting.start_soon(tasks.start, driver.run)
                 tasks.start_soon(self._keep_time)
                 tasks.start_soon(self._tidy)
                 task_status.started()
@@ -342,33 +331,6 @@ class Service:
         self.journal.set_value("port", str(port))
         self.applications.center = self._center
         self._scripts = ScriptMaker(site=self.site, port=port, fingerprint=own.fingerprint)
-
-    def _configuration(self) -> ev.Configured:
-        scheduler, center = self.site.scheduler, self.site.control_center
-        parameters = Parameters(
-            instance=self.instance,
-            scan_interval=scheduler.scan_interval,
-            placeholder_life=scheduler.placeholder_life,
-            backoff=scheduler.backoff,
-            longest_backoff=scheduler.longest_backoff,
-            maximum_tries=scheduler.maximum_tries,
-            registration_timeout=center.registration_timeout,
-            missing_limit=scheduler.missing_limit,
-            pause=scheduler.pause,
-            lease=center.lease,
-            launch_margin=scheduler.launch_margin,
-            reuse=scheduler.reuse,
-        )
-        clusters = tuple(
-            ClusterParameters(
-                name=config.cluster_name,
-                threshold=config.threshold,
-                walltime_limit=config.walltime_limit,
-                placeholders_in_flight=config.placeholders_in_flight,
-            )
-            for config in self.site.enabled_clusters
-        )
-        return ev.Configured(time=self.now(), parameters=parameters, clusters=clusters)
 
     def _after_restart(self) -> None:
         """Doubt what only the former process knew: submissions under way, and agents that have yet to come back."""
@@ -413,3 +375,32 @@ class Service:
                     path = token_path(driver.config, batch)
                     if path is not None:
                         remove_token(path)
+
+
+def configuration(site: SiteConfig, instance: str, now: float) -> ev.Configured:
+    """Return the event that tells the scheduler of a site."""
+    scheduler, center = site.scheduler, site.control_center
+    parameters = Parameters(
+        instance=instance,
+        scan_interval=scheduler.scan_interval,
+        placeholder_life=scheduler.placeholder_life,
+        backoff=scheduler.backoff,
+        longest_backoff=scheduler.longest_backoff,
+        maximum_tries=scheduler.maximum_tries,
+        registration_timeout=center.registration_timeout,
+        missing_limit=scheduler.missing_limit,
+        pause=scheduler.pause,
+        lease=center.lease,
+        launch_margin=scheduler.launch_margin,
+        reuse=scheduler.reuse,
+    )
+    clusters = tuple(
+        ClusterParameters(
+            name=config.cluster_name,
+            threshold=config.threshold,
+            walltime_limit=config.walltime_limit,
+            placeholders_in_flight=config.placeholders_in_flight,
+        )
+        for config in site.enabled_clusters
+    )
+    return ev.Configured(time=now, parameters=parameters, clusters=clusters)

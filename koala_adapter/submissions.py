@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
+from koala_adapter.model import BatchKey, ClusterName
 from koala_adapter.plugin import Submission
+from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
 if TYPE_CHECKING:
     from koala_adapter.config import ClusterConfig, SiteConfig
-    from koala_adapter.model import BatchKey
+    from koala_adapter.model import Job
     from koala_adapter.plugin import Lrm
-    from koala_adapter.scheduler.actions import SubmitPlaceholders
 
 SAMPLE_TOKEN = "THE-ONE-TIME-TOKEN-GOES-HERE"  # noqa: S105 - stands where a token would be, in what people are shown
 
@@ -55,6 +58,53 @@ class ScriptMaker:
             memory_mib=config.memory_mib,
             output_directory=config.output_directory,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSubmission:
+    """What would be sent for one component, as ``koala script`` shows it."""
+
+    component: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    """Added to the small environment that commands get."""
+    script: str
+    note: str
+
+
+SAMPLE = TypeAdapter(SampleSubmission)
+
+
+def sample_submissions(
+    scripts: ScriptMaker, job: Job, config: ClusterConfig, lrm: Lrm, instance: str
+) -> list[SampleSubmission]:
+    """Return exactly what would be submitted for a job to a cluster, with another text in the place of the token.
+
+    Raises LrmRejectedError when the cluster's directives cannot be applied.
+    """
+    scheduler = scripts.site.scheduler
+    walltime = int(job.walltime + scheduler.launch_margin + scheduler.placeholder_life)
+    if config.walltime_limit is not None:
+        walltime = min(walltime, config.walltime_limit)
+    samples = []
+    for number, component in enumerate(job.components, start=1):
+        action = SubmitPlaceholders(
+            batch=BatchKey(f"koala-{instance}-{number}"),
+            cluster=ClusterName(config.name),
+            count=component.minimum,
+            walltime=walltime,
+        )
+        shown = lrm.render(scripts.submission(action, config, lrm, SAMPLE_TOKEN))
+        samples.append(
+            SampleSubmission(
+                component=component.name,
+                command=shown.command,
+                environment=dict(shown.environment),
+                script=shown.script,
+                note=shown.note,
+            )
+        )
+    return samples
 
 
 def token_path(config: ClusterConfig, batch: BatchKey) -> Path | None:
