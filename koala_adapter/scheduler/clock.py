@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A clock that was set back: what is noted in the old time is moved to the new one.
 
-Otherwise every timer would be late by the whole jump: with a clock corrected by an hour, jobs would wait that hour.
+Otherwise every timer would be late by the whole jump: with a clock corrected by an hour, jobs would wait that hour. How
+long it was quiet before the jump cannot be known; timers are late by that much.
 """
 
 from __future__ import annotations
