@@ -9,7 +9,9 @@ from __future__ import annotations
 import getpass
 import os
 import pwd
+import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ from koala_adapter.limits import RequestWindow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from anyio.abc import ByteReceiveStream
 
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -108,14 +112,7 @@ class CommandRunner:
         built = child_environment({**self._environment, **(environment or {})})
         try:
             with anyio.fail_after(timeout):
-                done = await anyio.run_process(
-                    list(argv),
-                    input=stdin,
-                    check=False,
-                    env=built,
-                    start_new_session=True,
-                    stderr=subprocess.PIPE,
-                )
+                returncode, stdout, stderr = await _communicate(argv, stdin, built)
         except TimeoutError:
             message = f"{argv[0]} did not answer within {timeout:g} s"
             raise LrmUnavailableError(message, hint="the LRM is overloaded or hangs; it is asked again later") from None
@@ -124,4 +121,30 @@ class CommandRunner:
             raise LrmUnavailableError(
                 message, hint="install the LRM's client commands or give their directory"
             ) from error
-        return CommandResult(argv=tuple(argv), returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        return CommandResult(argv=tuple(argv), returncode=returncode, stdout=stdout, stderr=stderr)
+
+
+async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
+    """Run a command in a session of its own; when the wait is cancelled, kill it with everything it started."""
+    process = await anyio.open_process(list(argv), env=environment, start_new_session=True, stderr=subprocess.PIPE)
+    output: dict[str, bytes] = {}
+
+    async def read(name: str, stream: ByteReceiveStream | None) -> None:
+        output[name] = b"".join([chunk async for chunk in stream]) if stream is not None else b""
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, "stdout", process.stdout)
+            tasks.start_soon(read, "stderr", process.stderr)
+            if process.stdin is not None:
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                    await process.stdin.send(stdin)
+                await process.stdin.aclose()
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+    return process.returncode or 0, output["stdout"], output["stderr"]

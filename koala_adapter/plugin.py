@@ -115,6 +115,7 @@ class Lrm(ABC):
 
     Every method may raise the four errors of :class:`koala_adapter.errors.LrmError`. A submission that ends in
     :class:`~koala_adapter.errors.LrmUnavailableError` has an unknown outcome; the core then looks for its key.
+    Unknown ids are no error for ``cancel`` and raise LrmNotFoundError for the other operations on jobs.
     Inside, a plugin is pure pairs: build the command, parse its output.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,7 +19,6 @@ from koala_adapter.testing import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -140,3 +140,24 @@ async def test_over_the_bound_one_waits() -> None:
 def test_complaint(stdout: bytes, stderr: bytes, complaint: str) -> None:
     """A complaint is the last lines of standard error, or of standard output when that is empty."""
     assert CommandResult(argv=("x",), returncode=1, stdout=stdout, stderr=stderr).complaint == complaint
+
+
+@pytest.mark.anyio
+async def test_a_timeout_kills_what_the_command_started(tmp_path: Path) -> None:
+    """Not only the command itself ends when its time is up, but its children, too."""
+    mark = tmp_path / "pid"
+    runner = CommandRunner()
+    with pytest.raises(LrmUnavailableError):
+        await runner.run(["sh", "-c", f"sleep 60 & echo $! > {mark}; wait"], timeout=0.5)
+    child = int(mark.read_text())
+    with anyio.fail_after(5):
+        while is_alive(child):
+            await anyio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process exists and is no zombie."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
