@@ -190,6 +190,7 @@ def _launch(context: Context, record: JobRecord) -> None:
     record.life_ends_at = None
     record.retake_at = None
     record.launched_at = context.now
+    context.state.note_claims(record, context.now)
     ranks: list[Rank] = []
     for claim in record.claims:
         for component_rank, id_ in enumerate(claim.placeholders):

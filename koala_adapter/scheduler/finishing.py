@@ -34,6 +34,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     record.state = outcome.state
     record.outcome = outcome
     record.finished_at = context.now
+    context.state.note_claims(record, context.now)
     record.life_ends_at = record.retake_at = None
     record.not_before = None
     leave_queue(context, record)

@@ -96,6 +96,10 @@ class Claim:
     placeholders: list[PlaceholderId] = field(default_factory=list)
     excluded: dict[ClusterName, str] = field(default_factory=dict)
     """Clusters that refused this component for good, and what they said."""
+    waited: float | None = None
+    """Seconds from the submission of its placeholders until the last one was held; kept when they are gone."""
+    lrm_ids: tuple[LrmJobId, ...] = ()
+    """LRM ids of the placeholders that it ended with; kept when they are gone."""
 
     @property
     def missing(self) -> int:
@@ -302,6 +306,16 @@ class State:
         """Return the placeholders in the claims of a job (not those already given up or gone)."""
         ids = (id_ for claim in record.claims for id_ in claim.placeholders)
         return [self.placeholders[id_] for id_ in ids if id_ in self.placeholders]
+
+    def note_claims(self, record: JobRecord, now: float) -> None:
+        """Write down what is to be known of a job's placeholders when they are gone: at its launch and at its end."""
+        for claim in record.claims:
+            placeholders = [self.placeholders[id_] for id_ in claim.placeholders if id_ in self.placeholders]
+            if placeholders and claim.waited is None:
+                asked_at = max(record.job.submitted_at, min(p.submitted_at for p in placeholders))
+                claim.waited = max(0.0, max(now if p.held_at is None else p.held_at for p in placeholders) - asked_at)
+            known = (*claim.lrm_ids, *(p.lrm_id for p in placeholders if p.lrm_id))
+            claim.lrm_ids = tuple(dict.fromkeys(known))
 
     def change(self, placeholder: PlaceholderRecord, state: PlaceholderState) -> None:
         """Move a placeholder to another state, keeping the counts of queued and held ones true."""
