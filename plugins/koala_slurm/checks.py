@@ -36,7 +36,7 @@ _TRIAL = Submission(key=BatchKey("koala-check"), count=1, script="#!/bin/sh\nexi
 
 @dataclass(slots=True, kw_only=True)
 class Checks:
-    """One run of all checks; each that fails says what to do, and the next ones run all the same."""
+    """One run of all checks; each that fails says what to do. Without a controller the rest is left out."""
 
     commands: SlurmCommands
     settings: SlurmSettings
@@ -56,7 +56,12 @@ class Checks:
             ("submission", self._submission, "correct the settings and directives of this cluster in the site file"),
             ("accounting", self._accounting, "tell the site that sacct does not work"),
         )
-        results = [await _guarded(subject, step, remedy) for subject, step, remedy in steps]
+        results: list[CheckResult] = []
+        for subject, step, remedy in steps:
+            results.append(await _guarded(subject, step, remedy))
+            # Each further question would wait for the controller until its time-out.
+            if subject == "controller" and not results[-1].ok:
+                return tuple(results)
         return (*results, CheckResult(subject="pyslurm", ok=True, found=self.pyslurm))
 
     async def _programs(self) -> CheckResult:

@@ -57,6 +57,16 @@ def walltime_command(job: str, walltime: int) -> tuple[str, ...]:
     return ("scontrol", "update", f"JobId={checked(job)}", f"TimeLimit={minutes(walltime)}")
 
 
+def show_command(job: str) -> tuple[str, ...]:
+    """Return the command line that shows a job; it complains about one that does not exist."""
+    return ("scontrol", "--oneliner", "show", "job", job)
+
+
+def is_ambiguous(result: CommandResult) -> bool:
+    """Tell whether a complaint may mean an unknown job as well as no answer: so says ``scontrol suspend``."""
+    return "unexpected message received for job" in result.complaint.lower()
+
+
 def control_error(result: CommandResult, *, action: str) -> LrmError | None:
     """Return the error of a scontrol that changes jobs; None when it did not complain."""
     complaint = result.complaint if result.returncode or result.stderr.strip() else ""

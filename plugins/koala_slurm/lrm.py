@@ -255,7 +255,20 @@ class SlurmLrm(Lrm):
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in chunks(compacted(ids)):
-            await self._change(control.job_command(verb, part), action=verb)
+            result = await self._commands.run(control.job_command(verb, part))
+            error = control.control_error(result, action=verb)
+            if error is not None and control.is_ambiguous(result):
+                error = await self._missing(part) or error
+            if error is not None:
+                raise error
+
+    async def _missing(self, jobs: Sequence[str]) -> LrmError | None:
+        for job in jobs:
+            result = await self._commands.run(control.show_command(job))
+            error = control.control_error(result, action="looking at a job")
+            if error is not None:
+                return error
+        return None
 
     async def _change(self, command: Sequence[str], *, action: str) -> None:
         error = control.control_error(await self._commands.run(command), action=action)

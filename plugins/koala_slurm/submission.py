@@ -38,6 +38,8 @@ def dry_run_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 def _options(submission: Submission, settings: SlurmSettings) -> Iterator[Option]:
     yield Option(name="--parsable")
+    # sbatch obeys lines that look like directives of PBS or LSF, wherever they stand in the script.
+    yield Option(name="--ignore-pbs")
     yield Option(name="--job-name", value=submission.key)
     yield Option(name="--array", value=f"1-{submission.count}")
     yield Option(name="--ntasks", value="1")

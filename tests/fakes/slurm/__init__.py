@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fake Slurm for machines without one: its commands act on a directory and run jobs as ordinary processes.
+
+It plays what the plugin ``slurm`` asks for and refuses every option that it does not know, so that a new option needs a
+look at the real system first.
+"""
+
+from __future__ import annotations
+
+from tests.fakes.slurm.cluster import FakeSlurm
+
+__all__ = ["FakeSlurm"]

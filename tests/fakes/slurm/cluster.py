@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Setting up a fake cluster in a directory, and taking it down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tests.fakes.slurm.running import ROOT
+from tests.fakes.slurm.state import Settings, Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAMS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "sacct")
+END_SECONDS = 10.0
+
+
+class FakeSlurm:
+    """A fake cluster; the plugin is pointed at it by ``conf`` and ``bin_directory``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int = 2,
+        cpus: int = 2,
+        release: str = "22.05.8",
+        max_array_size: int = 1001,
+        accounting: bool = False,
+    ) -> None:
+        """Make the cluster in ``directory``, which must not exist."""
+        self.conf = directory / "slurm.conf"
+        self.bin_directory = directory / "bin"
+        self.processors = nodes * cpus
+        self._directory = directory
+        (directory / "spool").mkdir(parents=True, mode=0o700)
+        self.bin_directory.mkdir()
+        settings: Settings = {
+            "cluster": "fake",
+            "release": release,
+            "nodes": {f"n{number}": cpus for number in range(1, nodes + 1)},
+            "partition": "main",
+            "max_array_size": max_array_size,
+            "accounting": accounting,
+        }
+        self.conf.write_text(json.dumps(settings))
+        for program in PROGRAMS:
+            self._write(program)
+
+    def _write(self, program: str) -> None:
+        file = self.bin_directory / program
+        python = shlex.join([sys.executable, "-S", "-E", "-m", "tests.fakes.slurm.programs", program])
+        file.write_text(f'#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {python} "$@"\n')
+        file.chmod(0o755)
+
+    def run(self, *command: str, stdin: str = "", user: str = "nobody") -> str:
+        """Run a command as somebody else would; return what it prints."""
+        environment = {
+            "PATH": os.environ["PATH"],
+            "SLURM_CONF": str(self.conf),
+            "USER": user,
+            "SLURM_TIME_FORMAT": "%s",
+        }
+        program, *arguments = command
+        done = subprocess.run(
+            [self.bin_directory / program, *arguments],
+            env=environment,
+            input=stdin.encode(),
+            capture_output=True,
+            check=True,
+        )
+        return done.stdout.decode()
+
+    def stop_controller(self) -> None:
+        """Make the commands complain that nobody answers; jobs go on."""
+        (self._directory / "down").touch()
+
+    def start_controller(self) -> None:
+        """Make the commands work again."""
+        (self._directory / "down").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End all jobs and wait for the processes that run them."""
+        self.start_controller()
+        store = Store(self.conf)
+        with store.locked() as state:
+            for job in state.jobs:
+                job.reason = "JobHeldUser"
+            running = [job for job in state.jobs if job.alive]
+            for job in running:
+                with contextlib.suppress(OSError, ValueError):
+                    os.killpg(int(store.process(job).read_text()), signal.SIGKILL)
+        deadline = time.monotonic() + END_SECONDS
+        while any(_exists(job.runner) for job in running) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

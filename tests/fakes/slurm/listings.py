@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of the fake that list: squeue, sinfo and sacct, with the fields that the plugin asks for."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
+from tests.fakes.slurm.running import free_processors, schedule
+
+if TYPE_CHECKING:
+    from tests.fakes.slurm.state import Job, Store
+
+RAW_STATUS_UNTIL = (22, 5)
+"""Up to this release squeue prints wait statuses, afterwards exit code and signal."""
+
+
+def squeue(store: Store, arguments: list[str]) -> None:
+    """List jobs."""
+    parser = Parser("squeue")
+    parser.flags("--noheader", "--array")
+    parser.values("--states", "--user", "--jobs", "--Format")
+    options = parser.parse_args(arguments)
+    if not (options.noheader and options.array and options.states == "all"):
+        raise Refusal("squeue: the fake lists all jobs singly, without a header")
+    fields = re.findall(r"([A-Za-z_]+):([^,]*)(?:,|$)", options.Format)
+    with store.locked() as state:
+        schedule(store, state)
+        jobs = selected(state, options.jobs) if options.jobs else state.jobs
+        for job in jobs:
+            if options.user in {"", job.user}:
+                values = _job_values(store, job)
+                say("".join(f"{values[name]}{suffix}" for name, suffix in fields))
+
+
+def _job_values(store: Store, job: Job) -> dict[str, str]:
+    release = tuple(int(number) for number in store.settings["release"].split(".")[:2])
+    code, number = job.status >> 8, job.status & 0x7F
+    return {
+        "JobArrayID": job.identity,
+        "UserName": job.user,
+        "State": job.state,
+        "NumCPUs": "1",
+        "Partition": job.partition,
+        "NodeList": job.node,
+        "SubmitTime": _time(job.submitted),
+        "StartTime": _time(job.started),
+        "EndTime": _time(job.ended or (job.started + job.minutes * 60 if job.started else 0)),
+        "exit_code": str(job.status) if release <= RAW_STATUS_UNTIL else f"{code}:{number}",
+        "Reason": job.reason,
+        "Name": job.name,
+    }
+
+
+def _time(moment: float) -> str:
+    if os.environ.get("SLURM_TIME_FORMAT") != "%s":
+        raise Refusal("the fake tells the time in seconds only")
+    return str(int(moment)) if moment else "N/A"
+
+
+def sinfo(store: Store, arguments: list[str]) -> None:
+    """List nodes, or print the version."""
+    if arguments == ["--version"]:
+        say(f"slurm {store.settings['release']}")
+        return
+    parser = Parser("sinfo")
+    parser.flags("--noheader", "--Node")
+    parser.values("--format")
+    options = parser.parse_args(arguments)
+    with store.locked() as state:
+        for name, total in store.settings["nodes"].items():
+            idle = free_processors(store, state, name)
+            word = "idle" if idle == total else "mixed" if idle else "allocated"
+            values = {
+                "%N": name,
+                "%P": f"{store.settings['partition']}*",
+                "%T": word,
+                "%C": f"{total - idle}/{idle}/0/{total}",
+                "%m": "4000",
+                "%O": "0.50",
+            }
+            text = options.format
+            for field, value in values.items():
+                text = text.replace(field, value)
+            say(text)
+
+
+def sacct(store: Store, arguments: list[str]) -> None:
+    """List ended jobs."""
+    parser = Parser("sacct")
+    parser.flags("--noheader", "--allocations", "--parsable2")
+    parser.values("--delimiter", "--format", "--jobs")
+    options = parser.parse_args(arguments)
+    if not store.settings["accounting"]:
+        raise Refusal("Slurm accounting storage is disabled")
+    with store.locked() as state:
+        for text in split_jobs(options.jobs):
+            for job in selected(state, text):
+                values = {
+                    "JobID": job.identity,
+                    "User": job.user,
+                    "State": f"CANCELLED by {os.geteuid()}" if job.state == "CANCELLED" else job.state,
+                    "AllocCPUS": "1",
+                    "Partition": job.partition,
+                    "NodeList": job.node or "None assigned",
+                    "Submit": _time(job.submitted),
+                    "Start": _time(job.started),
+                    "End": _time(job.ended),
+                    "ExitCode": f"{job.status >> 8}:{job.status & 0x7F}",
+                    "JobName": job.name,
+                }
+                say(options.delimiter.join(values[name] for name in options.format.split(",")))

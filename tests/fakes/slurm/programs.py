@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of the fake. Run as ``python -m tests.fakes.slurm.programs PROGRAM ARGUMENTS``."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tests.fakes.slurm.listings import sacct, sinfo, squeue
+from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
+from tests.fakes.slurm.running import end, schedule, send
+from tests.fakes.slurm.state import Job, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.fakes.slurm.state import State
+
+NOT_EXPORTED = ("SLURM_", "SBATCH_")
+NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
+INVALID_ID = "Invalid job id specified"
+
+
+def sbatch(store: Store, arguments: list[str]) -> None:
+    """Queue an array of jobs with the script on stdin."""
+    parser = Parser("sbatch")
+    parser.flags("--parsable", "--ignore-pbs", "--no-requeue", "--hold", "--test-only")
+    parser.values("--job-name", "--array", "--ntasks", "--cpus-per-task", "--time", "--chdir", "--output")
+    parser.values("--open-mode", "--export", "--partition", "--mem", "--account", "--qos", "--comment")
+    options = parser.parse_args(arguments)
+    script = sys.stdin.buffer.read()
+    failed = "sbatch: error: Batch job submission failed:"
+    partition = store.settings["partition"]
+    if options.partition not in {"", partition}:
+        text = f"sbatch: error: invalid partition specified: {options.partition}"
+        raise Refusal(f"{text}\n{failed} Invalid partition name specified")
+    first, _, last = options.array.partition("-")
+    if int(last) >= store.settings["max_array_size"]:
+        raise Refusal(f"{failed} Invalid job array specification")
+    if options.ntasks != "1" or options.cpus_per_task != "1" or not script.startswith(b"#!"):
+        raise Refusal(f"{failed} Requested node configuration is not available")
+    if options.test_only:
+        sys.stderr.write("sbatch: Job 1 to start at 2026-11-21T11:24:10 using 1 processors on nodes n1\n")
+        return
+    exported = {name: value for name, value in os.environ.items() if not name.startswith(NOT_EXPORTED)}
+    with store.locked() as state:
+        array = state.next_id
+        for element in range(int(first), int(last) + 1):
+            job = Job(
+                id=state.next_id,
+                array=array,
+                element=element,
+                name=options.job_name,
+                user=os.environ.get("USER", "") or pwd.getpwuid(os.geteuid()).pw_name,
+                partition=partition,
+                minutes=int(options.time),
+                output=options.output,
+                requeue=not options.no_requeue,
+                submitted=time.time(),
+                environment=exported,
+                reason="JobHeldUser" if options.hold else "None",
+            )
+            state.next_id += 1
+            state.jobs.append(job)
+        spooled = store.script(job)
+        spooled.touch(mode=0o700)
+        spooled.write_bytes(script)
+        schedule(store, state)
+    say(str(array))
+
+
+def scancel(store: Store, arguments: list[str]) -> None:
+    """Cancel or signal jobs."""
+    parser = Parser("scancel")
+    parser.flags("--full")
+    parser.values("--signal")
+    parser.add_argument("jobs", nargs="+")
+    options = parser.parse_args(arguments)
+    complaints: list[str] = []
+    with store.locked() as state:
+        for text in options.jobs:
+            found = selected(state, text)
+            if options.signal:
+                complaints += [] if found else [f"scancel: error: Kill job error on job id {text}: {INVALID_ID}"]
+                for job in found:
+                    send(store, job, int(options.signal))
+            else:
+                _cancel(store, found)
+        schedule(store, state)
+    if complaints:
+        raise Refusal("\n".join(complaints), 228)
+
+
+def _cancel(store: Store, jobs: list[Job]) -> None:
+    for job in jobs:
+        if job.state == "PENDING":
+            job.state, job.ended = "CANCELLED", time.time()
+        elif job.state in {"RUNNING", "SUSPENDED"}:
+            end(store, job, "CANCELLED")
+
+
+def scontrol(store: Store, arguments: list[str]) -> None:
+    """Show settings and partitions, and change jobs."""
+    words = [word for word in arguments if word != "--oneliner"]
+    settings = store.settings
+    match words:
+        case ["show", "config"]:
+            storage = "accounting_storage/slurmdbd" if settings["accounting"] else "accounting_storage/none"
+            say(f"Configuration data as of 2026-11-21T11:24:10\nAccountingStorageType   = {storage}")
+            say(f"ClusterName             = {settings['cluster']}")
+            say(f"MaxArraySize            = {settings['max_array_size']}")
+            say(f"SLURM_VERSION           = {settings['release']}\nSlurmUser               = root(0)")
+        case ["show", "partition"]:
+            total = sum(settings["nodes"].values())
+            say(f"PartitionName={settings['partition']} Default=YES MaxTime=UNLIMITED State=UP TotalCPUs={total}")
+        case ["show", "job", text]:
+            with store.locked() as state:
+                if not selected(state, text):
+                    raise Refusal(f"slurm_load_jobs error: {INVALID_ID}")
+        case ["update", job, change]:
+            _update(store, job.removeprefix("JobId="), change)
+        case [verb, text] if verb in CHANGES:
+            with store.locked() as state:
+                for part in split_jobs(text):
+                    _change(store, state, verb, part)
+                schedule(store, state)
+        case _:
+            raise Refusal(f"invalid keyword: {' '.join(words)}")
+
+
+def _update(store: Store, text: str, change: str) -> None:
+    name, _, value = change.partition("=")
+    with store.locked() as state:
+        for part in split_jobs(text):
+            jobs = selected(state, part)
+            if not jobs:
+                raise Refusal(f"{part}: {INVALID_ID}")
+            for job in jobs:
+                if name == "Requeue":
+                    job.requeue = value == "1"
+                elif name == "TimeLimit":
+                    job.minutes = int(value)
+                elif name == "ReqNodeList" and value in store.settings["nodes"]:
+                    job.wanted = [value]
+                else:
+                    raise Refusal(f"{part}: Invalid node name specified" if name == "ReqNodeList" else "Invalid change")
+
+
+def _hold(_store: Store, job: Job) -> str:
+    if job.state == "PENDING":
+        job.reason = "JobHeldUser"
+    return ""
+
+
+def _release(_store: Store, job: Job) -> str:
+    if job.state == "PENDING":
+        job.reason = "None"
+    return ""
+
+
+def _suspend(store: Store, job: Job) -> str:
+    if job.state != "RUNNING":
+        return "Job is pending execution" if job.state == "PENDING" else "Job has already finished"
+    job.state = "SUSPENDED"
+    send(store, job, signal.SIGSTOP)
+    return ""
+
+
+def _resume(store: Store, job: Job) -> str:
+    if job.state != "SUSPENDED":
+        return "Job is not suspended"
+    job.state = "RUNNING"
+    send(store, job, signal.SIGCONT)
+    return ""
+
+
+def _requeue(store: Store, job: Job) -> str:
+    if not job.requeue:
+        return "Requested operation is presently disabled"
+    if job.state == "RUNNING":
+        end(store, job, "PENDING")
+    return ""
+
+
+CHANGES: Mapping[str, Callable[[Store, Job], str]] = {
+    "uhold": _hold,
+    "release": _release,
+    "suspend": _suspend,
+    "resume": _resume,
+    "requeue": _requeue,
+}
+
+
+def _change(store: Store, state: State, verb: str, text: str) -> None:
+    jobs = selected(state, text)
+    if not jobs:
+        unknown = f"Unexpected message received for job {text}"
+        raise Refusal(unknown if verb in {"suspend", "resume"} else f"{text}: {INVALID_ID}")
+    for job in jobs:
+        complaint = CHANGES[verb](store, job)
+        if complaint:
+            raise Refusal(f"{job.identity}: {complaint}")
+
+
+PROGRAMS: Mapping[str, Callable[[Store, list[str]], None]] = {
+    "sbatch": sbatch,
+    "squeue": squeue,
+    "sinfo": sinfo,
+    "scontrol": scontrol,
+    "scancel": scancel,
+    "sacct": sacct,
+}
+
+
+def main(program: str, arguments: list[str]) -> int:
+    """Run one command; return its exit status."""
+    store = Store.of_environment()
+    if store.down and arguments != ["--version"]:
+        sys.stderr.write(f"{program}: error: {NO_CONTROLLER}\n")
+        return 1
+    try:
+        PROGRAMS[program](store, arguments)
+    except Refusal as refusal:
+        sys.stderr.write(f"{refusal.text}\n")
+        return refusal.status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting jobs on fake nodes, running their scripts, and noting how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.fakes.slurm.state import Job, State, Store
+
+ROOT = Path(__file__).resolve().parents[3]
+KILL_WAIT = 1.0
+STARTING_SECONDS = 10.0
+"""Bound on the time in which a script that was started has a process."""
+
+
+def schedule(store: Store, state: State) -> None:
+    """Start every pending job that fits, in order of submission."""
+    for job in sorted(state.jobs, key=lambda job: job.id):
+        if job.state != "PENDING" or job.reason.startswith("JobHeld"):
+            continue
+        free = [name for name in job.wanted or store.settings["nodes"] if free_processors(store, state, name)]
+        if free:
+            _start(store, job, free[0])
+        else:
+            job.reason = "Resources"
+
+
+def free_processors(store: Store, state: State, node: str) -> int:
+    """Return the processors of a node that no job holds."""
+    used = sum(job.alive and job.node == node for job in state.jobs)
+    return store.settings["nodes"][node] - used
+
+
+def _start(store: Store, job: Job, node: str) -> None:
+    job.state, job.reason, job.node, job.started, job.ended, job.status = "RUNNING", "None", node, time.time(), 0.0, 0
+    job.fate = ""
+    store.process(job).unlink(missing_ok=True)
+    runner = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-m", "tests.fakes.slurm.running", str(job.id)],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "SLURM_CONF": str(store.directory / "slurm.conf")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    job.runner = runner.pid
+
+
+def send(store: Store, job: Job, number: int) -> None:
+    """Send a signal to all processes of a job's script, once it has some."""
+    deadline = time.monotonic() + STARTING_SECONDS
+    while not store.process(job).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with contextlib.suppress(OSError, ValueError):
+        os.killpg(int(store.process(job).read_text()), number)
+
+
+def end(store: Store, job: Job, fate: str) -> None:
+    """Take a running job's processes away; it enters the state ``fate`` when they are gone."""
+    job.state, job.fate = "COMPLETING", fate
+    send(store, job, signal.SIGTERM)
+    send(store, job, signal.SIGCONT)
+    with contextlib.suppress(OSError):
+        os.kill(job.runner, signal.SIGUSR1)
+
+
+def run(store: Store, number: int) -> None:
+    """Run the script of a job to its end, note that, and start what now fits."""
+    with store.locked() as state:
+        job = next(job for job in state.jobs if job.id == number)
+    told: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _frame: told.append(number))
+    process = _script(store, job)
+    store.process(job).with_suffix(".new").write_text(str(process.pid))
+    store.process(job).with_suffix(".new").replace(store.process(job))
+    deadline = time.monotonic() + job.minutes * 60
+    while process.poll() is None and not told and time.monotonic() < deadline:
+        time.sleep(0.02)
+    timed_out = process.poll() is None and not told
+    status = _kill(process) if process.poll() is None else process.returncode
+    with store.locked() as state:
+        job = next(job for job in state.jobs if job.id == number)
+        _note_end(job, status, "TIMEOUT" if timed_out and not job.fate else job.fate)
+        schedule(store, state)
+
+
+def _script(store: Store, job: Job) -> subprocess.Popen[bytes]:
+    environment = {
+        **job.environment,
+        "SLURM_JOB_ID": str(job.id),
+        "SLURM_ARRAY_JOB_ID": str(job.array),
+        "SLURM_ARRAY_TASK_ID": str(job.element),
+        "SLURMD_NODENAME": job.node,
+    }
+    name = job.output.replace("%%", "\0").replace("%x", job.name).replace("%a", str(job.element)).replace("\0", "%")
+    with Path(name).open("ab") as output:
+        return subprocess.Popen(
+            [store.script(job)],
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int:
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_WAIT)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _note_end(job: Job, status: int, fate: str) -> None:
+    job.status = -status if status < 0 else status << 8
+    job.ended = time.time()
+    if fate == "PENDING":
+        job.state, job.reason, job.node, job.started, job.ended = "PENDING", "None", "", 0.0, 0.0
+    elif fate:
+        job.state = fate
+    else:
+        job.state = "FAILED" if status else "COMPLETED"
+        job.reason = "NonZeroExitCode" if status else "None"
+
+
+if __name__ == "__main__":
+    from tests.fakes.slurm.state import Store as _Store
+
+    run(_Store.of_environment(), int(sys.argv[1]))

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fake controller remembers: its settings and its jobs, in files that all commands share under one lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Settings(TypedDict):
+    """Contents of the fake's slurm.conf."""
+
+    cluster: str
+    release: str
+    nodes: dict[str, int]
+    """Processors of each node."""
+    partition: str
+    max_array_size: int
+    accounting: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One job or array element."""
+
+    id: int
+    array: int
+    element: int
+    name: str
+    user: str
+    partition: str
+    minutes: int
+    output: str
+    requeue: bool
+    submitted: float
+    environment: dict[str, str]
+    state: str = "PENDING"
+    reason: str = "None"
+    node: str = ""
+    wanted: list[str] = field(default_factory=list)
+    started: float = 0.0
+    ended: float = 0.0
+    status: int = 0
+    """Wait status: exit code times 256, or a signal."""
+    runner: int = 0
+    """Process id of the process that runs the script and waits for it."""
+    fate: str = ""
+    """State to enter when the script has ended by our doing: CANCELLED, TIMEOUT, or PENDING for a requeue."""
+
+    @property
+    def identity(self) -> str:
+        """The id as Slurm prints it."""
+        return f"{self.array}_{self.element}"
+
+    @property
+    def alive(self) -> bool:
+        """True while the job holds a processor."""
+        return self.state in {"RUNNING", "SUSPENDED", "COMPLETING"}
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """Everything that changes."""
+
+    next_id: int = 1
+    jobs: list[Job] = field(default_factory=list)
+
+
+class Store:
+    """The directory of one fake cluster; the commands find it through SLURM_CONF, as the real ones do."""
+
+    def __init__(self, conf: Path) -> None:
+        """``conf`` is the fake's slurm.conf, which is JSON."""
+        self.directory = conf.parent
+        self.settings: Settings = json.loads(conf.read_text())
+
+    @classmethod
+    def of_environment(cls) -> Store:
+        """Return the cluster that the environment chooses."""
+        return cls(Path(os.environ["SLURM_CONF"]))
+
+    @property
+    def down(self) -> bool:
+        """True while the controller plays dead."""
+        return (self.directory / "down").exists()
+
+    def script(self, job: Job) -> Path:
+        """Copy of the job's script, private to its user."""
+        return self.directory / "spool" / f"{job.array}.sh"
+
+    def process(self, job: Job) -> Path:
+        """File with the process group of the running script."""
+        return self.directory / "spool" / f"{job.id}.pid"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[State]:
+        """Give the state, and write it back if nothing went wrong; one process at a time."""
+        file = self.directory / "state.json"
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            state = _read(file)
+            yield state
+            new = file.with_suffix(".new")
+            new.write_text(json.dumps(asdict(state)))
+            new.replace(file)
+
+
+def _read(file: Path) -> State:
+    if not file.exists():
+        return State()
+    raw = json.loads(file.read_text())
+    return State(next_id=raw["next_id"], jobs=[Job(**job) for job in raw["jobs"]])

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance kit on the plugin ``slurm`` with a fake Slurm: runs on every machine."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.model import LrmJobId
+from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
+from koala_slurm import PLUGIN, SlurmSettings
+from tests.fakes.slurm import FakeSlurm
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+
+def foreign_job(fake: FakeSlurm) -> Callable[[int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which jobs of another user run."""
+
+    @contextlib.asynccontextmanager
+    async def running(processors: int) -> AsyncIterator[None]:
+        options = ("--ntasks=1", "--cpus-per-task=1", "--time=10", "--output=/dev/null", "--job-name=other")
+        job = fake.run("sbatch", *options, f"--array=1-{processors}", stdin="#!/bin/sh\nexec sleep 600\n").strip()
+        yield
+        fake.run("scancel", job)
+
+    return running
+
+
+class TestFakeSlurm(LrmConformance):
+    """The conformance kit on a fake with accounting."""
+
+    @pytest.fixture
+    async def under_test(self, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+        """Give the plugin on a fake cluster of its own."""
+        fake = FakeSlurm(tmp_path / "fake", accounting=True)
+        settings = SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, use_pyslurm="never")
+        context = new_context(tmp_path)
+        lrm = PLUGIN.factory(context, settings)
+        await lrm.start()
+
+        async def stop() -> None:
+            fake.stop_controller()
+
+        async def start() -> None:
+            fake.start_controller()
+
+        yield LrmUnderTest(
+            definition=PLUGIN,
+            settings=settings,
+            context=context,
+            lrm=lrm,
+            scratch=tmp_path,
+            processors=fake.processors,
+            unknown_id=LrmJobId("999999_1"),
+            real=False,
+            foreign_job=foreign_job(fake),
+            stop_lrm=stop,
+            start_lrm=start,
+        )
+        await lrm.close()
+        await anyio.to_thread.run_sync(fake.close)
