@@ -910,7 +910,7 @@ class Agent:
         grace = min(GRACE, self.settings.end_margin / 2)
         self._leave(EXIT_ENDED, "walltime", "the walltime of the placeholder ends", grace)
 
-    def _on_os_signal(self, number: int) -> None:
+    def _stopped_by(self, number: int) -> None:
         left = self._ends_in()
         # SIGUSR1 and SIGXCPU announce a limit (Slurm --signal, Grid Engine s_rt and s_cpu); the others say only: go.
         limit = number in (signal.SIGUSR1, signal.SIGXCPU) or (left is not None and left < NEAR)
@@ -950,7 +950,7 @@ class Agent:
     def _signals(self, numbers: bytes) -> None:
         for number in sorted(set(numbers), key=lambda number: number == signal.SIGCHLD):
             if number != signal.SIGCHLD:
-                self._on_os_signal(number)
+                self._stopped_by(number)
         for task in self._tasks.values():
             task.look()
 
