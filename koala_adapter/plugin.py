@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pydantic import BaseModel
 
 from koala_adapter.errors import LrmUnsupportedError, PluginError
-from koala_adapter.model import ClusterName, Directives
+from koala_adapter.model import ClusterName, Directives, PlaceholderId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,9 +70,18 @@ class Submission:
     memory_mib: int | None = None
     """Memory per placeholder, when the site gives one."""
     output_directory: str = "/tmp"  # noqa: S108 - exists on every node; holds only the agent's own words, no secret
-    """Directory on the nodes for the placeholders' own stdout and stderr (not the application's)."""
+    """Directory on the nodes for the placeholders' own output (not the application's): see :meth:`output_path`."""
     held: bool = False
     """Submit in user hold."""
+
+    def output_path(self, index: int) -> str:
+        """Return the file on its node that a plugin gives one placeholder for its stdout and stderr together."""
+        return placeholder_output_path(self.output_directory, PlaceholderId(batch=self.key, index=index))
+
+
+def placeholder_output_path(directory: str, placeholder: PlaceholderId) -> str:
+    """Return where the stdout and stderr of a placeholder go: ``DIRECTORY/BATCH.INDEX.out``."""
+    return f"{directory.rstrip('/')}/{placeholder}.out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

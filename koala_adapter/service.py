@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,7 +33,6 @@ from koala_adapter.vjm.center import ControlCenter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from anyio.abc import TaskStatus
 
@@ -164,6 +164,8 @@ class Service:
                 self._end(action)
             case act.LaunchJob():
                 self.applications.launch(action.job_id)
+            case act.ReadPlaceholderOutput():
+                self._read_output(action)
             case act.JobFinished():
                 self._finished(action)
 
@@ -191,6 +193,17 @@ class Service:
         if driver is not None:
             driver.cancel(to_cancel)
             driver.poller.poll_soon()
+
+    def _read_output(self, action: act.ReadPlaceholderOutput) -> None:
+        driver = self.clusters.get(action.cluster)
+        if driver is None:
+            return
+        path = placeholder_output_path(driver.config.output_directory, action.placeholder)
+        text = last_words(Path(path)) or f"nothing that can be read from here (look at {path} on its node)"
+        log.warning(
+            "placeholder did not report", cluster=action.cluster, placeholder=str(action.placeholder), wrote=text
+        )
+        self.post(ev.PlaceholderSaid(time=self.now(), cluster=action.cluster, job_id=action.job_id, text=text))
 
     def _finished(self, action: act.JobFinished) -> None:
         outcome = action.outcome

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,3 +125,18 @@ def remove_token(path: Path) -> None:
     """Remove a token that was left; no error when it is gone."""
     with suppress(FileNotFoundError):
         path.unlink()
+
+
+def last_words(path: Path, *, most: int = 500) -> str:
+    """Return the end of a placeholder's own output in one line; empty when it cannot be read or is not our own."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return ""
+        file.seek(max(0, status.st_size - most))
+        lines = file.read(most).decode("utf-8", "replace").splitlines()
+    return " / ".join(line.strip() for line in lines if line.strip())

@@ -60,6 +60,15 @@ class LaunchJob(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlaceholderOutput(Action):
+    """Find out what a MISSING placeholder wrote, if its output can be read from here."""
+
+    cluster: ClusterName
+    placeholder: PlaceholderId
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished(Action):
     """A job has its outcome; its last placeholders may still be ending."""
 

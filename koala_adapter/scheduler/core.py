@@ -125,6 +125,8 @@ class Scheduler:
                 reports.placeholder_ending(context, event)
             case ev.PlaceholderEnded():
                 reports.placeholder_ended(context, event)
+            case ev.PlaceholderSaid():
+                reports.placeholder_said(context, event)
             case ev.RankStarted():
                 reports.rank_started(context, event)
             case ev.RankEnded():

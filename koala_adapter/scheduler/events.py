@@ -145,6 +145,15 @@ class PlaceholderEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceholderSaid(Event):
+    """What a MISSING placeholder wrote to its own output: the way to the cause."""
+
+    cluster: ClusterName
+    job_id: JobId
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStarted(Event):
     """The process of a rank runs."""
 
@@ -177,6 +186,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     PlaceholderSilent,
     PlaceholderEnding,
     PlaceholderEnded,
+    PlaceholderSaid,
     RankStarted,
     RankEnded,
 )

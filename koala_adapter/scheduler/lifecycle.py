@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason
+from koala_adapter.scheduler.actions import ReadPlaceholderOutput
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, jitter
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
 from koala_adapter.scheduler.records import TimerKind
@@ -144,7 +145,8 @@ def tries_used_up(context: Context, record: JobRecord) -> bool:
     limit = maximum_tries(context, record)
     if record.tries < limit:
         return False
-    detail = f"not placed in {record.tries} tries (the limit is {limit}); last: {record.last_trouble or 'no room'}"
+    tries = "1 try" if record.tries == 1 else f"{record.tries} tries"
+    detail = f"not placed in {tries} (the limit is {limit}); last: {record.last_trouble or 'no room'}"
     context.outcomes.append((record, outcome_without_code(JobState.NOT_PLACED, EndReason.NOT_PLACED, detail)))
     return True
 
@@ -168,3 +170,6 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
     record.take_back({placeholder.id})
     end_placeholder(context, placeholder, force=True)
     setback(context, record, f"MISSING: {detail}")
+    context.effects.add(
+        ReadPlaceholderOutput(cluster=placeholder.cluster, placeholder=placeholder.id, job_id=placeholder.job_id)
+    )

@@ -105,6 +105,17 @@ def _give_up(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> 
         )
 
 
+def placeholder_said(context: Context, event: ev.PlaceholderSaid) -> None:
+    """Add what a MISSING placeholder wrote to what is told of its job and, when that is paused, of its cluster."""
+    record = context.state.jobs.get(event.job_id)
+    said = f"; it wrote: {event.text}"
+    if record is not None and record.last_trouble.startswith("MISSING") and said not in record.last_trouble:
+        record.last_trouble += said
+    cluster = context.state.clusters.get(event.cluster)
+    if cluster is not None and cluster.paused_until is not None and said not in cluster.pause_reason:
+        cluster.pause_reason += said
+
+
 def rank_started(context: Context, event: ev.RankStarted) -> None:
     """Note a process that runs; with the last one the job runs."""
     record = context.state.jobs.get(event.job_id)

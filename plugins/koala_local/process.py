@@ -71,7 +71,7 @@ def job_environment(directory: Path, job: JobRecord) -> dict[str, str]:
 
 def start_gated(job: JobRecord, *, script: Path, environment: Mapping[str, str]) -> Gated:
     """Start the process of a job in a session of its own, behind its gate. Raises OSError."""
-    out, err = (_open_output(job, suffix) for suffix in ("out", "err"))
+    output = _open_output(job)
     gate_read, gate_write = os.pipe()
     try:
         pid = os.posix_spawn(
@@ -80,8 +80,8 @@ def start_gated(job: JobRecord, *, script: Path, environment: Mapping[str, str])
             dict(environment),
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, gate_read, 0),
-                (os.POSIX_SPAWN_DUP2, out, 1),
-                (os.POSIX_SPAWN_DUP2, err, 2),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
             ],
             setsid=True,
             setsigmask=[],
@@ -91,14 +91,14 @@ def start_gated(job: JobRecord, *, script: Path, environment: Mapping[str, str])
         os.close(gate_write)
         raise
     finally:
-        for descriptor in (gate_read, out, err):
+        for descriptor in (gate_read, output):
             os.close(descriptor)
     return Gated(pid=pid, birth=process_birth(pid), gate=gate_write)
 
 
-def _open_output(job: JobRecord, suffix: str) -> int:
+def _open_output(job: JobRecord) -> int:
     """Open a file for the placeholder's own words; somebody else's file or a link of that name is refused."""
-    path = Path(job.output_directory, f"{job.name}.{job.id}.{suffix}")
+    path = Path(job.output_directory, f"{job.name}.{job.index}.out")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     status = os.fstat(descriptor)

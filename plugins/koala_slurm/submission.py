@@ -49,7 +49,7 @@ def _options(submission: Submission, settings: SlurmSettings) -> Iterator[Option
     yield Option(name="--no-requeue")
     # Our own directory may not exist on the nodes.
     yield Option(name="--chdir", value="/")
-    yield Option(name="--output", value=f"{submission.output_directory.rstrip('/').replace('%', '%%')}/%x-%a.out")
+    yield Option(name="--output", value=f"{submission.output_directory.rstrip('/').replace('%', '%%')}/%x.%a.out")
     # The directory may be everybody's: truncating would destroy a file that somebody else has put in the way.
     yield Option(name="--open-mode", value="append")
     # Anything but ALL makes slurmd run the user's login shell on the node and wait for it, NIL too before 23.11. The

@@ -158,7 +158,7 @@ async def test_output_that_cannot_be_opened(trial: Trial, obstacle: str) -> None
     """A job whose output cannot be opened safely does not start; the reason is told, and others go on."""
     batch = trial.prepare(count=1)
     output = batch.directory / "output"
-    name = output / f"{batch.key}.1_1.out"
+    name = output / f"{batch.key}.1.out"
     if obstacle == "missing":
         output.rmdir()
     elif obstacle == "link":
