@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SHORTEST_PAUSE = 1.0
 """Seconds between two looks at the same thing, at least: a setting of 0 must not make the scheduler spin."""
+NOT_SEEN = "not seen yet"
+"""Why nothing is placed on a cluster that has not been polled."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ def closed_reason(cluster: ClusterRecord, now: float) -> str | None:
     if cluster.unavailable is not None:
         return f"out of reach: {cluster.unavailable}"
     if cluster.processors is None:
-        return "not seen yet"
+        return NOT_SEEN
     if not cluster.listed:
         return "its batch system lists no processors"
     if cluster.paused_until is not None and now < cluster.paused_until:

@@ -65,6 +65,8 @@ def _ended(state: State, record: JobRecord) -> str:
     ran = ""
     if record.launched_at is not None and record.finished_at is not None:
         ran = f" after running for {duration(record.finished_at - record.launched_at)}"
+    if outcome.state is JobState.CANCELLED and outcome.detail.startswith("cancelled"):
+        return f"The job was {outcome.detail}{ran}.{_left(state, record)}"
     detail = f": {outcome.detail}" if outcome.detail else ""
     left = _left(state, record)
     return f"{said}{ran}{detail}.{left}"
@@ -109,10 +111,11 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
 def _claiming(state: State, record: JobRecord, now: float) -> str:
     wanted = sum(_wanted(record, claim) for claim in record.claims)
     held = sum(p.held for p in state.placeholders_of(record))
-    parts = _joined(_holding(state, record, claim) for claim in record.claims)
-    text = f"The job holds {held} of {_processors(wanted)}: {parts}."
-    waits = _waits_for(state, record, now)
-    return f"{text} {waits}{_trouble(record)}"
+    parts = ", ".join(_holding(state, record, claim) for claim in record.claims)
+    awaited = _awaited(state, record)
+    waits = f" and waits for {_joined(awaited)}" if awaited else ""
+    text = f"The job holds {held} of {_processors(wanted)} ({parts}){waits}."
+    return f"{text} It starts when all are held{_until(record, now)}.{_trouble(record)}"
 
 
 def _wanted(record: JobRecord, claim: Claim) -> int:
@@ -125,31 +128,35 @@ def _holding(state: State, record: JobRecord, claim: Claim) -> str:
     return f"{held} of {_wanted(record, claim)} on {where}"
 
 
-def _waits_for(state: State, record: JobRecord, now: float) -> str:
+def _awaited(state: State, record: JobRecord) -> list[str]:
     placeholders = state.placeholders_of(record)
-    said = []
     queued = [p for p in placeholders if p.waiting]
-    for name, count in _by_cluster(queued).items():
-        said.append(_in_queue(state, name, count, [p for p in queued if p.cluster == name]))
     started = [p for p in placeholders if p.state is PlaceholderState.STARTED]
-    said += [f"{n} on {name} to report, which have started" for name, n in _by_cluster(started).items()]
     silent = [p for p in placeholders if p.silent_since is not None]
-    said += [f"contact with {n} on {name}" for name, n in _by_cluster(silent).items()]
-    text = f"It starts when all are held; it waits for {_joined(said)}." if said else ""
+    return [
+        *(
+            _in_queue(state, name, n, [p for p in queued if p.cluster == name])
+            for name, n in _by_cluster(queued).items()
+        ),
+        *(f"word from {n} that started on {name}" for name, n in _by_cluster(started).items()),
+        *(f"{n} on {name} to come into contact again" for name, n in _by_cluster(silent).items()),
+    ]
+
+
+def _until(record: JobRecord, now: float) -> str:
+    """Say when something changes by itself: a claim is repeated, or the life of what is held ends."""
     if record.retake_at is not None:
-        missing = sum(max(0, claim.missing) or (claim.cluster is None) for claim in record.claims)
+        missing = sum(_wanted(record, claim) - len(claim.placeholders) for claim in record.claims)
         again = f"in {duration(record.retake_at - now)}" if record.retake_at > now else "now"
-        text += f"{' ' if text else ''}{_processors(missing)} that it lost or gave back will be claimed again {again}."
-    elif record.life_ends_at is not None and said:
-        text += (
-            f" What it holds is kept for another {duration(record.life_ends_at - now)}, then given back for a while."
-        )
-    return text
+        return f"; {_processors(missing)} that it lost or gave back will be claimed again {again}"
+    if record.life_ends_at is not None:
+        return f"; what it holds is kept for another {duration(record.life_ends_at - now)}, then given back for a while"
+    return ""
 
 
 def _in_queue(state: State, name: ClusterName, count: int, queued: Iterable[PlaceholderRecord]) -> str:
     cluster = state.clusters[name]
-    text = f"{_processors(count)} in the queue of {name}"
+    text = f"{count} in the queue of {name}"
     unsure = [state.batches[p.id.batch].uncertain for p in queued if p.id.batch in state.batches]
     doubts = sorted({reason for reason in unsure if reason})
     if doubts:
@@ -173,7 +180,7 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
     place = (
         f"The job is number {queue_position} in the queue" if queue_position is not None else "The job is in the queue"
     )
-    need = _joined(_need(component) for component in record.job.components)
+    need = _joined(_needs(record.job.components))
     kept = ""
     if state.guarded == record.job.id:
         said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
@@ -181,25 +188,35 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
     return f"{place} and needs {need}. {_clusters(state, record, now)}{kept}"
 
 
-def _need(component: Component) -> str:
-    where = f"on {component.cluster}" if component.cluster is not None else "on one cluster"
-    return f"{_processors(component.minimum)} {where}"
+def _needs(components: Iterable[Component]) -> list[str]:
+    """Say what each component asks for, equal ones once."""
+    counts: dict[str, int] = {}
+    for component in components:
+        where = f"on {component.cluster}" if component.cluster is not None else "on one cluster"
+        need = f"{_processors(component.minimum)} {where}"
+        counts[need] = counts.get(need, 0) + 1
+    return [need if count == 1 else f"{count} times {need}" for need, count in counts.items()]
 
 
 def _clusters(state: State, record: JobRecord, now: float) -> str:
-    """Say what of ours could be placed where, and what would change that."""
-    pinned = {component.cluster for component in record.job.components}
-    clusters = [
-        cluster
-        for name, cluster in state.clusters.items()
-        if None in pinned or name in pinned
-        if cluster.configured or name in pinned
-    ]
+    """Say what could be placed where, of the clusters that could ever hold a part of the job."""
+    clusters = [cluster for cluster in state.clusters.values() if _usable(cluster, record)]
     if not clusters:
         return "No cluster that it may use is in the site file."
     said = [f"{cluster.parameters.name} {_state_of(cluster, now)}" for cluster in clusters[:LISTED]]
-    rest = f"; … and {len(clusters) - LISTED} more" if len(clusters) > LISTED else ""
-    return f"It starts when that much can be had at once: {'; '.join(said)}{rest}."
+    rest = f"; {len(clusters) - LISTED} more" if len(clusters) > LISTED else ""
+    return f"It starts when that can be had at once: {'; '.join(said)}{rest}."
+
+
+def _usable(cluster: ClusterRecord, record: JobRecord) -> bool:
+    name, capacity = cluster.parameters.name, cluster.largest_capacity
+    return any(
+        component.cluster in (None, name)
+        and name not in claim.excluded
+        and (capacity is None or component.minimum <= capacity)
+        and (cluster.configured or component.cluster == name)
+        for component, claim in record.components()
+    )
 
 
 def _state_of(cluster: ClusterRecord, now: float) -> str:
