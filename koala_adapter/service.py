@@ -21,12 +21,13 @@ from koala_adapter.clusters import ClusterDriver, Surroundings, make_lrm
 from koala_adapter.errors import JobRefusedError, KoalaError, ServiceUnavailableError
 from koala_adapter.journal import Journal
 from koala_adapter.model import ClusterName, JobId
+from koala_adapter.plugin import placeholder_output_path
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.submissions import ScriptMaker, leave_token, remove_token, token_path
+from koala_adapter.submissions import ScriptMaker, last_words, leave_token, remove_token, token_path
 from koala_adapter.vjm import certificate, credentials
 from koala_adapter.vjm import events as agents
 from koala_adapter.vjm.center import ControlCenter
