@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -176,6 +176,11 @@ def job_report(scheduler: Scheduler, record: JobRecord, *, now: float, output_di
         placeholders_left=record.live,
         output_directory=output_directory,
     )
+
+
+def of_the_past(report: JobReport) -> JobReport:
+    """Return the report kept at a job's end as it is true now: the scheduler forgot the job, so nothing is left."""
+    return replace(report, placeholders_left=0)
 
 
 def _component(state: State, record: JobRecord, claim: Claim, now: float) -> ComponentReport:

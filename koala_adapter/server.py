@@ -24,6 +24,7 @@ from koala_adapter.reports import (
     JobReport,
     cluster_report,
     job_report,
+    of_the_past,
     plan_report,
 )
 from koala_adapter.submissions import SAMPLE, sample_submissions
@@ -131,7 +132,7 @@ class Server:
             archived = self._service.journal.archived(job_id)
             if archived is None:
                 raise
-            return JOB_REPORT.validate_json(archived)
+            return of_the_past(JOB_REPORT.validate_json(archived))
 
     def _report_of(self, job_id: JobId) -> JobReport:
         service = self._service
@@ -142,7 +143,7 @@ class Server:
     def _reports(self, limit: int) -> list[JobReport]:
         live = [self._report_of(job_id) for job_id in list(self._service.state.jobs)[-limit:]]
         known = {report.id for report in live}
-        archived = [JOB_REPORT.validate_json(text) for text in self._service.journal.latest_archived(limit)]
+        archived = [of_the_past(JOB_REPORT.validate_json(text)) for text in self._service.journal.latest_archived(limit)]
         reports = [report for report in archived if report.id not in known] + live
         return sorted(reports, key=lambda report: report.submitted_at)[-limit:]
 

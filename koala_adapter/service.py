@@ -340,8 +340,7 @@ class Service:
             lease=settings.lease,
             heartbeat=settings.heartbeat,
         )
-        kept = int(self.journal.value("port") or "0")
-        port = await tasks.start(self._center.serve, settings.listen, settings.port or kept)
+        port = await self._bind(tasks, self._center)
         self.journal.set_value("port", str(port))
         self.applications.center = self._center
         self._scripts = ScriptMaker(site=self.site, port=port, fingerprint=own.fingerprint)
