@@ -7,13 +7,13 @@ Several cells run side by side: a cell is a directory (SGE_ROOT, SGE_CELL) and t
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from tests.real.systems.directories import SystemDirectory
 from tests.real.systems.ports import FIRST_PORT, Ports
 from tests.real.systems.processes import (
     CommandError,
@@ -136,8 +136,8 @@ class GridEngineCell:
         """
         self.name = name
         self.slots = slots
-        self.directory = Path(tempfile.mkdtemp(prefix=f"koala-sge-{name}-"))
-        self.directory.chmod(0o755)
+        self._owned = SystemDirectory.create(f"sge-{name}")
+        self.directory = self._owned.path
         self.root = self.directory / "root"
         self._ports = Ports.claim(2)
         self._configuration = {**GLOBAL_CONFIGURATION, **(configuration or {})}
@@ -213,8 +213,7 @@ class GridEngineCell:
             if daemon is not None:
                 daemon.end(how=signal.SIGKILL)
         self._qmaster = self._execd = None
-        kill_processes(lambda: find_processes(lambda process: process.uses(self.directory)))
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._owned.remove()
         self._ports.release()
 
     def start_qmaster(self) -> None:
@@ -222,8 +221,8 @@ class GridEngineCell:
         self._qmaster = self._daemon("sge_qmaster")
         wait_until(self._answers, seconds=READY_SECONDS, what=f"sge_qmaster of {self.name}", details=self.logs)
 
-    def stop_qmaster(self, *, how: signal.Signals = signal.SIGKILL) -> None:
-        """End sge_qmaster, with SIGKILL unless told otherwise; jobs and sge_execd go on."""
+    def stop_qmaster(self, *, how: signal.Signals = signal.SIGTERM) -> None:
+        """End sge_qmaster; jobs and sge_execd go on."""
         if self._qmaster is None:
             message = f"sge_qmaster of {self.name} is not running"
             raise SystemFailedError(message)

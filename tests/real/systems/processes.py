@@ -89,9 +89,7 @@ def run_command(
     return stdout
 
 
-def wait_until(
-    condition: Callable[[], bool], *, seconds: float, what: str, details: Callable[[], str] = str
-) -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float, what: str, details: Callable[[], str] = str) -> None:
     """Return as soon as `condition` holds; after `seconds` raise SystemFailedError with `what` and `details`."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -165,8 +163,8 @@ class SeenProcess:
 
         Both are needed: slurmstepd overwrites its environment with its title, and jobs work where they were told to.
         """
-        told = (self.environment.get(name) for name in ("SLURM_CONF", "SGE_ROOT"))
-        return any(Path(path).is_relative_to(directory) for path in (self.cwd, *filter(None, told)))
+        told = [Path(self.environment[name]) for name in ("SLURM_CONF", "SGE_ROOT") if name in self.environment]
+        return any(path.is_relative_to(directory) for path in (self.cwd, *told))
 
     @classmethod
     def read(cls, pid: int) -> Self | None:

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the real batch systems.
+
+`slurm_a`, `slurm_b` and `sge_cell` run through the whole session, because several tests use all three at once; each
+test gets them empty. A test that destroys a daemon for good, or needs other settings, makes a system of its own with
+`new_slurm` or `new_grid_engine`.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from tests.real.systems import GridEngineCell, SlurmCluster
+from tests.real.systems.directories import SystemDirectory
+from tests.real.systems.mpi import compile_program
+from tests.real.systems.requirements import (
+    missing_for_grid_engine,
+    missing_for_mpi,
+    missing_for_slurm,
+    require,
+)
+
+from tests.real.user import KoalaUser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from tests.real.systems.slurm import Authentication
+    from tests.real.user import System, Values
+
+
+class NewSlurm(Protocol):
+    """Makes started Slurm clusters; they end with the test."""
+
+    def __call__(
+        self,
+        name: str = "x",
+        *,
+        nodes: int = 1,
+        cpus: int = 4,
+        auth: Authentication = "none",
+        settings: Mapping[str, str] | None = None,
+    ) -> SlurmCluster:
+        """Return a cluster of its own, up and idle."""
+
+
+class NewGridEngine(Protocol):
+    """Makes started Grid Engine cells; they end with the test."""
+
+    def __call__(
+        self, name: str = "x", *, slots: int = 4, configuration: Mapping[str, str] | None = None
+    ) -> GridEngineCell:
+        """Return a cell of its own, up and idle."""
+
+
+class NewUser(Protocol):
+    """Makes users of koala, whose services run; everything of them ends with the test."""
+
+    def __call__(
+        self,
+        *systems: System,
+        scheduler: Values | None = None,
+        center: Values | None = None,
+        clusters: Mapping[str, Values] | None = None,
+    ) -> KoalaUser:
+        """Return a user with a site of these systems; see KoalaUser for the settings."""
+
+
+@pytest.fixture(scope="session")
+def session_slurm_a() -> Iterator[SlurmCluster]:
+    """Run cluster `a`, two nodes of four processors, through the session; tests take `slurm_a`."""
+    require(missing_for_slurm())
+    with SlurmCluster("a", nodes=2, cpus=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def session_slurm_b() -> Iterator[SlurmCluster]:
+    """Run cluster `b`, two nodes of four processors, through the session; tests take `slurm_b`."""
+    require(missing_for_slurm())
+    with SlurmCluster("b", nodes=2, cpus=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def session_sge_cell() -> Iterator[GridEngineCell]:
+    """Run cell `c`, one host of four slots, through the session; tests take `sge_cell`."""
+    require(missing_for_grid_engine())
+    with GridEngineCell("c", slots=4) as cell:
+        yield cell
+
+
+@pytest.fixture
+def slurm_a(session_slurm_a: SlurmCluster) -> Iterator[SlurmCluster]:
+    """Slurm cluster `a` without jobs; jobs that are left at the end are cancelled."""
+    yield session_slurm_a
+    session_slurm_a.reset()
+
+
+@pytest.fixture
+def slurm_b(session_slurm_b: SlurmCluster) -> Iterator[SlurmCluster]:
+    """Slurm cluster `b` without jobs; jobs that are left at the end are cancelled."""
+    yield session_slurm_b
+    session_slurm_b.reset()
+
+
+@pytest.fixture
+def sge_cell(session_sge_cell: GridEngineCell) -> Iterator[GridEngineCell]:
+    """Grid Engine cell `c` without jobs; jobs that are left at the end are deleted."""
+    yield session_sge_cell
+    session_sge_cell.reset()
+
+
+@pytest.fixture
+def new_slurm() -> Iterator[NewSlurm]:
+    """Return a function that starts a Slurm cluster for this test alone."""
+    with ExitStack() as clusters:
+
+        def make(
+            name: str = "x",
+            *,
+            nodes: int = 1,
+            cpus: int = 4,
+            auth: Authentication = "none",
+            settings: Mapping[str, str] | None = None,
+        ) -> SlurmCluster:
+            require(missing_for_slurm(munge=auth == "munge"))
+            cluster = SlurmCluster(name, nodes=nodes, cpus=cpus, auth=auth, settings=settings)
+            return clusters.enter_context(cluster)
+
+        yield make
+
+
+@pytest.fixture
+def new_grid_engine() -> Iterator[NewGridEngine]:
+    """Return a function that starts a Grid Engine cell for this test alone."""
+    with ExitStack() as cells:
+
+        def make(name: str = "x", *, slots: int = 4, configuration: Mapping[str, str] | None = None) -> GridEngineCell:
+            require(missing_for_grid_engine())
+            return cells.enter_context(GridEngineCell(name, slots=slots, configuration=configuration))
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Path]:
+    """Directory for compiled programs that the jobs of all users may run."""
+    directory = SystemDirectory.create("programs")
+    yield directory.path
+    directory.remove()
+
+
+@pytest.fixture(scope="session")
+def allreduce(programs: Path) -> Path:
+    """Path of the compiled programs/allreduce.c."""
+    require(missing_for_mpi())
+    return compile_program("allreduce", programs)
+
+
+@pytest.fixture
+def new_user(tmp_path: Path) -> Iterator[NewUser]:
+    """Return a function that makes a user of koala and starts the service."""
+    with ExitStack() as users:
+
+        def make(
+            *systems: System,
+            scheduler: Values | None = None,
+            center: Values | None = None,
+            clusters: Mapping[str, Values] | None = None,
+        ) -> KoalaUser:
+            user = KoalaUser(tmp_path / "user", systems, scheduler=scheduler, center=center, clusters=clusters)
+            users.callback(user.close)
+            user.serve()
+            return user
+
+        yield make

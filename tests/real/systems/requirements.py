@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine lacks for running the real batch systems, by the names of Debian's packages.
+
+Checked are the files that are really executed: several of the commands in /usr/bin are wrappers or alternatives that
+remain, or lead elsewhere, when the package behind them is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.real.systems.processes import SYSTEM_PATH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SLURM: Mapping[str, str] = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
+MUNGE: Mapping[str, str] = {"munged": "munge"}
+GRID_ENGINE: Mapping[str, str] = {
+    "/usr/lib/gridengine/sge_qmaster": "gridengine-master",
+    "/usr/share/gridengine/scripts/init_cluster": "gridengine-master",
+    "/usr/lib/gridengine/sge_execd": "gridengine-exec",
+    "/usr/lib/gridengine/qsub": "gridengine-client",
+}
+DRMAA: Mapping[str, str] = {"/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0": "gridengine-drmaa1.0"}
+MPI: Mapping[str, str] = {
+    "mpicc": "mpich, libmpich-dev",
+    "mpiexec.hydra": "mpich",
+    "hydra_pmi_proxy": "mpich",
+    "gcc": "gcc",
+}
+
+
+def _missing(programs: Mapping[str, str], *, root: bool) -> list[str]:
+    lacking = ["to be root"] if root and os.getuid() != 0 else []
+    for program, package in programs.items():
+        found = Path(program).exists() if program.startswith("/") else shutil.which(program, path=SYSTEM_PATH)
+        if not found:
+            lacking.append(f"{program} (Debian package {package})")
+    return lacking
+
+
+def missing_for_slurm(*, munge: bool = False) -> list[str]:
+    """Say what is missing for a Slurm cluster; with `munge` for one with several users. Empty: nothing."""
+    return _missing({**SLURM, **(MUNGE if munge else {})}, root=True)
+
+
+def missing_for_grid_engine() -> list[str]:
+    """Say what is missing for a Grid Engine cell. Empty: nothing."""
+    return _missing(GRID_ENGINE, root=True)
+
+
+def missing_for_drmaa() -> list[str]:
+    """Say what is missing for using a Grid Engine cell through DRMAA. Empty: nothing."""
+    return _missing(DRMAA, root=False)
+
+
+def missing_for_mpi() -> list[str]:
+    """Say what is missing for compiling and running an MPICH program. Empty: nothing."""
+    return _missing(MPI, root=False)
+
+
+def require(missing: list[str]) -> None:
+    """Skip the running test when something is missing, saying what.
+
+    With KOALA_REQUIRE_REAL=1 tests/conftest.py makes a failure of every skip in tests/real.
+    """
+    if missing:
+        pytest.skip(f"missing: {', '.join(missing)}")
