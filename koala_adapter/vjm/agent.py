@@ -31,7 +31,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 VERSION = 1
 KEPT = 1024 * 1024  # bytes of one output stream kept until acknowledged; beyond that its pipe is not read
@@ -48,6 +48,8 @@ GRACE = 5.0  # seconds between SIGTERM and SIGKILL when nobody said how many
 FLUSH = 10.0  # seconds for the last output after the tasks are gone
 FAREWELL = 2.0  # seconds for the control center to see the end of the connection
 NEAR = 30.0  # a SIGTERM so many seconds before the end of the walltime is taken for that end
+
+NO_SESSION = -1  # not 0: so those are shown whose session is outside of a container
 
 EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4, 5
 
@@ -229,6 +231,61 @@ def read_bytes(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+class Guard:
+    """A process that outlives the agent for a moment, to end what the agent would have ended.
+
+    Grid Engine kills a job by SIGKILL to its process group: that is the agent alone. The guard stands outside of the
+    group, and learns of the death by the end of a pipe.
+    """
+
+    def __init__(self) -> None:
+        self._pipe = -1
+
+    def start(self, directory: str) -> None:
+        """Begin to watch over the tasks whose named pipes are below ``directory``."""
+        reader, self._pipe = os.pipe()
+        if os.fork() == 0:
+            try:
+                self._be_guard(reader, directory)
+            finally:
+                os._exit(0)
+        os.close(reader)
+
+    def watch(self, session: int) -> None:
+        """Tell of the session of a new task."""
+        self._tell(f"+{session}")
+
+    def forget(self, session: int) -> None:
+        """Tell that nothing of a session is left, and that its number may go to somebody else."""
+        self._tell(f"-{session}")
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # somebody killed the guard: work goes on without
+            os.write(self._pipe, line.encode() + b"\n")
+
+    @staticmethod
+    def _be_guard(reader: int, directory: str) -> None:
+        signal.set_wakeup_fd(-1)
+        for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        os.setsid()
+        os.chdir("/")
+        os.dup2(reader, 0)
+        for descriptor in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > 2:  # noqa: PLR2004 - stdin, stdout and stderr stay
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        sessions: "Set[int]" = set()
+        with os.fdopen(0) as lines:
+            for line in lines:
+                (sessions.add if line[0] == "+" else sessions.discard)(int(line[1:]))
+        for session in sessions or {NO_SESSION}:
+            kill_all(session, raw(f"KOALA_STDOUT={directory}/"))
+        remove_tree(directory)
 
 
 class Timers:
@@ -601,12 +658,13 @@ class Task:
         self, process: "subprocess.Popen[bytes]", when: float, code: "Optional[int]", number: "Optional[int]"
     ) -> None:
         since = time.monotonic() - when
-        if number is not None and not self._stopping and since < SETTLE:
+        if self._killed(code, number) and not self._stopping and since < SETTLE:
             return
         if since < DRAIN and not all(source.fifo or source.closed for source in self._sources):
             return
         kill_all(process.pid, self._mark)
         process.wait()
+        self._agent.guard.forget(process.pid)
         self.end = self._describe(code, number)
         for source in self._sources:
             source.finish()
@@ -615,11 +673,16 @@ class Task:
         reason, detail = ("exited", "") if number is None else ("signalled", "")
         if self._stopping:
             reason, detail = self._stopping
-        elif (number == signal.SIGKILL or code == 128 + signal.SIGKILL) and oom_kills() > self._oom_kills:
+        elif self._killed(code, number) == signal.SIGKILL and oom_kills() > self._oom_kills:
             reason, detail = "memory", "killed by the kernel because the memory limit of its job was reached"
-        elif number is not None and self._agent.ending:
+        elif self._killed(code, number) and self._agent.ending:
             reason, detail = self._agent.ending
         return {"reason": reason, "exit_code": code, "signal": number, "detail": detail}
+
+    @staticmethod
+    def _killed(code: "Optional[int]", number: "Optional[int]") -> int:
+        # A shell whose last command was killed ends by itself, and says so in this way.
+        return number or max(0, (code or 0) - 128)
 
     def _launch(self, message: "Dict[str, Any]") -> None:
         self._directory = directory = self._agent.new_directory()
@@ -641,6 +704,7 @@ class Task:
                 writers.append(writer)
                 self._sources.append(Source(self._agent, reader, self.outputs[name], fifo=False))
             self._process = start(message["argv"], working_directory, environment, writers)
+            self._agent.guard.watch(self._process.pid)
         finally:
             for writer in writers:
                 os.close(writer)
@@ -694,7 +758,8 @@ class Agent:
         self._channel = Channel(self)
         self._session = random_name() + random_name()
         self._tasks: "Dict[str, Task]" = {}
-        self._forgotten: "set[str]" = set()
+        self._forgotten: "Set[str]" = set()
+        self.guard = Guard()
         self._directory: "Optional[str]" = None
         self._directories = 0
         self._lease = settings.lease
@@ -735,8 +800,10 @@ class Agent:
         """Return a new private directory for a task."""
         if self._directory is None:
             place = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a new directory with a random name and mode 0700
-            self._directory = os.path.join(place, "koala-" + random_name())
-            os.mkdir(self._directory, 0o700)
+            directory = os.path.join(place, "koala-" + random_name())
+            os.mkdir(directory, 0o700)
+            self._directory = directory
+            self.guard.start(directory)
         self._directories += 1
         path = os.path.join(self._directory, str(self._directories))
         os.mkdir(path, 0o700)

@@ -374,20 +374,6 @@ async def test_a_signal_from_the_batch_system(
         assert not processes_with("sleep\x0061237")
 
 
-async def test_the_batch_system_signals_everybody_at_once(site: Site) -> None:
-    """A SIGTERM that hits the task before the agent is still told as what it is: the end of the placeholder."""
-    async with site.serving():
-        process = site.start_agent()
-        await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), Launch(task="t", argv=("sleep", "61238")))
-        pid = (await site.wait_for(AgentTaskStarted)).pid
-        os.kill(pid, signal.SIGTERM)
-        await anyio.sleep(0.1)
-        process.terminate()
-        end = (await site.wait_for(AgentTaskEnded)).end
-        assert (end.reason, end.signal) == (EndReason.CANCELLED, signal.SIGTERM)
-
-
 async def test_walltime_ends_by_the_agents_own_clock(site: Site) -> None:
     """Before an LRM that kills without a warning comes, the agent ends its task and says why."""
     async with site.serving():
@@ -397,6 +383,40 @@ async def test_walltime_ends_by_the_agents_own_clock(site: Site) -> None:
         assert (await site.wait_for(AgentEnding)).reason is EndReason.WALLTIME
         assert (await site.wait_for(AgentTaskEnded)).end.reason is EndReason.WALLTIME
         assert (await site.ended(process))[0] == 5
+
+
+async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
+    """Grid Engine kills only the process group of a job: tasks, their ranks and the files go nevertheless."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        text = "setsid sleep 61241 >/dev/null 2>&1 & env -i sleep 61241 & echo started; wait"
+        site.center.launch(placeholder(), shell("t", text))
+        await site.wait_for_output("t", b"started\n")
+        assert len(processes_with("sleep\x0061241")) == 2
+        os.killpg(process.pid, signal.SIGKILL)
+        await site.wait_for(AgentDisconnected)
+        with anyio.fail_after(10):
+            while processes_with("sleep\x0061241") or any(site.directory.glob("koala-*")):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize("which", ["task", "last command of the task"])
+async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> None:
+    """A SIGTERM that hits the task, or only what a shell runs, before the agent: the placeholder was cancelled."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), shell("t", "sleep 61238" if which == "task" else "sleep 61238; exit $?"))
+        pid = (await site.wait_for(AgentTaskStarted)).pid
+        with anyio.fail_after(10):
+            while not (found := processes_with("sleep\x0061238")):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        os.kill(pid if which == "task" else found[0], signal.SIGTERM)
+        await anyio.sleep(0.1)
+        process.terminate()
+        end = (await site.wait_for(AgentTaskEnded)).end
+        assert (end.reason, end.status) == (EndReason.CANCELLED, 143)
 
 
 async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
