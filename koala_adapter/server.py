@@ -143,7 +143,8 @@ class Server:
     def _reports(self, limit: int) -> list[JobReport]:
         live = [self._report_of(job_id) for job_id in list(self._service.state.jobs)[-limit:]]
         known = {report.id for report in live}
-        archived = [of_the_past(JOB_REPORT.validate_json(text)) for text in self._service.journal.latest_archived(limit)]
+        texts = self._service.journal.latest_archived(limit)
+        archived = [of_the_past(JOB_REPORT.validate_json(text)) for text in texts]
         reports = [report for report in archived if report.id not in known] + live
         return sorted(reports, key=lambda report: report.submitted_at)[-limit:]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ import structlog
 
 from koala_adapter.applications import Applications
 from koala_adapter.clusters import ClusterDriver, Surroundings, make_lrm
-from koala_adapter.errors import JobRefusedError, KoalaError, ServiceUnavailableError
+from koala_adapter.errors import ConfigurationError, JobRefusedError, KoalaError, ServiceUnavailableError
 from koala_adapter.journal import Journal
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.plugin import placeholder_output_path
@@ -26,7 +27,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.siteparameters import configuration
 from koala_adapter.submissions import ScriptMaker, last_words, leave_token, remove_token, token_path
 from koala_adapter.vjm import certificate, credentials
 from koala_adapter.vjm import events as agents
@@ -345,6 +346,16 @@ class Service:
         self.applications.center = self._center
         self._scripts = ScriptMaker(site=self.site, port=port, fingerprint=own.fingerprint)
 
+    async def _bind(self, tasks: anyio.abc.TaskGroup, center: ControlCenter) -> int:
+        """Listen where agents that are already out expect it; with none out, on another port if that one is taken."""
+        settings = self.site.control_center
+        kept = int(self.journal.value("port") or "0")
+        if settings.port == 0 and kept and not self.state.placeholders:
+            with suppress(ConfigurationError):
+                return int(await tasks.start(center.serve, settings.listen, kept))
+            kept = 0
+        return int(await tasks.start(center.serve, settings.listen, settings.port or kept))
+
     def _after_restart(self) -> None:
         """Doubt what only the former process knew: submissions under way, and agents that have yet to come back."""
         now = self.now()
@@ -388,32 +399,3 @@ class Service:
                     path = token_path(driver.config, batch)
                     if path is not None:
                         remove_token(path)
-
-
-def configuration(site: SiteConfig, instance: str, now: float) -> ev.Configured:
-    """Return the event that tells the scheduler of a site."""
-    scheduler, center = site.scheduler, site.control_center
-    parameters = Parameters(
-        instance=instance,
-        scan_interval=scheduler.scan_interval,
-        placeholder_life=scheduler.placeholder_life,
-        backoff=scheduler.backoff,
-        longest_backoff=scheduler.longest_backoff,
-        maximum_tries=scheduler.maximum_tries,
-        registration_timeout=center.registration_timeout,
-        missing_limit=scheduler.missing_limit,
-        pause=scheduler.pause,
-        lease=center.lease,
-        launch_margin=scheduler.launch_margin,
-        reuse=scheduler.reuse,
-    )
-    clusters = tuple(
-        ClusterParameters(
-            name=config.cluster_name,
-            threshold=config.threshold,
-            walltime_limit=config.walltime_limit,
-            placeholders_in_flight=config.placeholders_in_flight,
-        )
-        for config in site.enabled_clusters
-    )
-    return ev.Configured(time=now, parameters=parameters, clusters=clusters)
