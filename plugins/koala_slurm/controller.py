@@ -29,6 +29,13 @@ class ControllerConfig:
     """A storage for accounting is configured; that it answers is another matter."""
     slurm_user: str
 
+    def may_suspend(self, *, user: str, uid: int) -> bool:
+        """Tell whether a user may suspend jobs: operators only, be the jobs their own (scontrol(1)).
+
+        root and SlurmUser are operators. Of those named in slurmdbd we learn nothing.
+        """
+        return uid == 0 or user == self.slurm_user
+
 
 def parse_config(output: str) -> ControllerConfig:
     """Return the settings; what is missing has Slurm's default."""

@@ -91,9 +91,7 @@ class SlurmLrm(Lrm):
         config = parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
         self.capabilities = replace(
             CAPABILITIES,
-            # scontrol(1): only operators may suspend jobs, be they their own. Of operators named in slurmdbd we learn
-            # nothing.
-            suspend=os.geteuid() == 0 or self._user == config.slurm_user,
+            suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
             accounting=config.accounting and await self._accounting_works(),
         )
         if self._settings.use_pyslurm == "auto":

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin ``slurm`` as a whole, on the fake: limits, what it may claim, which commands it sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.errors import (
+    ConfigurationError,
+    LrmNotFoundError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnsupportedError,
+)
+from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobId, LrmJobState
+from koala_adapter.plugin import Submission
+from koala_adapter.testing import RecordingRunner, eventually, new_context
+from koala_slurm import PLUGIN, SlurmSettings
+from koala_slurm.controller import parse_config
+from koala_slurm.lrm import SlurmLrm
+from tests.fakes.slurm import FakeSlurm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from koala_adapter.plugin import ClusterContext
+
+pytestmark = pytest.mark.anyio
+
+HELD = Submission(key=BatchKey("koala-unit"), count=3, script="#!/bin/sh\nexit 0\n", walltime=60, held=True)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeSlurm]:
+    """Return a fake cluster."""
+    cluster = FakeSlurm(tmp_path / "fake", max_array_size=101)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> ClusterContext:
+    """Return a context that records commands."""
+    return new_context(tmp_path)
+
+
+def settings_of(fake: FakeSlurm, **changes: object) -> SlurmSettings:
+    """Return settings that choose the fake."""
+    return SlurmSettings.model_validate(
+        {"conf": fake.conf, "bin_directory": fake.bin_directory, "use_pyslurm": "never", **changes}
+    )
+
+
+async def started(fake: FakeSlurm, context: ClusterContext, **changes: object) -> SlurmLrm:
+    """Return a started plugin on the fake."""
+    lrm = SlurmLrm(context, settings_of(fake, **changes))
+    await lrm.start()
+    return lrm
+
+
+def sent(context: ClusterContext, program: str) -> list[Sequence[str]]:
+    """Return the arguments of the commands of a program that were run."""
+    assert isinstance(context.commands, RecordingRunner)
+    return [command.argv[1:] for command in context.commands.commands if command.argv[0].endswith(f"/{program}")]
+
+
+async def test_too_large_a_submission_is_refused_unsent(fake: FakeSlurm, context: ClusterContext) -> None:
+    """More placeholders than MaxArraySize allows are refused without asking Slurm; exactly as many go in."""
+    lrm = await started(fake, context)
+    with pytest.raises(LrmRejectedError, match="100") as caught:
+        await lrm.submit(replace(HELD, count=101))
+    assert "MaxArraySize" in caught.value.hint
+    assert sent(context, "sbatch") == []
+    assert len(await lrm.submit(replace(HELD, count=100))) == 100
+
+
+async def test_slurm_refuses_what_is_not_known_to_be_too_large(fake: FakeSlurm, context: ClusterContext) -> None:
+    """Before the limit is known, Slurm's own refusal of a too large array is one for good."""
+    lrm = SlurmLrm(context, settings_of(fake))
+    with pytest.raises(LrmRejectedError, match="Invalid job array specification"):
+        await lrm.submit(replace(HELD, count=101))
+
+
+async def test_whole_array_is_cancelled_by_its_bare_id(fake: FakeSlurm, context: ClusterContext) -> None:
+    """All elements of an array of ours go with one short argument; some of them are named."""
+    lrm = await started(fake, context)
+    whole, part = await lrm.submit(HELD), await lrm.submit(HELD)
+    await lrm.cancel([*whole, *part[:2]])
+    array, other = whole[0].partition("_")[0], part[0].partition("_")[0]
+    assert sent(context, "scancel") == [(array, f"{other}_[1-2]")]
+    left = [job.id for job in await lrm.jobs(name_prefix="koala") if job.state is not LrmJobState.ENDED]
+    assert left == [part[2]]
+
+
+async def test_many_ids_are_spread_over_commands(fake: FakeSlurm, context: ClusterContext) -> None:
+    """Command lines stay short however many jobs are cancelled."""
+    lrm = await started(fake, context)
+    await lrm.cancel([LrmJobId(str(number)) for number in range(1000, 1450)])
+    assert [len(arguments) for arguments in sent(context, "scancel")] == [200, 200, 50]
+
+
+async def test_nothing_to_do_costs_nothing(fake: FakeSlurm, context: ClusterContext) -> None:
+    """An empty list of jobs sends no command."""
+    lrm = await started(fake, context)
+    before = context.commands.window.total
+    for operation in (lrm.cancel, lrm.hold, lrm.release, lrm.requeue):
+        await operation([])
+    await lrm.signal([], 10)
+    assert context.commands.window.total == before
+
+
+@pytest.mark.parametrize(("user", "uid", "may"), [("root", 0, True), ("slurm", 64, True), ("somebody", 1000, False)])
+def test_who_may_suspend(user: str, uid: int, *, may: bool) -> None:
+    """Suspending needs operator rights, which root and SlurmUser have."""
+    assert parse_config("SlurmUser = slurm(64)\n").may_suspend(user=user, uid=uid) is may
+
+
+async def test_suspending_is_refused_at_once_without_rights(fake: FakeSlurm, context: ClusterContext) -> None:
+    """Where the plugin does not claim it, suspending is not tried."""
+    lrm = await started(fake, context)
+    lrm.capabilities = replace(lrm.capabilities, suspend=False)
+    before = context.commands.window.total
+    for operation in (lrm.suspend, lrm.resume):
+        with pytest.raises(LrmUnsupportedError):
+            await operation([LrmJobId("1_1")])
+    assert context.commands.window.total == before
+
+
+async def test_no_accounting_no_history(fake: FakeSlurm, context: ClusterContext) -> None:
+    """Without an accounting storage the plugin claims none and does not run sacct."""
+    lrm = await started(fake, context)
+    assert not lrm.capabilities.accounting
+    with pytest.raises(LrmUnsupportedError):
+        await lrm.history([LrmJobId("1_1")])
+    assert sent(context, "sacct") == []
+
+
+async def test_history_of_a_newer_release(tmp_path: Path, context: ClusterContext) -> None:
+    """With accounting, ends are told by it, in the same words as by the listing of any release."""
+    fake = FakeSlurm(tmp_path / "newer", release="24.11.5", accounting=True)
+    lrm = await started(fake, context)
+    ids = await lrm.submit(replace(HELD, held=False, count=2, script="#!/bin/sh\nexit $SLURM_ARRAY_TASK_ID\n"))
+
+    async def ended() -> list[int | None]:
+        jobs = await lrm.jobs(name_prefix="koala")
+        return [job.exit_code for job in jobs if job.state is LrmJobState.ENDED]
+
+    assert await eventually(ended, lambda codes: len(codes) == 2, what="both ended", seconds=20) == [1, 2]
+    kept = await lrm.history([*ids, LrmJobId("999_1")])
+    assert [(job.id, job.end, job.exit_code) for job in kept] == [
+        (ids[0], EndReason.EXITED, 1),
+        (ids[1], EndReason.EXITED, 2),
+    ]
+    fake.close()
+
+
+async def test_start_on_busy_node_holds_again(fake: FakeSlurm, context: ClusterContext) -> None:
+    """A pinned job that cannot start in time is held again, and the caller is told to try later."""
+    lrm = await started(fake, context, start_timeout=1.5)
+    script = "#!/bin/sh\nexec sleep 60\n"
+    await lrm.submit(Submission(key=BatchKey("full"), count=fake.processors, script=script, walltime=60))
+    (job,) = await lrm.submit(replace(HELD, count=1))
+    with pytest.raises(LrmUnavailableError, match="did not start"):
+        await lrm.start_on(job, ["n1"])
+    states = {seen.id: seen.state for seen in await lrm.jobs(name_prefix="koala")}
+    assert states[job] is LrmJobState.HELD
+
+
+@pytest.mark.parametrize("nodes", [[], ["no such"], ["n1;reboot"], ["-n1"]])
+async def test_start_on_nonsense(fake: FakeSlurm, context: ClusterContext, nodes: list[str]) -> None:
+    """What is no node name does not reach a command line."""
+    lrm = await started(fake, context)
+    with pytest.raises(LrmRejectedError):
+        await lrm.start_on(LrmJobId("1_1"), nodes)
+    assert sent(context, "scontrol") == [("show", "config")]
+
+
+async def test_wrong_id_does_not_reach_a_command(fake: FakeSlurm, context: ClusterContext) -> None:
+    """An id that Slurm cannot have given names no job."""
+    lrm = await started(fake, context)
+    with pytest.raises(LrmNotFoundError):
+        await lrm.modify(LrmJobId("1 Priority=0"), walltime=60)
+
+
+async def test_unanswered_start_can_be_repeated(fake: FakeSlurm, context: ClusterContext) -> None:
+    """Starting without a controller fails as "later", and works when it is back."""
+    fake.stop_controller()
+    lrm = SlurmLrm(context, settings_of(fake))
+    with pytest.raises(LrmUnavailableError):
+        await lrm.start()
+    fake.start_controller()
+    await lrm.start()
+    assert await lrm.version() == "slurm 22.05.8"
+
+
+async def test_missing_commands_are_unavailable_and_named(context: ClusterContext, tmp_path: Path) -> None:
+    """Without Slurm's commands every request says which is missing, and ``check`` says what to do."""
+    lrm = SlurmLrm(context, SlurmSettings(bin_directory=tmp_path))
+    with pytest.raises(LrmUnavailableError, match="sinfo"):
+        await lrm.nodes()
+    results = {result.subject: result for result in await lrm.check()}
+    assert not results["commands"].ok
+    assert "bin_directory" in results["commands"].remedy
+    assert "submission" not in results
+
+
+async def test_check_tells_limits(fake: FakeSlurm, context: ClusterContext) -> None:
+    """``check`` names commands, version, limits and partitions, and tries a submission without sending one."""
+    lrm = await started(fake, context)
+    results = {result.subject: result for result in await lrm.check()}
+    assert [result for result in results.values() if not result.ok] == []
+    assert results["version"].found == "22.05.8"
+    assert "at most 100 placeholders" in results["controller"].found
+    assert "main up (4 processors, no walltime limit, default)" in results["partitions"].found
+    assert "to start at" in results["submission"].found
+    assert "none configured" in results["accounting"].found
+    assert await lrm.jobs() == ()
+
+
+async def test_check_finds_refused_settings(fake: FakeSlurm, context: ClusterContext) -> None:
+    """A submission that Slurm would refuse is found before the first job."""
+    refused = replace(context, directives=Directives(add=("--nosuch=1",)))
+    lrm = SlurmLrm(refused, settings_of(fake))
+    results = {result.subject: result for result in await lrm.check()}
+    assert not results["submission"].ok
+    assert "--nosuch" in results["submission"].found
+    assert "directives" in results["submission"].remedy
+
+
+async def test_old_release_is_refused(tmp_path: Path, context: ClusterContext) -> None:
+    """A release whose listings were never seen is no good."""
+    lrm = SlurmLrm(context, settings_of(FakeSlurm(tmp_path / "old", release="19.05.5")))
+    results = {result.subject: result for result in await lrm.check()}
+    assert not results["version"].ok
+    assert "20.11" in results["version"].remedy
+
+
+def test_unusable_directives_are_found_when_the_site_is_read(context: ClusterContext) -> None:
+    """A wrong directive is a wrong site file, not a refused job."""
+    wrong = replace(context, directives=Directives(drop=("--job-name",)))
+    with pytest.raises(ConfigurationError, match="--job-name"):
+        PLUGIN.factory(wrong, SlurmSettings())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("conf", "slurm.conf"),
+        ("bin_directory", "bin"),
+        ("account", ""),
+        ("qos", "two words"),
+        ("reservation", "line\nbreak"),
+        ("command_timeout", 0),
+        ("command_timeout", 3600),
+        ("use_pyslurm", "always"),
+        ("environment", "mine"),
+        ("partition", "main"),
+    ],
+)
+def test_settings_are_checked(key: str, value: object) -> None:
+    """Relative paths, empty or broken words, impossible numbers and unknown keys are refused."""
+    with pytest.raises(ValueError, match=key):
+        SlurmSettings.model_validate({key: value})
