@@ -1022,6 +1022,16 @@ class Agent:
             task.look()
 
 
+def remove_empty_output() -> None:
+    """Remove the file that the LRM made for our own words, when there were none to say."""
+    with contextlib.suppress(OSError):
+        path = os.readlink("/proc/self/fd/2")
+        kept, named = os.fstat(2), os.lstat(path)
+        ours = (kept.st_dev, kept.st_ino) == (named.st_dev, named.st_ino) and kept.st_uid == os.geteuid()
+        if ours and stat.S_ISREG(kept.st_mode) and not kept.st_size:
+            os.unlink(path)
+
+
 def main(configuration: str) -> int:
     """Run with the configuration of the job script; return the exit status."""
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -1030,7 +1040,10 @@ def main(configuration: str) -> int:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)  # a shell such as dash leaves the process that wrote the script to our stdin
     try:
-        return Agent(Settings(json.loads(configuration), dict(os.environ))).run()
+        status = Agent(Settings(json.loads(configuration), dict(os.environ))).run()
+        if status == EXIT_RELEASED:
+            remove_empty_output()
+        return status
     except FatalError as error:
         say(str(error))
         return EXIT_UNUSABLE
