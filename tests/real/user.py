@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One user of koala, for the scenarios: a site file, a state directory, and the commands that a person would type.
+
+The service is a process of its own, started, killed with SIGKILL and started again as the scenario wants; everything
+is asked through the command line or the service's socket, never by looking into the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from koala_adapter.client import Client
+from koala_adapter.errors import KoalaError
+from koala_adapter.reports import JOB_REPORT
+from tests.real.systems import GridEngineCell, SlurmCluster, SystemFailedError
+from tests.real.systems.processes import SYSTEM_PATH, tail, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from koala_adapter.reports import JobReport
+
+System: TypeAlias = SlurmCluster | GridEngineCell
+Values: TypeAlias = "Mapping[str, int | float | str | bool]"
+
+PATIENCE = 90.0
+"""Seconds for whatever needs a few: a liveness bound, generous because other tests may run on the same two cores."""
+
+CENTER: Values = {"listen": "127.0.0.1", "lease": 60, "heartbeat": 2, "registration_timeout": 60}
+SCHEDULER: Values = {"scan_interval": 1, "placeholder_life": 120, "backoff": 1, "longest_backoff": 2, "reuse": False}
+CLUSTER: Values = {"requests_per_minute": 600, "poll_interval": 1}
+"""Settings that make the scenarios short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    stdout: bytes
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """Standard output as text."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401 - JSON of many shapes
+        """Standard output as the JSON document it must be."""
+        return json.loads(self.stdout)
+
+
+def toml(values: Mapping[str, object]) -> str:
+    """Return a table's lines."""
+    return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items())
+
+
+def _toml_value(value: object) -> str:
+    """Return a value as TOML: texts, numbers and truth values are written as in JSON."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)} = {_toml_value(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return json.dumps(value)
+
+
+def cluster_table(system: System, values: Values) -> str:
+    """Return the [[clusters]] table of a test system."""
+    settings: dict[str, str | int]
+    if isinstance(system, SlurmCluster):
+        plugin, settings = "slurm", {"conf": str(system.conf)}
+    else:
+        plugin = "sge"
+        settings = {
+            "root": str(system.root),
+            "cell": system.cell,
+            "qmaster_port": system.qmaster_port,
+            "execd_port": system.execd_port,
+        }
+    head = toml({"name": system.name, "plugin": plugin, **CLUSTER, **values})
+    return f"\n[[clusters]]\n{head}[clusters.settings]\n{toml(settings)}"
+
+
+def part(cluster: str | None, processors: int, *command: str, **more: Any) -> str:  # noqa: ANN401 - JSON
+    """Return the [[components]] table of a job file; ``more`` are further keys."""
+    pinned = {} if cluster is None else {"cluster": cluster}
+    values = {"command": list(command), "processors": processors, **pinned, **more}
+    return f"\n[[components]]\n{toml(values)}"
+
+
+class KoalaUser:
+    """A user with a site of some test systems; ``close`` leaves nothing behind."""
+
+    def __init__(
+        self,
+        directory: Path,
+        systems: Sequence[System],
+        *,
+        account: str | None = None,
+        center: Values | None = None,
+        scheduler: Values | None = None,
+        clusters: Mapping[str, Values] | None = None,
+    ) -> None:
+        """Write the site file; nothing is started.
+
+        ``account``: login name under which all runs, the one of the tests by default. The other arguments are added to
+        the tables of the site file, ``clusters`` by name of the system.
+        """
+        self.directory = directory
+        self.state = directory / "state"
+        self.output = directory / "agents"
+        self.site = directory / "site.toml"
+        self.log = directory / "service.log"
+        self.account = None if account is None else pwd.getpwnam(account)
+        self.systems = {system.name: system for system in systems}
+        self.service: subprocess.Popen[bytes] | None = None
+        self.client = Client(self.state)
+        self.kills = 0
+        for path in (directory, self.output):
+            path.mkdir(exist_ok=True)
+            if self.account is not None:
+                os.chown(path, self.account.pw_uid, self.account.pw_gid)
+        own = clusters or {}
+        text = f"[control_center]\n{toml({**CENTER, **(center or {})})}"
+        text += f"[scheduler]\n{toml({**SCHEDULER, **(scheduler or {})})}"
+        common: Values = {"output_directory": str(self.output)}
+        self.site.write_text(text + "".join(cluster_table(s, {**common, **own.get(s.name, {})}) for s in systems))
+
+    # -- the service -------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Start the service and return when it answers."""
+        reader, writer = os.pipe()
+        with self.log.open("ab") as log:
+            self.service = self._popen("serve", "--ready-descriptor", str(writer), output=log.fileno(), keep=writer)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as ready:
+            if not ready.read():
+                raise SystemFailedError(f"the service did not come up\n{self.details()}")
+
+    def kill(self) -> None:
+        """Kill the service as a power cut would: no chance to say or write anything."""
+        if self.service is None:
+            raise SystemFailedError("the service is not running")
+        self.service.kill()
+        self.service.wait(PATIENCE)
+        self.service = None
+        self.kills += 1
+
+    def stop(self) -> None:
+        """End the service in good order."""
+        if self.service is not None:
+            self.service.send_signal(signal.SIGTERM)
+            code = self.service.wait(PATIENCE)
+            self.service = None
+            if code != 0:
+                raise SystemFailedError(f"the service ended with {code}\n{self.details()}")
+
+    def close(self) -> None:
+        """Cancel whatever is unfinished, stop the service, and insist that it never met anything unexpected."""
+        try:
+            if self.service is not None and self.service.poll() is None:
+                for id_ in [one["id"] for one in self.run("status", "--json").json if one["outcome"] is None]:
+                    self.run("cancel", "--no-wait", id_)
+                self.stop()
+        finally:
+            if self.service is not None:
+                self.service.kill()
+                self.service.wait(PATIENCE)
+        log = self.log.read_text(errors="replace") if self.log.exists() else ""
+        if "Traceback" in log or "failed on an event" in log:
+            raise SystemFailedError(f"the service met an error of its own\n{log}")
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a command: that of an ordinary login, and where the program under test is."""
+        account = self.account or pwd.getpwuid(os.getuid())
+        return {
+            "PATH": SYSTEM_PATH,
+            "LC_ALL": "C.UTF-8",
+            "HOME": str(self.directory),
+            "USER": account.pw_name,
+            "LOGNAME": account.pw_name,
+            "KOALA_SITE": str(self.site),
+            "KOALA_STATE": str(self.state),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+
+    def _popen(self, *arguments: str, output: int, keep: int | None = None) -> subprocess.Popen[bytes]:
+        python = sys.executable if self.account is None else "/usr/bin/python3"
+        return subprocess.Popen(
+            [python, "-m", "koala_adapter.cli", *arguments],
+            env=self.environment(),
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output if output != subprocess.PIPE else subprocess.PIPE,
+            pass_fds=() if keep is None else (keep,),
+            start_new_session=True,
+            user=None if self.account is None else self.account.pw_uid,
+            group=None if self.account is None else self.account.pw_gid,
+            extra_groups=None if self.account is None else [],
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start ``koala`` with arguments and return at once."""
+        return self._popen(*arguments, output=subprocess.PIPE)
+
+    def run(self, *arguments: str, timeout: float = PATIENCE) -> Result:
+        """Run ``koala`` with arguments to its end."""
+        with self.start(*arguments) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+        return Result(code=process.returncode, stdout=stdout, stderr=stderr.decode(errors="replace"))
+
+    def job_file(self, *parts: str, name: str = "job", walltime: int = 120, **header: Any) -> Path:  # noqa: ANN401
+        """Write a job file of components; ``header`` are further keys of the job."""
+        path = self.directory / f"{name}.toml"
+        path.write_text(toml({"name": name, "walltime": walltime, **header}) + "".join(parts))
+        return path
+
+    def submit(self, file: Path) -> str:
+        """Submit a job file and return the job's id."""
+        done = self.run("submit", "--json", str(file))
+        if done.code != 0:
+            raise SystemFailedError(f"koala submit: {done.code}\n{done.stderr}\n{self.details()}")
+        return str(done.json["id"])
+
+    # -- reports -----------------------------------------------------------------------------------------------------
+
+    def report(self, job_id: str) -> JobReport:
+        """Return a job as ``koala status`` shows it; tries again while the service is away."""
+        if self.account is not None:
+            return JOB_REPORT.validate_python(self.run("status", "--json", job_id).json)
+        return self.client.job(job_id)
+
+    def wait(
+        self, job_id: str, condition: Callable[[JobReport], bool], *, what: str, seconds: float = PATIENCE
+    ) -> JobReport:
+        """Return the report of a job as soon as it meets a condition."""
+        latest: list[JobReport] = []
+
+        def met() -> bool:
+            with contextlib.suppress(KoalaError):
+                latest[:] = [self.report(job_id)]
+            return bool(latest) and condition(latest[0])
+
+        def details() -> str:
+            return f"{latest[0] if latest else 'no report'}\n{self.details()}"
+
+        wait_until(met, seconds=seconds, what=f"job {job_id}: {what}", details=details)
+        return latest[0]
+
+    def wait_over(self, job_id: str, *, seconds: float = PATIENCE) -> JobReport:
+        """Return the last report of a job: it has its outcome, and nothing of it is left in any batch system."""
+        return self.wait(job_id, lambda report: report.over, what="over", seconds=seconds)
+
+    def wait_held(self, job_id: str, held: int, *, seconds: float = PATIENCE) -> JobReport:
+        """Return a report of a job that holds so many processors."""
+        return self.wait(
+            job_id,
+            lambda report: sum(component.held for component in report.components) == held,
+            what=f"holds {held}",
+            seconds=seconds,
+        )
+
+    def output_of(self, job_id: str, component: str, rank: int, stream: str = "out") -> bytes:
+        """Return what a rank wrote."""
+        path = self.state / "jobs" / job_id / component / f"{rank}.{stream}"
+        return path.read_bytes() if path.exists() else b""
+
+    def details(self) -> str:
+        """Return what helps to understand a failure."""
+        shown = [tail(self.log, 60)]
+        for system in self.systems.values():
+            with contextlib.suppress(Exception):
+                shown.append(f"--- {system.name}\n{listing(system)}")
+        return "\n".join(shown)
+
+
+def listing(system: System) -> str:
+    """Return what a batch system itself shows of all jobs, ended ones included as far as it does."""
+    if isinstance(system, SlurmCluster):
+        return "\n".join("|".join(row) for row in system.squeue("--states=all", form="%i|%j|%T|%r|%N"))
+    return system.qstat()
+
+
+def placeholders(system: System) -> list[str]:
+    """Return the names of our placeholders that a batch system has now, queued or running, one for each."""
+    if isinstance(system, SlurmCluster):
+        return [row[0] for row in system.squeue(form="%j") if row[0].startswith("koala-")]
+    return [name for name, state in sge_tasks(system) if name.startswith("koala-") and state]
+
+
+def sge_tasks(cell: GridEngineCell) -> list[tuple[str, str]]:
+    """Return name and state of each task in a Grid Engine cell (`qstat -g d`: one line for each task)."""
+    lines = cell.run("qstat", "-u", "*", "-g", "d", "-r").splitlines()
+    tasks: list[tuple[str, str]] = []
+    for line in lines:
+        words = line.split()
+        if line.startswith("       Full jobname:") and tasks:
+            tasks[-1] = (words[-1], tasks[-1][1])
+        elif words and words[0].isdecimal() and not line.startswith("       "):
+            tasks.append((words[2], words[4]))
+    return tasks
+
+
+def now() -> float:
+    """Return a time for measuring."""
+    return time.monotonic()
