@@ -13,7 +13,7 @@ import binascii
 from dataclasses import dataclass, field
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import EncodedBytes, EncoderProtocol, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import EncodedBytes, EncoderProtocol, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError, PydanticSerializationError
 
 from koala_adapter.errors import ProtocolError
@@ -57,10 +57,11 @@ class _StrictBase64(EncoderProtocol):
         return "base64"
 
 
-Name: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"\A[!-~]+\z")]
-Word: TypeAlias = Annotated[str, StringConstraints(max_length=255, pattern=r"\A[!-~]*\z")]
-Text: TypeAlias = Annotated[str, StringConstraints(max_length=2000)]
+Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\A[!-~]+\z")]
+Word: TypeAlias = Annotated[str, Field(max_length=255, pattern=r"\A[!-~]*\z")]
+Text: TypeAlias = Annotated[str, Field(max_length=2000)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Duration: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Offset: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
 Data: TypeAlias = Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
 StreamName: TypeAlias = Literal["out", "err"]
@@ -147,9 +148,9 @@ class Ending:
 class Welcome:
     """The Hello was good."""
 
-    lease: Annotated[Seconds, Field(gt=0)]
+    lease: Duration
     """Seconds without contact after which the agent ends by itself."""
-    heartbeat: Annotated[Seconds, Field(gt=0)]
+    heartbeat: Duration
     """Seconds between two heartbeats."""
     kind: Literal["welcome"] = "welcome"
 
@@ -166,7 +167,7 @@ class Refused:
 class LaunchFile:
     """A file that must be there before the task starts."""
 
-    target: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    target: Annotated[str, Field(min_length=1, max_length=4096)]
     """Path below the working directory."""
     mode: Annotated[int, Field(ge=0, le=0o777)]
     content: Data = field(repr=False)
@@ -183,7 +184,7 @@ class Launch:
     working_directory: str | None = None
     """None: a private directory that is removed afterwards."""
     files: tuple[LaunchFile, ...] = ()
-    time_limit: Annotated[Seconds, Field(gt=0)] | None = None
+    time_limit: Duration | None = None
     """Seconds after which the agent itself ends the task."""
     kind: Literal["launch"] = "launch"
 
