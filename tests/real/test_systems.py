@@ -79,7 +79,7 @@ def test_slurm_job_runs(slurm_a: SlurmCluster, open_directory: Path) -> None:
     """A script handed to sbatch runs on a node of the cluster, and its output arrives."""
     output = open_directory / "out"
     slurm_a.submit("#!/bin/sh\necho on $SLURMD_NODENAME of $SLURM_CLUSTER_NAME\n", f"--output={output}")
-    wait_for_text(output, "of a")
+    wait_for_text(output, "of a\n")
     assert re.fullmatch(r"on n[12] of a\n", read(output))
 
 
@@ -153,7 +153,7 @@ def test_grid_engine_job_runs(sge_cell: GridEngineCell, open_directory: Path, us
     output = open_directory / "out"
     options = ("-wd", "/tmp", "-j", "y", "-o", str(output))
     sge_cell.submit("#!/bin/sh\necho $(id -un) in $QUEUE\n", *options, user=user)
-    wait_for_text(output, "in all.q")
+    wait_for_text(output, "in all.q\n")
     assert read(output) == f"{user or 'root'} in all.q\n"
 
 
