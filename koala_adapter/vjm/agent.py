@@ -779,8 +779,9 @@ class Agent:
         """Hold the processor until released; return the exit status."""
         self._receive_signals()
         self._watch_lease()
-        if self.settings.ends_at is not None:
-            self.timers.after(self.settings.ends_at - self.settings.end_margin - time.monotonic(), self._walltime_ends)
+        left = self._ends_in()
+        if left is not None:
+            self.timers.after(left - min(self.settings.end_margin, left / 2), self._walltime_ends)
         self._dial()
         try:
             while True:

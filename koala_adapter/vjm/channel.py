@@ -69,7 +69,10 @@ StreamName: TypeAlias = Literal["out", "err"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """What an agent says of one task in its Hello. ``end`` comes only after all output was acknowledged."""
+    """What an agent says of one task in its Hello.
+
+    Not running and no ``end``: it is over, but not all of its output is acknowledged; a TaskEnded will follow.
+    """
 
     task: Name
     running: bool

@@ -63,7 +63,8 @@ class AgentConfig:
     token_file: str | None = None
     """Path on the nodes of a file of mode 0600, owned by the user, that holds the token."""
     end_margin: float = 10.0
-    """Seconds before the end of the walltime at which an agent ends its tasks, so that their last words arrive."""
+    """Seconds before the end of the walltime at which an agent ends its tasks, so that their last words arrive; never
+    more than half of the time that it has."""
 
 
 def render_job_script(*, agent: AgentConfig, array_index_variable: str | None, job_id_variable: str | None) -> str:

@@ -374,10 +374,11 @@ async def test_a_signal_from_the_batch_system(
         assert not processes_with("sleep\x0061237")
 
 
-async def test_walltime_ends_by_the_agents_own_clock(site: Site) -> None:
+@pytest.mark.parametrize("end_margin", [2.0, 10.0])
+async def test_walltime_ends_by_the_agents_own_clock(site: Site, end_margin: float) -> None:
     """Before an LRM that kills without a warning comes, the agent ends its task and says why."""
     async with site.serving():
-        process = site.start_agent(script=site.script(walltime=3.0, end_margin=2.0))
+        process = site.start_agent(script=site.script(walltime=4.0, end_margin=end_margin))
         await site.wait_for(AgentRegistered)
         site.center.launch(placeholder(), Launch(task="t", argv=("sleep", "61239")))
         assert (await site.wait_for(AgentEnding)).reason is EndReason.WALLTIME
