@@ -11,6 +11,7 @@ from koala_adapter import requests
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.jobfile import job_to_dict
 from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT, PLAN_REPORT
+from koala_adapter.scheduler.context import NOT_SEEN
 from koala_adapter.server import socket_path
 from koala_adapter.submissions import SAMPLE
 
@@ -54,6 +55,12 @@ class Client:
                 return False
             time.sleep(LOOK_AGAIN)
         return True
+
+    def wait_until_seen(self, patience: float) -> None:
+        """Wait, ``patience`` seconds at most, until the service has seen every cluster, or knows why it cannot."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until and any(report.closed == NOT_SEEN for report in self.clusters()):
+            time.sleep(LOOK_AGAIN)
 
     def submit(self, job: Job) -> str:
         """Submit a job and return its id (the one in ``job`` is not used)."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from koala_adapter.clusters import ClusterDriver
     from koala_adapter.model import Job
     from koala_adapter.scheduler import Scheduler
-    from koala_adapter.scheduler.records import Claim, JobRecord, State
+    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,8 @@ class ClusterReport:
     """Why nothing is placed there at present; None: open."""
     processors: int | None
     idle: int | None
+    others: int | None
+    """Processors that nobody of ours occupies and that are not idle: jobs of others, and nodes that are down."""
     threshold: int
     placeholders: int
     """All of ours that have not ended."""
@@ -208,6 +210,10 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
     )
 
 
+def _others(record: ClusterRecord) -> int | None:
+    return None if record.processors is None else max(0, record.processors - record.idle - record.ours_polled)
+
+
 def cluster_report(state: State, driver: ClusterDriver, *, now: float) -> ClusterReport:
     """Return the report of a cluster of the service."""
     record = state.clusters.get(driver.name)
@@ -219,6 +225,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float) -> Cluste
         closed="not enabled in the site file" if record is None else closed_reason(record, now),
         processors=None if record is None else record.processors,
         idle=None if record is None or record.processors is None else record.idle,
+        others=None if record is None else _others(record),
         threshold=driver.config.threshold,
         placeholders=0 if record is None else record.managed,
         placeholders_queued=0 if record is None else record.queued,

@@ -1,6 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line ``koala``: one module per group of commands."""
 
-from koala_adapter.cli.main import main
+from __future__ import annotations
+
+import signal
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C ends it without a traceback from the first moment on, imports included."""
+    try:
+        from koala_adapter.cli.koala import koala  # noqa: PLC0415 - takes most of the time there is to interrupt
+
+        koala()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m koala_adapter.cli``: how a service in the background is started, whatever is on the PATH."""
 
-from koala_adapter.cli.main import main
+from koala_adapter.cli import main
 
 main()

@@ -1,48 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that ask or tell the service something about jobs: status, cancel, explain, logs, clusters."""
+"""Commands that ask or tell the service something about jobs: status, cancel, explain, logs, clusters.
+
+Without a service, those that only ask read the journal and say so.
+"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import anyio
 import click
 
 from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.offline import answer_report, ask_clusters, read_record, recorded
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.tables import clusters_table, job_lines, jobs_table
-from koala_adapter.errors import JobNotFoundError
+from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
+from koala_adapter.hosting import prepare_directory
 from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from koala_adapter.cli.context import Session
+    from koala_adapter.reports import ClusterReport, JobReport
+
+ASKING = 60.0
+"""Seconds that a cluster may take to answer when no service knows it already."""
+PATIENCE = 30.0
+"""Seconds to wait for a service that went away to come back."""
+MANY = 1000
+"""Finished jobs that are looked through when no service runs."""
+QUEUE_LIMIT = 50
+
+
+class Knowing(Protocol):
+    """Who can tell of jobs: the service, or the journal."""
+
+    def job(self, job_id: str) -> JobReport:
+        """Return the report of a job. Raises JobNotFoundError."""
+
+    def jobs(self, limit: int) -> list[JobReport]:
+        """Return the latest jobs in order of submission."""
+
+
+def knowing(session: Session) -> Knowing:
+    """Return the service, or what its journal says when none runs; that is remarked."""
+    if session.client.running():
+        return session.client
+    record = recorded(session.directory, archived=MANY)
+    left = ", ".join(record.unfinished)
+    session.remark("no service runs; this is what its journal says")
+    if left:
+        session.remark(
+            f"unfinished: {left}; `koala serve`, or the next `koala run` or `koala submit`, goes on with them"
+        )
+    return record
 
 
 @click.command()
 @click.argument("job_id", metavar="[ID]", required=False)
+@click.option("--limit", "-n", default=QUEUE_LIMIT, show_default=True, help="Most jobs shown, the latest ones.")
 @json_option
 @pass_session
 @command_body
-def status(session: Session, job_id: str | None, as_json: bool) -> None:
+def status(session: Session, job_id: str | None, limit: int, as_json: bool) -> None:
     r"""Show the jobs, or one job in detail.
+
+    Without a service it shows what the journal says, and says so.
 
     \b
     Example:
       koala status 12
     """
+    source = knowing(session)
     if job_id is None:
-        reports = session.client.jobs()
+        reports = source.jobs(limit)
         if as_json:
             session.print_json([JOB_REPORT.dump_python(report, mode="json") for report in reports])
         else:
             session.console.print(jobs_table(reports) if reports else "no jobs")
         return
-    report = session.client.job(job_id)
+    report = source.job(job_id)
     if as_json:
         session.print_json(JOB_REPORT.dump_python(report, mode="json"))
     else:
-        session.console.print(*job_lines(report), sep="\n")
+        session.console.print(*job_lines(report), sep="\n", soft_wrap=True)
 
 
 @click.command()
@@ -54,19 +99,28 @@ def status(session: Session, job_id: str | None, as_json: bool) -> None:
 def cancel(session: Session, job_id: str, no_wait: bool, as_json: bool) -> None:
     r"""End a job and everything of it in all batch systems.
 
+    Returns when nothing of it is left there. A job that has ended already is left as it is.
+
     \b
     Example:
       koala cancel 12
     """
     report = session.client.cancel(job_id)
-    if not no_wait:
-        for report in session.client.watch(job_id):  # noqa: B007 - the last one is wanted
-            pass
+    if not no_wait and not report.over:
+        with session.progress.status("cancelling") as display:
+            for report in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
+                display.update(f"cancelling: {report.placeholders_left} placeholders left")
     if as_json:
         session.print_json(JOB_REPORT.dump_python(report, mode="json"))
     else:
         left = f", {report.placeholders_left} placeholders still ending" if report.placeholders_left else ""
         session.console.print(f"job {report.id}: {report.state.value}{left}")
+
+
+def lost(session: Session) -> Callable[[], None]:
+    """Return what says that the service went away."""
+    text = f"the service went away; waiting up to {PATIENCE:.0f} s for it to come back (`koala serve` starts it)"
+    return lambda: session.remark(text)
 
 
 @click.command()
@@ -81,11 +135,11 @@ def explain(session: Session, job_id: str, as_json: bool) -> None:
     Example:
       koala explain 12
     """
-    report = session.client.job(job_id)
+    report = knowing(session).job(job_id)
     if as_json:
         session.print_json({"id": report.id, "state": report.state.value, "explanation": report.explanation})
     else:
-        session.console.print(report.explanation)
+        session.console.print(report.explanation, markup=False)
 
 
 @click.command()
@@ -95,15 +149,32 @@ def explain(session: Session, job_id: str, as_json: bool) -> None:
 def clusters(session: Session, as_json: bool) -> None:
     r"""Show the clusters: what is idle, what we hold, how often we ask.
 
+    Asks the clusters themselves when no service runs.
+
     \b
     Example:
       koala clusters --json
     """
-    reports = session.client.clusters()
+    reports = cluster_reports(session)
     if as_json:
         session.print_json([CLUSTER_REPORT.dump_python(report, mode="json") for report in reports])
     else:
         session.console.print(clusters_table(reports, time.time()))
+
+
+def cluster_reports(session: Session) -> list[ClusterReport]:
+    """Return the clusters as the service sees them, or as they answer now."""
+    if session.client.running():
+        return session.client.clusters()
+    prepare_directory(session.directory)
+    record = read_record(session.directory)
+    with session.progress.status("asking the clusters") as display:
+
+        def tell(names: str) -> None:
+            display.update(f"asking {names}")
+
+        answers = anyio.run(lambda: ask_clusters(session.site, session.plugins, record, timeout=ASKING, tell=tell))
+    return [answer_report(record, answer) for answer in answers]
 
 
 @click.command()
@@ -123,11 +194,18 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     Example:
       koala logs 12 -f
     """
-    report = session.client.job(job_id)
+    source = knowing(session)
+    report = source.job(job_id)
+    if component is not None and component not in {one.name for one in report.components}:
+        names = ", ".join(one.name for one in report.components)
+        raise JobNotFoundError(f"job {job_id} has no component {component!r}; it has: {names}")
     suffix = ".err" if errors else ".out"
     printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix)
     if follow and not report.over:
-        for _ in session.client.watch(job_id):
+        if source is not session.client:
+            printer.print_new(rest=True)
+            raise ServiceUnavailableError(f"nobody follows job {job_id} now", hint="start the service: `koala serve`")
+        for _ in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
             printer.print_new()
     printer.print_new(rest=True)
     if not printer.files and not follow and not report.over:

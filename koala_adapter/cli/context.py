@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+import traceback
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
@@ -17,6 +20,7 @@ from koala_adapter.client import Client
 from koala_adapter.commands import login_name
 from koala_adapter.config import find_site_file, load_site, state_directory
 from koala_adapter.errors import KoalaError
+from koala_adapter.hosting import check_directory
 from koala_adapter.jobfile import load_job
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
@@ -31,6 +35,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
+"""Ended by Ctrl-C, as shells say it: 128 + SIGINT."""
+EXIT_BROKEN_PIPE = 141
+"""Nobody reads our output any more: 128 + SIGPIPE."""
+WIDE = 500
+"""Columns where there is no terminal: a program that reads our tables wants no line broken."""
+
 
 @dataclass
 class Session:
@@ -38,16 +50,17 @@ class Session:
 
     site_option: Path | None
     state_option: Path | None
+    verbose: bool = False
 
     @cached_property
     def console(self) -> Console:
         """Where results go."""
-        return Console(highlight=False)
+        return make_console(sys.stdout)
 
     @cached_property
     def progress(self) -> Console:
         """Where progress and remarks go, so that results can be piped."""
-        return Console(stderr=True, highlight=False)
+        return make_console(sys.stderr)
 
     @cached_property
     def plugins(self) -> Mapping[str, PluginDefinition]:
@@ -66,8 +79,10 @@ class Session:
 
     @cached_property
     def directory(self) -> Path:
-        """The state directory."""
-        return state_directory(self.state_option)
+        """The state directory, there or not. Raises ConfigurationError when it is somebody else's."""
+        directory = state_directory(self.state_option)
+        check_directory(directory)
+        return directory
 
     @cached_property
     def client(self) -> Client:
@@ -78,43 +93,94 @@ class Session:
         """Read a job file against the site. The id is given by the service at submission."""
         return load_job(path, job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.site)
 
+    def remark(self, text: str) -> None:
+        """Tell a person, on standard error, something that is no result."""
+        self.progress.print(text, style="dim", markup=False)
+
     def print_json(self, value: Any) -> None:  # noqa: ANN401 - JSON
         """Print one JSON document on standard output."""
         click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def make_console(file: IO[str]) -> Console:
+    """Return a console on a standard stream, as wide as the terminal, or as wide as needed without one."""
+    width = None if file.isatty() or os.environ.get("COLUMNS") else WIDE
+    return Console(file=file, width=width, highlight=False)
+
+
 def show_error(error: KoalaError) -> None:
     """Print an error and the way out on standard error."""
-    console = Console(stderr=True, highlight=False)
+    console = make_console(sys.stderr)
     console.print("[bold red]koala:[/] ", end="")
-    console.print(error.message, markup=False)
+    console.print(error.message, markup=False, soft_wrap=True)
     if error.hint:
-        console.print(f"       {error.hint}", style="dim", markup=False)
+        console.print(f"       {error.hint}", style="dim", markup=False, soft_wrap=True)
 
 
 def command_body(function: Callable[P, R]) -> Callable[P, R]:
-    """Turn errors of ours into one clear message and their exit code; never a traceback."""
+    """Turn everything that may be raised into one clear message and its exit code; never a traceback."""
 
     def body(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(*args, **kwargs)
-        except KoalaError as error:
-            show_error(error)
-            sys.exit(error.exit_code)
-        except ExceptionGroup as group:
-            found, rest = group.split(KoalaError)
-            if found is None or rest is not None:
-                raise
-            show_error(first_error(found))
-            sys.exit(first_error(found).exit_code)
+            result = function(*args, **kwargs)
+            sys.stdout.flush()
+            return result
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
+        except Exception as error:  # noqa: BLE001 - the last resort before a person
+            fail(error)
 
     return update_wrapper(body, function)
 
 
-def first_error(group: BaseExceptionGroup[KoalaError]) -> KoalaError:
-    """Return the first error in a group of them."""
-    first = group.exceptions[0]
-    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
+def fail(error: Exception) -> NoReturn:
+    """Say what went wrong and end with the exit code that belongs to it."""
+    known = koala_error(error)
+    if known is not None:
+        show_error(known)
+        sys.exit(known.exit_code)
+    if isinstance(error, BrokenPipeError):
+        leave_broken_pipe()
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        hint = "free some space" if error.errno in {errno.ENOSPC, errno.EDQUOT} else ""
+        show_error(KoalaError(f"{where}{error.strerror or error}", hint=hint))
+        abandon_output()
+        sys.exit(EXIT_FAILURE)
+    root = click.get_current_context().find_object(Session)
+    if root is not None and root.verbose:
+        traceback.print_exception(error)
+    show_error(
+        KoalaError(
+            f"a defect of koala itself: {type(error).__name__}: {error}",
+            hint="please report it, with what `koala --verbose ...` says in the same situation",
+        )
+    )
+    sys.exit(EXIT_FAILURE)
+
+
+def koala_error(error: BaseException) -> KoalaError | None:
+    """Return the first error of ours in what was raised, however deep in groups; None when there is none."""
+    if isinstance(error, KoalaError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for one in error.exceptions if (found := koala_error(one)) is not None), None)
+    return None
+
+
+def leave_broken_pipe() -> NoReturn:
+    """End quietly because the reader of our output has gone."""
+    abandon_output()
+    sys.exit(EXIT_BROKEN_PIPE)
+
+
+def abandon_output() -> None:
+    """Send what is still buffered for standard output nowhere, or Python complains when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 pass_session = click.make_pass_decorator(Session)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from rich.text import Text
 
+from koala_adapter.cli.context import abandon_output
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.tables import components_table, run_time, seconds, styled, waiting_time
 
@@ -72,6 +73,13 @@ class Display:
             self._console.print(line, markup=False, soft_wrap=True)
 
     def _write(self, data: bytes) -> None:
+        try:
+            self._write_to_standard_output(data)
+        except BrokenPipeError:
+            # Whoever read the output has seen enough of it; the job is not theirs to end. It is all in the files.
+            abandon_output()
+
+    def _write_to_standard_output(self, data: bytes) -> None:
         if self._console.is_terminal and sys.stdout.isatty():
             self._live.console.print(Text(data.decode("utf-8", "replace").rstrip("\n")), soft_wrap=True)
         else:
@@ -99,18 +107,16 @@ def _progress(report: JobReport) -> RenderableType:
     return Group(*lines)
 
 
-def closing(report: JobReport, console: Console) -> None:
-    """Print how a job ended."""
+def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
+    """Print how a job ended, and ``where`` its output is."""
     outcome = report.outcome
     detail = f": {escape(outcome.detail)}" if outcome is not None and outcome.detail else ""
     console.print(f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}{detail}")
     console.print(components_table(report))
     code = "-" if outcome is None else outcome.exit_code
-    console.print(
-        f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, exit code {code}; "
-        f"output in {escape(report.output_directory)}",
-        soft_wrap=True,
-    )
+    output = f"; output in {escape(report.output_directory)}" if where else ""
+    times = f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}"
+    console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
     if report.placeholders_left:
         console.print(
             f"[yellow]{report.placeholders_left} placeholders are still ending;[/] "

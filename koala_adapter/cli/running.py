@@ -3,26 +3,40 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
+import structlog
 from anyio.from_thread import start_blocking_portal
 
+from koala_adapter.cli.asking import PATIENCE, lost
 from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
 from koala_adapter.cli.following import closing, follow
-from koala_adapter.hosting import host, ownership, start_in_background
+from koala_adapter.cli.offline import read_record
+from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
+from koala_adapter.hosting import LOG_NAME, host, ownership, start_in_background
 from koala_adapter.reports import JOB_REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from types import FrameType
+    from typing import Self
 
     from koala_adapter.cli.context import Session
     from koala_adapter.model import Job
     from koala_adapter.reports import JobReport
+
+CLOSING = 10.0
+"""Seconds that our own service may take to end once it has begun to."""
+COMING_UP = 120.0
+"""Seconds to wait for a service that somebody else is starting."""
 
 
 @click.command()
@@ -45,8 +59,7 @@ def run(session: Session, job_file: Path, as_json: bool, quiet: bool) -> None:
       koala run job.toml
     """
     job = session.job(job_file)
-    with service(session):
-        report = run_job(session, job, quiet=quiet or as_json)
+    report = run_job(session, job, quiet=quiet or as_json)
     if as_json:
         session.print_json(JOB_REPORT.dump_python(report, mode="json"))
     elif not quiet:
@@ -60,7 +73,7 @@ def run(session: Session, job_file: Path, as_json: bool, quiet: bool) -> None:
 @pass_session
 @command_body
 def submit(session: Session, job_file: Path, as_json: bool) -> None:
-    r"""Hand a job to the service and return; starts the service when none runs.
+    r"""Hand a job to the service and return; starts the service when none runs, and says so.
 
     \b
     Example:
@@ -68,8 +81,7 @@ def submit(session: Session, job_file: Path, as_json: bool) -> None:
     """
     job = session.job(job_file)
     if not session.client.running():
-        pid = start_in_background(session.site_file, session.directory)
-        session.progress.print(f"no service was running; started one in the background (pid {pid})")
+        go_on_in_background(session, "no service was running; started one in the background")
     job_id = session.client.submit(job)
     if as_json:
         session.print_json({"id": job_id})
@@ -77,46 +89,151 @@ def submit(session: Session, job_file: Path, as_json: bool) -> None:
         session.console.print(f"job {job_id} submitted; follow it with `koala logs {job_id} -f`")
 
 
+def go_on_in_background(session: Session, text: str) -> None:
+    """Start a service that outlives this command, and say so, unless somebody else has just started one."""
+    with session.progress.status("starting a service"):
+        try:
+            pid = start_in_background(session.site_file, session.directory)
+        except ServiceUnavailableError:
+            if not session.client.running():
+                raise
+            return
+    session.remark(f"{text} (pid {pid}, log in {session.directory / LOG_NAME})")
+
+
 @contextmanager
-def service(session: Session) -> Iterator[None]:
+def service(session: Session) -> Iterator[float]:
     """Make sure that a service answers during the block: the running one, or one inside this process.
 
-    When jobs of others are unfinished at the end of one inside this process, a service in the background takes over.
+    Yields for how many seconds its return is to be awaited when it goes away. When jobs are unfinished at the end of
+    one inside this process, a service in the background takes over.
     """
-    if session.client.running():
+    inner: InnerService | None = None
+    try:
+        with ExitStack() as stack:
+            if not session.client.running():
+                inner = _own(session, stack)
+            yield PATIENCE if inner is None else 0.0
+    finally:
+        # Only now, when nobody can submit any more, is it certain what is left.
+        if inner is not None and not inner.ended and (left := read_record(session.directory).unfinished):
+            text = f"not everything has ended yet (job {', '.join(left)}); a service in the background sees to it"
+            go_on_in_background(session, text)
+
+
+def _own(session: Session, stack: ExitStack) -> InnerService | None:
+    """Become the service inside this process; None when another one comes up at the same moment."""
+    try:
+        stack.enter_context(ownership(session.directory, "koala run"))
+    except ServiceRunningError:
+        with session.progress.status("another service is starting"):
+            if not session.client.wait_until_running(COMING_UP):
+                raise
+        return None
+    return stack.enter_context(inner_service(session))
+
+
+@dataclass(slots=True)
+class InnerService:
+    """A service inside this process."""
+
+    ended: bool = False
+    """It ended by itself: it was stopped, or it failed."""
+
+
+@contextmanager
+def inner_service(session: Session) -> Iterator[InnerService]:
+    """Run a service inside this process during the block."""
+    inner = InnerService()
+    with log_to_file(session), start_blocking_portal() as portal:
+        with session.progress.status(f"starting: asking {len(session.site.enabled_clusters)} clusters"):
+            future, _ = portal.start_task(host, session.site, session.plugins, session.directory)
+        try:
+            yield inner
+        except ServiceUnavailableError:
+            # It is our own that is gone, so we know why.
+            error = future.exception(timeout=CLOSING)
+            if error is not None:
+                raise error from None
+            raise
+        finally:
+            inner.ended = future.done()
+            future.cancel()
+
+
+@contextmanager
+def log_to_file(session: Session) -> Iterator[None]:
+    """Have a service inside this process log where one in the background does, not among what people read."""
+    if session.verbose:
         yield
         return
-    with ownership(session.directory), start_blocking_portal() as portal:
-        future, hosted = portal.start_task(host, session.site, session.plugins, session.directory)
+    former = structlog.get_config()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with os.fdopen(os.open(session.directory / LOG_NAME, flags, 0o600), "a", buffering=1) as file:
+        structlog.configure(
+            processors=[*former["processors"][:-1], structlog.dev.ConsoleRenderer(colors=False)],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+            logger_factory=structlog.PrintLoggerFactory(file),
+        )
         try:
             yield
         finally:
-            others = portal.call(lambda: list(hosted.unfinished))
-            future.cancel()
-    if others:
-        pid = start_in_background(session.site_file, session.directory)
-        session.progress.print(f"{len(others)} jobs are unfinished; a service in the background goes on (pid {pid})")
+            structlog.configure(**former)
 
 
 def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
-    """Submit a job and follow it to its end; an interrupt cancels it and follows on."""
-    with terminated_like_interrupt():
-        job_id = session.client.submit(job)
+    """Submit a job and follow it to its end; an interrupt cancels it and follows on, a second one only cancels."""
+    with Interrupts() as interrupts, service(session) as patience:
+        job_id = ""
         try:
-            return follow(session.client.watch(job_id), session.progress, quiet=quiet)
+            with interrupts.put_off():
+                job_id = session.client.submit(job)
+            watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
+            return follow(watched, session.progress, quiet=quiet)
         except KeyboardInterrupt:
-            session.progress.print(f"cancelling job {job_id} …")
-            session.client.cancel(job_id)
-            return follow(session.client.watch(job_id), session.progress, quiet=quiet)
+            session.remark(f"cancelling job {job_id} (again Ctrl-C: without waiting for its end) ...")
+            with interrupts.put_off():
+                session.client.cancel(job_id)
+            watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
+            return follow(watched, session.progress, quiet=quiet)
+        except ServiceUnavailableError as error:
+            hint = f"job {job_id} is not lost: start the service with `koala serve`, then `koala logs {job_id} -f`"
+            raise ServiceUnavailableError(error.message, hint=hint if job_id else error.hint) from error
 
 
-@contextmanager
-def terminated_like_interrupt() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP act as Ctrl-C does."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    former = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
+class Interrupts:
+    """Has Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, but not where that would lose track of a job."""
+
+    def __init__(self) -> None:
+        """Nothing is changed before the block."""
+        self._former: dict[signal.Signals, signal._HANDLER] = {}
+        self._put_off = False
+        self._pending = False
+
+    def __enter__(self) -> Self:
+        """Take over the signals."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._former[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give them back."""
+        for number, handler in self._former.items():
             signal.signal(number, handler)
+
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Let the block come to its end first."""
+        self._put_off = True
+        try:
+            yield
+        finally:
+            self._put_off = False
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._put_off:
+            raise KeyboardInterrupt
+        self._pending = True

@@ -11,6 +11,7 @@ import anyio
 import click
 
 from koala_adapter.cli.context import command_body, pass_session
+from koala_adapter.cli.offline import read_record
 from koala_adapter.hosting import READY, host, ownership, wait_until_unowned
 
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ if TYPE_CHECKING:
 def serve(session: Session, stop: bool, ready_descriptor: int | None) -> None:
     r"""Run the service: it holds the queue and drives the clusters until it is stopped.
 
+    Ctrl-C stops it, too. What it holds in the clusters goes on; the next service finds it again.
+
     \b
     Example:
       koala --site conf/site.toml serve
     """
     if stop:
         session.client.stop()
-        wait_until_unowned(session.directory)
+        with session.progress.status("waiting for the service to end"):
+            wait_until_unowned(session.directory)
+        left = read_record(session.directory).unfinished
+        unfinished = f"; unfinished jobs: {', '.join(left)}" if left else ""
+        session.console.print(f"stopped the service in {session.directory}{unfinished}", markup=False, soft_wrap=True)
         return
     with ownership(session.directory):
         anyio.run(_serve, session, ready_descriptor)
@@ -44,7 +51,8 @@ async def _serve(session: Session, ready_descriptor: int | None) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
         await tasks.start(_host, session, tasks.cancel_scope)
-        session.progress.print(f"koala serves {len(session.site.clusters)} clusters from {session.directory}")
+        text = f"koala serves {len(session.site.clusters)} clusters from {session.directory} (pid {os.getpid()})"
+        session.progress.print(text, markup=False, soft_wrap=True)
         if ready_descriptor is not None:
             os.write(ready_descriptor, READY)
             os.close(ready_descriptor)
@@ -59,7 +67,7 @@ async def _host(
 
 
 async def _stop_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for _ in signals:
             scope.cancel()
             return

@@ -26,6 +26,8 @@ _STYLES = {
 BAR = 12
 FINE = 10.0
 """Durations below this (seconds) are shown with a decimal."""
+SHORT = 120
+"""Durations below this (seconds) are shown in seconds, longer ones as hours, minutes and seconds."""
 
 
 def styled(state: JobState) -> str:
@@ -35,7 +37,11 @@ def styled(state: JobState) -> str:
 
 def seconds(value: float | None) -> str:
     """Return a duration as people say it; a dash when there is none."""
-    return "-" if value is None else show_duration(round(value, 1) if value < FINE else round(value))
+    if value is None:
+        return "-"
+    if value < FINE:
+        return f"{value:.1f} s"
+    return f"{value:.0f} s" if value < SHORT else show_duration(round(value))
 
 
 def bar(part: int, whole: int) -> str:
@@ -121,7 +127,18 @@ def jobs_table(reports: Sequence[JobReport]) -> Table:
 def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
     """Return one line for each cluster."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("cluster", "system", "processors", "idle", "ours", "queued", "threshold", "seen", "requests/min"):
+    for heading in (
+        "cluster",
+        "system",
+        "processors",
+        "idle",
+        "others",
+        "ours",
+        "queued",
+        "threshold",
+        "seen",
+        "requests/min",
+    ):
         table.add_column(heading)
     table.add_column("state", overflow="fold")
     for report in reports:
@@ -130,6 +147,7 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
             report.lrm or report.plugin,
             "-" if report.processors is None else str(report.processors),
             "-" if report.idle is None else str(report.idle),
+            "-" if report.others is None else str(report.others),
             str(report.placeholders),
             str(report.placeholders_queued),
             str(report.threshold),
