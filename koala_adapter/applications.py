@@ -19,8 +19,8 @@ from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.runners.runner import AddressedLaunch

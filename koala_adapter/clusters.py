@@ -29,6 +29,7 @@ from koala_adapter.scheduler.events import (
     PlaceholderEnded,
 )
 from koala_adapter.scheduler.outcome import PlaceholderState
+from koala_adapter.submissions import remove_token, token_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,6 +121,16 @@ class ClusterDriver:
         known = tuple(id_ for id_ in ids if id_)
         if known:
             self._to_cancel.send_nowait(known)
+
+    def forget(self, batch: BatchKey) -> None:
+        """Drop what was kept of a submission of which nothing is left; harmless for those of other clusters."""
+        path = token_path(self.config, batch)
+        try:
+            if path is not None:
+                remove_token(path)
+            self.lrm.forget(batch)
+        except (OSError, LrmError) as error:
+            log.warning("what a submission needed cannot be removed", cluster=self.name, batch=batch, error=str(error))
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve this cluster until cancelled. ``task_status`` is told after the first attempt to reach the LRM."""

@@ -173,6 +173,12 @@ class Lrm(ABC):
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """Cancel jobs, whatever their state. Ids that are already gone are no error. Returns when the LRM accepted."""
 
+    def forget(self, key: BatchKey) -> None:  # noqa: B027 - most plugins keep nothing
+        """Drop what is kept of a submission, such as a file with its script: all of its placeholders are gone.
+
+        Must not ask the LRM. May be called more than once, and for submissions that an earlier process made.
+        """
+
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
         """Return the ends of jobs from accounting, for those of ``ids`` it knows. Needs ``accounting``."""
         self._unsupported("history", ids)

@@ -28,7 +28,7 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.siteparameters import configuration
-from koala_adapter.submissions import ScriptMaker, last_words, leave_token, remove_token, token_path
+from koala_adapter.submissions import ScriptMaker, last_words, leave_token, token_path
 from koala_adapter.vjm import certificate, credentials
 from koala_adapter.vjm import events as agents
 from koala_adapter.vjm.center import ControlCenter
@@ -64,6 +64,7 @@ class Service:
         self._events: deque[ev.Event] = deque()
         self._draining = False
         self._since_snapshot = 0
+        self._with_secrets = set(self.journal.batches_with_secrets())
         self.scheduler = self._recovered()
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
@@ -156,7 +157,6 @@ class Service:
     def _snapshot(self, number: int) -> None:
         self._since_snapshot = 0
         self.journal.snapshot(self.scheduler.state, number)
-        self._forget_secrets()
 
     def _act(self, action: act.Action) -> None:
         match action:
@@ -175,6 +175,7 @@ class Service:
         driver = self.clusters[action.cluster]
         token = credentials.new_token()
         self.journal.set_token(action.batch, token)
+        self._with_secrets.add(action.batch)
         if self._scripts is None:
             return
         try:
@@ -388,14 +389,12 @@ class Service:
             active = bool(self.unfinished)
             for driver in self.clusters.values():
                 driver.poller.active = active
-            if not active:
+            if len(self._with_secrets) > len(self.state.batches):
                 self._forget_secrets()
 
     def _forget_secrets(self) -> None:
-        for batch in self.journal.batches_with_secrets():
-            if batch not in self.state.batches:
-                self.journal.forget_batch(batch)
-                for driver in self.clusters.values():
-                    path = token_path(driver.config, batch)
-                    if path is not None:
-                        remove_token(path)
+        for batch in [key for key in self._with_secrets if key not in self.state.batches]:
+            self.journal.forget_batch(batch)
+            self._with_secrets.discard(batch)
+            for driver in self.clusters.values():
+                driver.forget(batch)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
 
 if TYPE_CHECKING:
-    from koala_adapter.vjm.channel import Launch, LaunchFile
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import Component, Job, PlaceholderId, TaskEnd
     from koala_adapter.scheduler.actions import Rank
+    from koala_adapter.vjm.channel import Launch, LaunchFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from koala_adapter.model import LrmJob, LrmJobId
+    from koala_adapter.model import BatchKey, LrmJob, LrmJobId
     from koala_adapter.plugin import ClusterContext, Submission
     from koala_drmaa.protocol import Opened, Refusal, Template
     from koala_drmaa.settings import DrmaaSettings
@@ -126,6 +126,10 @@ class DrmaaLrm(Lrm):
         """Submit one bulk."""
         template = self._template(submission)
         return await submit_script(self.client, self._scripts, submission, template, self._settings.script_delivery)
+
+    def forget(self, key: BatchKey) -> None:
+        """Delete the script: nobody will read it any more."""
+        self._scripts.remove(key)
 
     def _template(self, submission: Submission) -> Template:
         return job_template(

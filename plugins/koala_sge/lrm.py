@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.commands import CommandResult
-    from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
+    from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
     from koala_adapter.plugin import CheckResult, ClusterContext, Submission
     from koala_drmaa.protocol import Template
     from koala_sge.settings import SgeSettings
@@ -154,6 +154,10 @@ class SgeLrm(Lrm):
         """Submit one array through DRMAA. After a crash or a time-out, :meth:`jobs` finds it by its name."""
         template = self._template(submission)
         return await submit_script(self.client, self._scripts, submission, template, self._settings.script_delivery)
+
+    def forget(self, key: BatchKey) -> None:
+        """Delete the script: nobody will read it any more."""
+        self._scripts.remove(key)
 
     def _template(self, submission: Submission) -> Template:
         native = requests.native_options(self._settings, submission)

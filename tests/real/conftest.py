@@ -22,7 +22,6 @@ from tests.real.systems.requirements import (
     missing_for_slurm,
     require,
 )
-
 from tests.real.user import KoalaUser
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.client import Client
@@ -27,6 +26,7 @@ from tests.real.systems.processes import SYSTEM_PATH, tail, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from koala_adapter.reports import JobReport
 

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job could leave behind, and the proof that it did not: LRM jobs, processes, directories, files, secrets."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.real.systems.processes import SeenProcess, find_processes, wait_until
+from tests.real.user import placeholders
+
+if TYPE_CHECKING:
+    from tests.real.user import KoalaUser
+
+DAEMONS = frozenset({"slurmctld", "slurmscriptd", "slurmd", "munged", "sge_qmaster", "sge_execd"})
+
+
+class Traces:
+    """The traces of one user's jobs. Take it before the first of them, and give each component ``mark``."""
+
+    def __init__(self, user: KoalaUser) -> None:
+        """Look at the present."""
+        self._user = user
+        self.mark = {"SCENARIO": secrets.token_hex(8)}
+        """Environment by which the processes of jobs are known."""
+        self.directories: set[Path] = set()
+        """Private directories of agents that were seen."""
+
+    def note_running(self) -> None:
+        """Remember the private directories of all ranks that run now (their FIFOs are in them)."""
+        for pid in self._marked():
+            process = SeenProcess.read(pid)
+            if process is not None and "KOALA_STDOUT" in process.environment:
+                self.directories.add(Path(process.environment["KOALA_STDOUT"]).parent)
+
+    def expect_none(self) -> None:
+        """Insist that nothing is left: some of it, such as an LRM's own bookkeeping, may take a moment."""
+        wait_until(lambda: not self.left(), seconds=20, what="nothing left", details=lambda: str(self.left()))
+
+    def left(self) -> list[str]:
+        """Return everything of the user's jobs that is still there."""
+        user = self._user
+        found = [f"{name}: placeholder {one}" for name, system in user.systems.items() for one in placeholders(system)]
+        found += [f"process {pid}" for pid in (*self._marked(), *self._agents())]
+        found += [f"private directory {path}" for path in self.directories if path.exists()]
+        found += [f"file of an agent {path.name}" for path in user.output.iterdir()]
+        for pattern in ("clusters/*/scripts/*", "jobs/*/input", "*.token"):
+            found += [f"file {path}" for path in user.state.glob(pattern)]
+        return found + self._secrets()
+
+    def _marked(self) -> list[int]:
+        mark = next(iter(self.mark.items()))
+        return find_processes(lambda process: mark in process.environment.items())
+
+    def _agents(self) -> list[int]:
+        def belongs(process: SeenProcess) -> bool:
+            used = any(process.uses(system.directory) for system in self._user.systems.values())
+            return used and process.command.startswith("python")
+
+        service = self._user.service
+        found = find_processes(belongs)
+        # The helper that speaks DRMAA is told of its cell, too, and lives as long as the service.
+        return [pid for pid in found if service is None or _parent(pid) != service.pid]
+
+    def _secrets(self) -> list[str]:
+        with sqlite3.connect(f"{(self._user.state / 'journal.sqlite').as_uri()}?mode=ro", uri=True) as database:
+            tables = ("tokens", "sessions")
+            counts = {name: database.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}  # noqa: S608
+        database.close()
+        return [f"{count} {name}" for name, count in counts.items() if count]
+
+
+def _parent(pid: int) -> int:
+    process = SeenProcess.read(pid)
+    return -1 if process is None else process.parent

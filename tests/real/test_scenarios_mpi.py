@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One MPI program over several batch systems at once: it runs, it ends as it should, and nothing of it stays."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from koala_adapter.model import EndReason
+from koala_adapter.scheduler.outcome import JobState
+from tests.real.leftovers import Traces
+from tests.real.user import part, placeholders
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.real.conftest import NewUser
+    from tests.real.systems import GridEngineCell, SlurmCluster
+
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "mpiexec.hydra"), pytest.mark.timeout(240)]
+
+
+def test_one_world_over_three_batch_systems(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path
+) -> None:
+    """12 ranks on two Slurm clusters and a Grid Engine cell form one world; afterwards nothing of ours is anywhere."""
+    user = new_user(slurm_a, slurm_b, sge_cell)
+    traces = Traces(user)
+    parts = [part(name, 4, str(allreduce), "3", environment=traces.mark) for name in ("a", "b", "c")]
+    job = user.submit(user.job_file(*parts, launcher="mpi"))
+    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    for system in (slurm_a, slurm_b, sge_cell):
+        assert len(placeholders(system)) == 4, system.name
+    traces.note_running()
+    assert len(traces.directories) == 12
+    report = user.wait_over(job)
+    assert report.outcome is not None
+    assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0)
+    lines = [user.output_of(job, f"c{1 + rank // 4}", rank % 4).decode() for rank in range(12)]
+    for rank, line in enumerate(lines):
+        assert re.fullmatch(rf"rank={rank} size=12 host=\S+ component=c{1 + rank // 4} sum=78\n", line), line
+    traces.expect_none()
+
+
+class BadEnd(NamedTuple):
+    """What a rank does, and what the user is to be told."""
+
+    how: str
+    number: int
+    code: int
+    reason: EndReason
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        BadEnd("exit", 3, 3, EndReason.EXITED),
+        BadEnd("kill", signal.SIGKILL, 128 + 9, EndReason.SIGNALLED),
+        BadEnd("kill", signal.SIGSEGV, 128 + 11, EndReason.SIGNALLED),
+    ],
+    ids=["exits 3", "SIGKILL", "SIGSEGV"],
+)
+def test_a_rank_that_ends_badly_ends_the_world(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, allreduce: Path, end: BadEnd
+) -> None:
+    """Rank 2 ends before MPI_Finalize: the others, which wait for it, are ended, and the user is told of rank 2."""
+    user = new_user(slurm_a, slurm_b)
+    traces = Traces(user)
+    parts = [
+        part(name, 2, str(allreduce), end.how, "2", str(int(end.number)), environment=traces.mark) for name in "ab"
+    ]
+    report = user.wait_over(user.submit(user.job_file(*parts, launcher="mpi")))
+    assert report.outcome is not None
+    assert (report.state, report.outcome.exit_code, report.outcome.reason) == (JobState.FAILED, end.code, end.reason)
+    assert (report.outcome.component, report.outcome.rank) == ("c2", 2)
+    traces.expect_none()
