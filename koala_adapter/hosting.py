@@ -110,7 +110,7 @@ async def host(
     plugins: Mapping[str, PluginDefinition],
     directory: Path,
     *,
-    task_status: TaskStatus[Service] = anyio.TASK_STATUS_IGNORED,
+    task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory."""
     service = Service(site, plugins, directory)
@@ -118,7 +118,7 @@ async def host(
     async with anyio.create_task_group() as tasks:
         await tasks.start(service.run)
         await tasks.start(server.serve)
-        task_status.started(service)
+        task_status.started(server)
         await server.stop_wanted.wait()
         tasks.cancel_scope.cancel()
 

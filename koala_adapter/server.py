@@ -55,6 +55,8 @@ class Server:
         """Answer for ``service``."""
         self._service = service
         self.stop_wanted = anyio.Event()
+        self._conversations = 0
+        self._ended = anyio.Event()
         service.archive_with(self._report_of)
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -71,7 +73,22 @@ class Server:
             with suppress(FileNotFoundError):
                 path.unlink()
 
+    async def quiet(self, patience: float = 1.0) -> None:
+        """Wait until no client is connected, at most ``patience`` seconds."""
+        with anyio.move_on_after(patience):
+            while self._conversations:
+                await self._ended.wait()
+
     async def _converse(self, stream: SocketStream) -> None:
+        self._conversations += 1
+        try:
+            await self._talk(stream)
+        finally:
+            self._conversations -= 1
+            self._ended.set()
+            self._ended = anyio.Event()
+
+    async def _talk(self, stream: SocketStream) -> None:
         async with stream:
             if not same_user(stream):
                 log.warning("refused a connection of another user")

@@ -147,7 +147,7 @@ def inner_service(session: Session) -> Iterator[InnerService]:
     inner = InnerService()
     with log_to_file(session), start_blocking_portal() as portal:
         with session.progress.status(f"starting: asking {len(session.site.enabled_clusters)} clusters"):
-            future, _ = portal.start_task(host, session.site, session.plugins, session.directory)
+            future, server = portal.start_task(host, session.site, session.plugins, session.directory)
         try:
             yield inner
         except ServiceUnavailableError:
@@ -158,6 +158,8 @@ def inner_service(session: Session) -> Iterator[InnerService]:
             raise
         finally:
             inner.ended = future.done()
+            if not inner.ended:
+                portal.call(server.quiet)  # a connection that ends at the moment of the cancellation makes asyncio grumble
             future.cancel()
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from koala_adapter.cli.context import Session
-    from koala_adapter.service import Service
+    from koala_adapter.server import Server
 
 
 @click.command()
@@ -59,7 +59,7 @@ async def _serve(session: Session, ready_descriptor: int | None) -> None:
 
 
 async def _host(
-    session: Session, scope: anyio.CancelScope, *, task_status: TaskStatus[Service] = anyio.TASK_STATUS_IGNORED
+    session: Session, scope: anyio.CancelScope, *, task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     """Host until stopped by a client or by a signal; either ends the other's wait."""
     await host(session.site, session.plugins, session.directory, task_status=task_status)
