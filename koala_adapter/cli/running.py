@@ -159,7 +159,7 @@ def inner_service(session: Session) -> Iterator[InnerService]:
         finally:
             inner.ended = future.done()
             if not inner.ended:
-                portal.call(server.quiet)  # a connection that ends at the moment of the cancellation makes asyncio grumble
+                portal.call(server.quiet)  # or asyncio would grumble about a read that is both done and cancelled
             future.cancel()
 
 
