@@ -248,11 +248,16 @@ class GridEngineCell:
         wait_until(self._queue_is_up, seconds=seconds, what=f"queue of {self.name} up", details=self.logs)
 
     def reset(self) -> None:
-        """Delete all jobs of all users, wait until none is left, and take error states from the queue."""
+        """Take errors from the queue, enable it, delete all jobs of all users, and wait until none is left.
+
+        This takes half a minute after a restart of sge_qmaster: sge_execd is that slow to report to it again.
+        """
+        for option in ("-cq", "-e"):
+            self.run("qmod", option, "*", check=False)
+        # A deletion that is sent to an sge_execd which has lost its qmaster is not repeated for minutes.
+        self.wait_ready()
         self.run("qdel", "-u", "*", check=False)
         wait_until(self._no_jobs, seconds=READY_SECONDS, what=f"no jobs left in {self.name}", details=self.logs)
-        self.run("qmod", "-cq", "*", check=False)
-        self.wait_ready()
 
     # -- use -----------------------------------------------------------------------------------------------------
 
