@@ -318,7 +318,7 @@ async def test_nothing_is_open_to_others(trial: Trial) -> None:
     await trial.wait_running(batch)
     files = [state_of(trial), *state_of(trial).rglob("*.sh"), state_of(trial) / "socket", state_of(trial) / "jobs.db"]
     files += list((batch.directory / "output").iterdir())
-    assert len(files) == 6
+    assert len(files) == 5
     assert [file for file in files if stat.S_IMODE(file.stat().st_mode) & 0o077] == []
 
 
