@@ -8,7 +8,8 @@ placeholder and rank correspond one to one.
 
 Measured with MPICH 4.0.2: a rank that exits without MPI_Finalize is not noticed by mpiexec, the others hang; therefore
 each rank's shell tells how its program ended, on mpiexec's stdout. ``-genvnone`` lets each rank have its own proxy's
-environment; ``-wdir /`` because mpiexec would impose its own directory, which other nodes need not have.
+environment; ``-wdir /`` because mpiexec would impose its own directory, which other nodes need not have. The program
+and its arguments go by each proxy's environment: mpiexec takes a lone ":" among them for the next program.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ SIGNAL_BASE = 128
 
 RANK_SHELL = """\
 cd "${KOALA_DIRECTORY:-${KOALA_STDOUT%/*}/work}" || exit 126
+eval "set -- $KOALA_COMMAND"
+unset KOALA_COMMAND KOALA_DIRECTORY
 "$@" >"$KOALA_STDOUT" 2>"$KOALA_STDERR"
 status=$?
 echo "koala: rank $KOALA_RANK ended with $status"
@@ -97,6 +100,7 @@ class MpiRunner(Runner):
     def _proxy(self, number: int, command: tuple[str, ...]) -> AddressedLaunch:
         rank = self.application.ranks[number]
         environment = dict(self.application.environment(rank))
+        environment["KOALA_COMMAND"] = shlex.join(self.application.component(rank).command)
         if self.application.job.working_directory is not None:
             environment["KOALA_DIRECTORY"] = self.application.job.working_directory
         launch = Launch(
@@ -110,15 +114,17 @@ class MpiRunner(Runner):
 
 
 def mpiexec_command(application: Application) -> tuple[str, ...]:
-    """Return the command of mpiexec for an application: one made-up host per rank, one program per component."""
+    """Return the command of mpiexec for an application: one made-up host per rank, one section per component.
+
+    The sections differ in nothing but their size; they give each component its own MPI_APPNUM (MPI standard, 11.10.3).
+    """
     hosts = ",".join(f"koala{rank.rank}" for rank in application.ranks)
     command = ["mpiexec.hydra", "-launcher", "manual", "-disable-hostname-propagation", "-genvnone"]
     command += ["-localhost", application.ranks[0].address or application.ranks[0].host, "-hosts", hosts]
-    for number, (component, ranks) in enumerate(groupby(application.ranks, key=lambda rank: rank.component)):
-        program = application.job.component(component).command
+    for number, (_, ranks) in enumerate(groupby(application.ranks, key=lambda rank: rank.component)):
         separator = [":"] if number else []
         count = str(sum(1 for _ in ranks))
-        command += [*separator, "-wdir", "/", "-n", count, "sh", "-c", RANK_SHELL, "koala-rank", *program]
+        command += [*separator, "-wdir", "/", "-n", count, "sh", "-c", RANK_SHELL, "koala-rank"]
     return tuple(command)
 
 

@@ -10,7 +10,7 @@ from koala_drmaa.scripts import ScriptDelivery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
+    from pathlib import PurePath
 
     from koala_adapter.model import Directives
     from koala_adapter.plugin import Submission
@@ -41,7 +41,9 @@ def _renamed(option: str, pairs: Iterable[tuple[str, str]]) -> str:
     return option
 
 
-def job_template(submission: Submission, *, script: Path, delivery: ScriptDelivery, native: Iterable[str]) -> Template:
+def job_template(
+    submission: Submission, *, script: PurePath, delivery: ScriptDelivery, native: Iterable[str]
+) -> Template:
     """Return the template of a submission whose script is, or will be, at ``script``."""
     private = delivery is ScriptDelivery.PRIVATE
     return Template(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import calendar
 import re
-import time
+from time import strptime
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
@@ -111,7 +111,7 @@ def _moment(text: str) -> float | None:
     """Return seconds since the epoch of ``Sat Nov 21 11:04:38 2026`` or ``11/21/2026 11:04:38.000`` in UTC."""
     for form in ("%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S"):
         try:
-            return float(calendar.timegm(time.strptime(text.strip().partition(".")[0], form)))
+            return float(calendar.timegm(strptime(text.strip().partition(".")[0], form)))
         except ValueError:
             continue
     return None

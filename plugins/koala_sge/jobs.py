@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import calendar
 import re
-import time
+from time import strptime
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
@@ -102,7 +102,7 @@ def _walltime(element: _Element) -> int | None:
 def moment_of(text: str) -> float | None:
     """Return seconds since the epoch of ``2026-11-21T11:04:38`` in UTC; None for anything else."""
     try:
-        return float(calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
+        return float(calendar.timegm(strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
     except ValueError:
         return None
 
