@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<element>[0-9]{1,10})|\+[0-9]{1,5})?", re.ASCII)
 
+_RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?", re.ASCII)
+
+MAXIMUM_ELEMENTS = 5_000_000
+"""No array is larger (slurm.conf(5), MaxArraySize); more in a listing is nonsense, and would fill the memory."""
+
 ARGUMENTS_PER_COMMAND = 200
 ELEMENTS_PER_ARGUMENT = 500
 """Ranges of elements in one argument: keeps an argument below 12 KB."""
@@ -31,6 +36,22 @@ def array_index(job: str) -> int | None:
     """Return the element number in an id; None when it names no array element."""
     match = _ID.fullmatch(job)
     return int(match["element"]) if match and match["element"] else None
+
+
+def waiting_elements(text: str) -> tuple[int, ...]:
+    """Return the numbers in ``1-4,7,10-20:5%2``, as squeue writes the elements of an array that wait together.
+
+    Raises ValueError for anything else, such as a list that was cut short.
+    """
+    numbers: list[range] = []
+    for item in text.partition("%")[0].split(","):
+        match = _RANGE.fullmatch(item)
+        if not match or match[3] == "0":
+            raise ValueError(f"array elements {text[:100]!r} cannot be read")
+        numbers.append(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+    if sum(map(len, numbers)) > MAXIMUM_ELEMENTS:
+        raise ValueError(f"array elements {text[:100]!r} are too many")
+    return tuple(number for part in numbers for number in part)
 
 
 def checked(job: str) -> str:

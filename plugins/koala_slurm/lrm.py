@@ -28,7 +28,7 @@ from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, ControllerCo
 from koala_slurm.directives import problem_of
 from koala_slurm.durations import TIME_FORMAT
 from koala_slurm.jobids import array_ids, chunks, compacted
-from koala_slurm.listing import parse_jobs, squeue_command
+from koala_slurm.listing import ENVIRONMENT, parse_jobs, squeue_command
 from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
 from koala_slurm.pyslurm_client import PyslurmReader, probe
 from koala_slurm.reading import CommandReader, Reader
@@ -243,7 +243,7 @@ class SlurmLrm(Lrm):
 
     async def _has_started(self, job: LrmJobId) -> bool:
         output = await self._commands.read(
-            squeue_command(job=job), action="looking at a started job", environment=TIME_FORMAT
+            squeue_command(job=job), action="looking at a started job", environment=ENVIRONMENT
         )
         waiting = {LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN}
         seen = next((found for found in parse_jobs(output) if found.id == job), None)

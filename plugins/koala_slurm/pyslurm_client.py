@@ -12,7 +12,7 @@ import structlog
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_slurm.controller import release_of
-from koala_slurm.listing import parse_job
+from koala_slurm.listing import ENVIRONMENT, parse_row
 from koala_slurm.nodes import merge_nodes, parse_node
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROGRAM = Path(__file__).with_name("pyslurm_reader.py")
-
-CHILD_ENVIRONMENT = {"SLURM_BITSTR_LEN": "0"}
-"""Without it libslurm shortens the elements of a waiting array to 64 characters (squeue(1))."""
 
 log = structlog.get_logger()
 
@@ -50,7 +47,7 @@ def parse_answer(output: str) -> tuple[str, tuple[tuple[str, ...], ...]]:
 
 async def probe(commands: SlurmCommands, slurm_version: str) -> tuple[bool, str]:
     """Tell whether pyslurm can be used here, and why (not), as a sentence for ``koala check``."""
-    result = await commands.run(reader_command("version"), environment=CHILD_ENVIRONMENT)
+    result = await commands.run(reader_command("version"), environment=ENVIRONMENT)
     if result.returncode != 0:
         return False, "not installed" if "No module named" in result.complaint else f"unusable: {result.complaint}"
     try:
@@ -91,7 +88,7 @@ class PyslurmReader:
         """Return all jobs, or all of one user."""
 
         async def read() -> tuple[LrmJob, ...]:
-            return tuple(parse_job(row) for row in await self._rows("jobs", user))
+            return tuple(job for row in await self._rows("jobs", user) for job in parse_row(row))
 
         return await self._either(read, lambda: self._fallback.jobs(user=user))
 
@@ -107,7 +104,7 @@ class PyslurmReader:
         return await fallback()
 
     async def _rows(self, what: str, user: str = "") -> tuple[tuple[str, ...], ...]:
-        result = await self._commands.run(reader_command(what, user), environment=CHILD_ENVIRONMENT)
+        result = await self._commands.run(reader_command(what, user), environment=ENVIRONMENT)
         if result.returncode != 0:
             raise LrmUnavailableError(f"the pyslurm reader ended with {result.returncode}: {result.complaint}")
         return parse_answer(result.text)[1]

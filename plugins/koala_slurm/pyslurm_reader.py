@@ -9,16 +9,12 @@ Written for the API of pyslurm 25.11; its rows are those of squeue and sinfo as 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-MAXIMUM_ELEMENTS = 1_000_000
-"""No Slurm array is larger (MaxArraySize is at most 4000001; more is not worth expanding)."""
 
 Value = str | int | float | None
 Row = list[str]
@@ -77,48 +73,30 @@ def job_rows(jobs: Iterable[Job], user: str) -> Iterator[Row]:
     for job in jobs:
         if user and job.user_name != user:
             continue
-        for identity in identities(job):
-            yield [
-                identity,
-                text(job.user_name),
-                job.state,
-                text(job.cpus),
-                text(job.partition),
-                text(job.allocated_nodes),
-                text(job.submit_time),
-                text(job.start_time),
-                text(job.end_time),
-                f"{job.exit_code or 0}:{job.exit_code_signal or 0}",
-                job.state_reason or "None",
-                text(job.name),
-            ]
+        yield [
+            identity(job),
+            text(job.user_name),
+            job.state,
+            text(job.cpus),
+            text(job.partition),
+            text(job.allocated_nodes),
+            text(job.submit_time),
+            text(job.start_time),
+            text(job.end_time),
+            f"{job.exit_code or 0}:{job.exit_code_signal or 0}",
+            job.state_reason or "None",
+            text(job.name),
+        ]
 
 
-def identities(job: Job) -> Iterator[str]:
-    """Return the ids of a job: one for each element of an array that still waits as a whole."""
+def identity(job: Job) -> str:
+    """Return the id of a job as squeue prints it: ``12_[1-4]`` for elements of an array that wait together."""
     if not job.array_id:
-        yield str(job.id)
-    elif job.array_task_id is None and job.array_tasks_waiting:
-        for element in elements(job.array_tasks_waiting):
-            yield f"{job.array_id}_{element}"
-    else:
-        # pyslurm shows element 0 as None.
-        yield f"{job.array_id}_{job.array_task_id or 0}"
-
-
-def elements(waiting: str) -> Iterator[int]:
-    """Return the numbers in ``1-4,7,10-20:5%2``. Raises ValueError for anything else, such as a shortened list."""
-    total = 0
-    for item in waiting.partition("%")[0].strip("[]").split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", item.strip())
-        if not match:
-            raise ValueError(f"array elements {waiting!r} cannot be read")
-        first = int(match[1])
-        numbers = range(first, int(match[2] or first) + 1, int(match[3] or 1))
-        total += len(numbers)
-        if total > MAXIMUM_ELEMENTS:
-            raise ValueError(f"array elements {waiting!r} are too many")
-        yield from numbers
+        return str(job.id)
+    if job.array_task_id is None and job.array_tasks_waiting:
+        return f"{job.array_id}_[{job.array_tasks_waiting.strip('[]')}]"
+    # pyslurm shows element 0 as None.
+    return f"{job.array_id}_{job.array_task_id or 0}"
 
 
 def main(arguments: list[str]) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from koala_slurm.durations import TIME_FORMAT
-from koala_slurm.listing import parse_jobs, squeue_command
+from koala_slurm.listing import ENVIRONMENT, parse_jobs, squeue_command
 from koala_slurm.nodes import NODE_COMMAND, parse_nodes
 
 if TYPE_CHECKING:
@@ -47,5 +46,5 @@ class CommandReader:
     async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
         """Return all jobs, or all of one user."""
         command = squeue_command(user=user)
-        output = await self._commands.read(command, action="listing of jobs", environment=TIME_FORMAT)
+        output = await self._commands.read(command, action="listing of jobs", environment=ENVIRONMENT)
         return parse_jobs(output)

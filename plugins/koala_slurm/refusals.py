@@ -103,7 +103,11 @@ RULES: tuple[Rule, ...] = (
 )
 
 _REFUSED_SUBMISSION = re.compile(r"batch job submission failed:|allocation failure:", re.IGNORECASE)
-_REFUSED_COMMAND_LINE = re.compile(r"unrecognized option|--help\" for more|invalid --|invalid option", re.IGNORECASE)
+_REFUSED_COMMAND_LINE = re.compile(
+    r"unrecognized option|--help\" for more|invalid option|does not look like a batch script|^sbatch: error: invalid ",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""What sbatch says before it asks slurmctld at all."""
 
 
 def error_from(complaint: str, *, action: str, otherwise: type[LrmError]) -> LrmError:
@@ -126,9 +130,9 @@ def submission_error(result: CommandResult) -> LrmError:
     command line; in all other cases the job may be in (LrmUnavailableError).
     """
     complaint = result.complaint
-    if _REFUSED_COMMAND_LINE.search(complaint):
-        return LrmRejectedError(f"sbatch cannot read its command line: {complaint}", hint=_DIRECTIVES)
     refused = _REFUSED_SUBMISSION.search(complaint)
+    if not refused and _REFUSED_COMMAND_LINE.search(result.stderr.decode("utf-8", "replace")):
+        return LrmRejectedError(f"sbatch refuses its command line or script: {complaint}", hint=_DIRECTIVES)
     return error_from(complaint, action="submission", otherwise=LrmRejectedError if refused else LrmUnavailableError)
 
 

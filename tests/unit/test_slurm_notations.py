@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmNotFoundError
 from koala_slurm.durations import duration, minutes, moment
 from koala_slurm.hostlist import expand
-from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, array_index, chunks, compacted
+from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, array_index, chunks, compacted, waiting_elements
 
 ELEMENTS = st.sets(st.integers(min_value=0, max_value=3000))
 
@@ -73,6 +73,22 @@ def test_wrong_ids_do_not_reach_a_command(wrong: str) -> None:
     """What has not the form of an id names no job."""
     with pytest.raises(LrmNotFoundError):
         compacted(["1", wrong])
+
+
+@pytest.mark.parametrize(
+    ("waiting", "numbers"),
+    [("1-4", [1, 2, 3, 4]), ("0,7-9%2", [0, 7, 8, 9]), ("10-20:5", [10, 15, 20]), ("2-9:3", [2, 5, 8])],
+)
+def test_waiting_elements(waiting: str, numbers: list[int]) -> None:
+    """Ranges, single numbers, steps and a limit of running elements are understood."""
+    assert list(waiting_elements(waiting)) == numbers
+
+
+@pytest.mark.parametrize("waiting", ["", "1-4,...", "x", "1-", "1-9:0", "0-9999999", "1,,2"])
+def test_waiting_elements_that_are_not_understood(waiting: str) -> None:
+    """A list that was cut short, or an absurd one, is an error and never a part of the truth."""
+    with pytest.raises(ValueError, match="array elements"):
+        waiting_elements(waiting)
 
 
 def test_chunks_are_complete_and_bounded() -> None:

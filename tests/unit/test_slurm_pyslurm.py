@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,11 +18,7 @@ from koala_adapter.testing import RecordingRunner, new_context
 from koala_slurm import SlurmSettings
 from koala_slurm.lrm import SlurmLrm
 from koala_slurm.pyslurm_client import parse_answer
-from koala_slurm.pyslurm_reader import elements
 from tests.fakes.slurm import FakeSlurm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.anyio
 
@@ -180,18 +175,3 @@ def test_wrong_answers_are_trouble(output: str) -> None:
     """Anything but the reader's own answer is an error."""
     with pytest.raises(LrmUnavailableError):
         parse_answer(output)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "numbers"), [("1-4", [1, 2, 3, 4]), ("0,7-9%2", [0, 7, 8, 9]), ("10-20:5", [10, 15, 20])]
-)
-def test_waiting_elements(waiting: str, numbers: Sequence[int]) -> None:
-    """Ranges, single numbers, steps and a limit of running elements are understood."""
-    assert list(elements(waiting)) == numbers
-
-
-@pytest.mark.parametrize("waiting", ["1-4,...", "x", "1-", "0-99999999"])
-def test_waiting_elements_that_are_not_understood(waiting: str) -> None:
-    """A shortened list, or an absurd one, is an error and never a part of the truth."""
-    with pytest.raises(ValueError, match="array elements"):
-        list(elements(waiting))

@@ -20,19 +20,38 @@ RAW_STATUS_UNTIL = (22, 5)
 def squeue(store: Store, arguments: list[str]) -> None:
     """List jobs."""
     parser = Parser("squeue")
-    parser.flags("--noheader", "--array")
+    parser.flags("--noheader")
     parser.values("--states", "--user", "--jobs", "--Format")
     options = parser.parse_args(arguments)
-    if not (options.noheader and options.array and options.states == "all"):
-        raise Refusal("squeue: the fake lists all jobs singly, without a header")
+    if not (options.noheader and options.states == "all"):
+        raise Refusal("squeue: the fake lists all jobs, without a header")
     fields = re.findall(r"([A-Za-z_]+):([^,]*)(?:,|$)", options.Format)
     with store.locked() as state:
         schedule(store, state)
         jobs = selected(state, options.jobs) if options.jobs else state.jobs
-        for job in jobs:
-            if options.user in {"", job.user}:
-                values = _job_values(store, job)
-                say("".join(f"{values[name]}{suffix}" for name, suffix in fields))
+        rows = [_job_values(store, job) for job in jobs if options.user in {"", job.user}]
+    for values in _waiting_together(rows):
+        say("".join(f"{values[name]}{suffix}" for name, suffix in fields))
+
+
+def _waiting_together(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the rows with the waiting elements of an array, that differ in nothing else, as one."""
+    together: dict[tuple[str, ...], list[str]] = {}
+    shown: list[dict[str, str]] = []
+    for row in rows:
+        array, _, element = row["JobArrayID"].partition("_")
+        alike = (array, *(value for name, value in row.items() if name != "JobArrayID"))
+        if row["State"] == "PENDING" and alike in together:
+            together[alike].append(element)
+        else:
+            together[alike] = [element]
+            shown.append(row)
+    for row in shown:
+        array = row["JobArrayID"].partition("_")[0]
+        elements = together[(array, *(value for name, value in row.items() if name != "JobArrayID"))]
+        if row["State"] == "PENDING" and len(elements) > 1:
+            row["JobArrayID"] = f"{array}_[{','.join(elements)}]"
+    return shown
 
 
 def _job_values(store: Store, job: Job) -> dict[str, str]:

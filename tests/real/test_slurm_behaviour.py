@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin ``slurm`` must bear on a real Slurm: a hanging controller, lost nodes, large arrays, other users."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobState, NodeState
+from koala_adapter.plugin import Submission
+from koala_adapter.testing import RecordingRunner, eventually, new_context
+from koala_slurm import SlurmSettings
+from koala_slurm.lrm import SlurmLrm
+from tests.real.systems.processes import CommandError, run_command
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from koala_adapter.model import LrmJob
+    from tests.real.conftest import NewSlurm
+    from tests.real.systems import SlurmCluster
+
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.timeout(120)]
+
+SLEEP = "#!/bin/sh\nexec sleep 600\n"
+SECONDS = 30.0
+"""Bound on what Slurm does at once."""
+
+
+def submission(key: str, count: int = 1, *, script: str = SLEEP, held: bool = False) -> Submission:
+    """Return a submission of an hour."""
+    return Submission(key=BatchKey(key), count=count, script=script, walltime=3600, held=held)
+
+
+async def plugin(cluster: SlurmCluster, directory: Path, **settings: object) -> SlurmLrm:
+    """Return a started plugin on a cluster."""
+    lrm = SlurmLrm(new_context(directory), SlurmSettings.model_validate({"conf": cluster.conf, **settings}))
+    await lrm.start()
+    return lrm
+
+
+@pytest.fixture
+async def lrm(slurm_a: SlurmCluster, tmp_path: Path) -> AsyncIterator[SlurmLrm]:
+    """Return a started plugin on the shared cluster."""
+    lrm = await plugin(slurm_a, tmp_path)
+    yield lrm
+    await lrm.close()
+
+
+async def wait_for(lrm: SlurmLrm, key: str, *states: LrmJobState, seconds: float = SECONDS) -> list[LrmJob]:
+    """Wait until the jobs of a submission have these states, in order of their indices; return them."""
+
+    async def look() -> list[LrmJob]:
+        jobs = [job for job in await lrm.jobs(name_prefix=key) if job.name == key]
+        return sorted(jobs, key=lambda job: job.array_index or 0)
+
+    return await eventually(
+        look, lambda jobs: [job.state for job in jobs] == list(states), what=f"{key} {states}", seconds=seconds
+    )
+
+
+async def test_capabilities_are_true_here(lrm: SlurmLrm) -> None:
+    """Without slurmdbd there is no accounting; as root, suspending is allowed."""
+    assert not lrm.capabilities.accounting
+    assert lrm.capabilities.suspend == (os.geteuid() == 0)
+    assert {result.subject for result in await lrm.check()} >= {"controller", "submission", "accounting", "pyslurm"}
+
+
+async def test_hanging_controller_leaves_the_outcome_unknown(slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """Nothing waits longer than the time-out; a submission that was given up is in after all, and is found by name."""
+    lrm = await plugin(slurm_a, tmp_path, command_timeout=2)
+    assert slurm_a._controller is not None
+    os.kill(slurm_a._controller.pid, signal.SIGSTOP)
+    try:
+        with anyio.fail_after(20):
+            with pytest.raises(LrmUnavailableError):
+                await lrm.submit(submission("koala-hang", 2))
+            with pytest.raises(LrmUnavailableError):
+                await lrm.jobs(name_prefix="koala-hang")
+            with pytest.raises(LrmUnavailableError):
+                await lrm.nodes()
+    finally:
+        os.kill(slurm_a._controller.pid, signal.SIGCONT)
+    jobs = await wait_for(lrm, "koala-hang", LrmJobState.RUNNING, LrmJobState.RUNNING)
+    await lrm.cancel([job.id for job in jobs])
+    await wait_for(lrm, "koala-hang", LrmJobState.ENDED, LrmJobState.ENDED)
+
+
+@pytest.mark.slow
+async def test_lost_node(new_slurm: NewSlurm, tmp_path: Path) -> None:
+    """When a node dies its job ends as NODE_LOST, is not started again, and its processors are not idle."""
+    cluster = new_slurm("lost", nodes=2, cpus=1, settings={"SlurmdTimeout": "5"})
+    lrm = await plugin(cluster, tmp_path)
+    await lrm.submit(submission("koala-lost", 2))
+    jobs = await wait_for(lrm, "koala-lost", LrmJobState.RUNNING, LrmJobState.RUNNING)
+    (node,) = jobs[0].nodes
+    cluster.kill_node(node)
+    ended, running = await wait_for(lrm, "koala-lost", LrmJobState.ENDED, LrmJobState.RUNNING, seconds=60)
+    assert (ended.end, ended.raw_state) == (EndReason.NODE_LOST, "NODE_FAIL")
+    assert running.nodes != ended.nodes
+    states = {seen.name: (seen.state, seen.processors_idle) for seen in await lrm.nodes()}
+    assert states[node] == (NodeState.DOWN, 0)
+
+
+async def test_output_that_cannot_be_opened(lrm: SlurmLrm) -> None:
+    """A placeholder without a place for its output never runs: a failed launch, not an exit."""
+    await lrm.submit(replace(submission("koala-nowhere"), output_directory="/nonexistent/directory"))
+    (job,) = await wait_for(lrm, "koala-nowhere", LrmJobState.ENDED)
+    assert (job.end, job.exit_code) == (EndReason.LAUNCH_FAILED, None)
+
+
+async def test_scattered_elements_of_a_large_array(lrm: SlurmLrm) -> None:
+    """Every second of 1000 elements is cancelled with one command, and no other."""
+    ids = await lrm.submit(submission("koala-large", 1000, held=True))
+    runner = lrm._context.commands
+    assert isinstance(runner, RecordingRunner)
+    before = len(runner.commands)
+    await lrm.cancel(ids[::2])
+    assert len(runner.commands) == before + 1
+    left = [job for job in await lrm.jobs(name_prefix="koala-large") if job.state is LrmJobState.HELD]
+    assert {job.id for job in left} == set(ids[1::2])
+    await lrm.cancel(ids)
+    left = [job for job in await lrm.jobs(name_prefix="koala-large") if job.state is not LrmJobState.ENDED]
+    assert left == []
+
+
+async def test_array_larger_than_slurm_takes(slurm_a: SlurmCluster, lrm: SlurmLrm, tmp_path: Path) -> None:
+    """The limit is told before asking; Slurm's own refusal is understood just as well."""
+    with pytest.raises(LrmRejectedError, match="10000"):
+        await lrm.submit(submission("koala-huge", 10001))
+    unstarted = SlurmLrm(new_context(tmp_path), SlurmSettings(conf=slurm_a.conf))
+    with pytest.raises(LrmRejectedError, match="Invalid job array specification"):
+        await unstarted.submit(submission("koala-huge", 10001))
+    assert await lrm.jobs(name_prefix="koala-huge") == ()
+
+
+async def test_directives_reach_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """What the site adds, drops and renames is what Slurm sees."""
+    directives = Directives(
+        add=("--comment='two words'", "--nice=5"), drop=("--no-requeue",), rename=(("--mem", "--mem-per-cpu"),)
+    )
+    context = replace(new_context(tmp_path), directives=directives)
+    lrm = SlurmLrm(context, SlurmSettings(conf=slurm_a.conf))
+    await lrm.start()
+    (job,) = await lrm.submit(replace(submission("koala-site", held=True), memory_mib=100))
+    shown = slurm_a.run("scontrol", "--oneliner", "show", "job", job)
+    for text in ("Comment=two words", "Nice=5", "Requeue=1", "MinMemoryCPU=100M"):
+        assert text in shown
+
+
+@pytest.mark.parametrize("kind", ["built", "login"])
+async def test_environment_of_the_job(slurm_a: SlurmCluster, tmp_path: Path, kind: str) -> None:
+    """Built, the job has our small environment at once; login, what the login shell on the node says."""
+    lrm = await plugin(slurm_a, tmp_path, environment=kind)
+    file = tmp_path / "environment"
+    await lrm.submit(submission(f"koala-{kind}", script=f"#!/bin/sh\nenv > {file}\n"))
+    await wait_for(lrm, f"koala-{kind}", LrmJobState.ENDED, seconds=60)
+    environment = dict(line.partition("=")[::2] for line in file.read_text().splitlines())
+    assert {"HOME", "USER", "PATH", "SLURM_ARRAY_TASK_ID"} <= set(environment)
+    assert ("SLURM_GET_USER_ENV" in environment) == (kind == "login")
+    assert ("SLURM_EXPORT_ENV" in environment) == (kind == "login")
+
+
+async def test_busy_node(lrm: SlurmLrm, slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """A job that cannot start on its node in time is held again, and can be started elsewhere later."""
+    quick = await plugin(slurm_a, tmp_path / "quick", start_timeout=3)
+    full = await lrm.submit(submission("koala-full", slurm_a.cpus * len(slurm_a.nodes)))
+    await wait_for(lrm, "koala-full", *[LrmJobState.RUNNING] * len(full))
+    (job,) = await lrm.submit(submission("koala-pinned", held=True))
+    with pytest.raises(LrmUnavailableError, match="did not start"):
+        await quick.start_on(job, ["n1"])
+    await wait_for(lrm, "koala-pinned", LrmJobState.HELD)
+    await lrm.cancel(full)
+    await wait_for(lrm, "koala-full", *[LrmJobState.ENDED] * len(full))
+    await lrm.start_on(job, ["n2"])
+    (running,) = await wait_for(lrm, "koala-pinned", LrmJobState.RUNNING)
+    assert running.nodes == ("n2",)
+
+
+async def test_other_users_cannot_read_the_script(new_slurm: NewSlurm, tmp_path: Path) -> None:
+    """The script, and the secret in it, can be had by no other user: from Slurm, or from the files of its daemons."""
+    cluster = new_slurm("munge", auth="munge")
+    lrm = await plugin(cluster, tmp_path)
+    (job,) = await lrm.submit(submission("koala-secret", script=f"#!/bin/sh\n: TOP-SECRET\n{SLEEP}"))
+    await wait_for(lrm, "koala-secret", LrmJobState.RUNNING)
+    array = job.partition("_")[0]
+    assert "TOP-SECRET" in cluster.run("scontrol", "write", "batch_script", array, "-")
+    assert "TOP-SECRET" not in cluster.run("scontrol", "write", "batch_script", array, "-", user="nobody", check=False)
+    search = ["grep", "-rl", "TOP-SECRET", str(cluster.directory)]
+    environment = cluster.environment("nobody")
+    assert run_command(search, environment=environment, check=False)
+    with pytest.raises(CommandError) as nothing:
+        run_command(search, environment=environment, user="nobody")
+    assert nothing.value.stdout == ""
