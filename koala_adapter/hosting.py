@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LOCK_NAME = "service.lock"
 LOG_NAME = "service.log"
 READY = b"ready\n"
+IDLE_LIMIT = 1800
+"""Seconds without an unfinished job after which a service that a command started in the background ends."""
 
 
 def check_directory(directory: Path) -> None:
@@ -110,17 +112,36 @@ async def host(
     plugins: Mapping[str, PluginDefinition],
     directory: Path,
     *,
+    idle_limit: float | None = None,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory."""
+    """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
+
+    ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never.
+    """
     service = Service(site, plugins, directory)
     server = Server(service)
     async with anyio.create_task_group() as tasks:
         await tasks.start(service.run)
         await tasks.start(server.serve)
+        if idle_limit is not None:
+            tasks.start_soon(_stop_when_idle, server, service, idle_limit)
         task_status.started(server)
         await server.stop_wanted.wait()
         tasks.cancel_scope.cancel()
+
+
+async def _stop_when_idle(server: Server, service: Service, limit: float) -> None:
+    idle_since: float | None = None
+    while not server.stop_wanted.is_set():
+        changed = service.changed
+        idle_since = None if service.unfinished else idle_since or anyio.current_time()
+        left = None if idle_since is None else idle_since + limit - anyio.current_time()
+        if left is not None and left <= 0:
+            server.stop_wanted.set()
+            return
+        with anyio.move_on_after(left):
+            await changed.wait()
 
 
 def start_in_background(site_file: Path, directory: Path, *, timeout: float = 120.0) -> int:
@@ -134,7 +155,7 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
     command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site_file), "--state", str(directory)]
     try:
         process = subprocess.Popen(
-            [*command, "serve", "--ready-descriptor", str(writer)],
+            [*command, "serve", "--ready-descriptor", str(writer), "--end-when-idle", str(IDLE_LIMIT)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -23,10 +23,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--stop", is_flag=True, help="End the running service; its jobs go on and are found again.")
+@click.option(
+    "--end-when-idle",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="End when no job was unfinished for so long.",
+)
 @click.option("--ready-descriptor", type=int, hidden=True)
 @pass_session
 @command_body
-def serve(session: Session, stop: bool, ready_descriptor: int | None) -> None:
+def serve(session: Session, stop: bool, end_when_idle: float | None, ready_descriptor: int | None) -> None:
     r"""Run the service: it holds the queue and drives the clusters until it is stopped.
 
     Ctrl-C stops it, too. What it holds in the clusters goes on; the next service finds it again.
@@ -44,13 +50,13 @@ def serve(session: Session, stop: bool, ready_descriptor: int | None) -> None:
         session.console.print(f"stopped the service in {session.directory}{unfinished}", markup=False, soft_wrap=True)
         return
     with ownership(session.directory):
-        anyio.run(_serve, session, ready_descriptor)
+        anyio.run(_serve, session, end_when_idle, ready_descriptor)
 
 
-async def _serve(session: Session, ready_descriptor: int | None) -> None:
+async def _serve(session: Session, idle_limit: float | None, ready_descriptor: int | None) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-        await tasks.start(_host, session, tasks.cancel_scope)
+        await tasks.start(_host, session, idle_limit, tasks.cancel_scope)
         text = f"koala serves {len(session.site.clusters)} clusters from {session.directory} (pid {os.getpid()})"
         session.progress.print(text, markup=False, soft_wrap=True)
         if ready_descriptor is not None:
@@ -59,10 +65,14 @@ async def _serve(session: Session, ready_descriptor: int | None) -> None:
 
 
 async def _host(
-    session: Session, scope: anyio.CancelScope, *, task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED
+    session: Session,
+    idle_limit: float | None,
+    scope: anyio.CancelScope,
+    *,
+    task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Host until stopped by a client or by a signal; either ends the other's wait."""
-    await host(session.site, session.plugins, session.directory, task_status=task_status)
+    await host(session.site, session.plugins, session.directory, idle_limit=idle_limit, task_status=task_status)
     scope.cancel()
 
 
