@@ -66,8 +66,11 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
 def _exclude(context: Context, record: JobRecord, claim: Claim, batch: BatchRecord, reason: str) -> bool:
     """Never place this component on this cluster again; return False when that ends the job."""
     claim.excluded[batch.cluster] = reason
-    if infeasibility([context.request(record, claim)], context.views()) is not None:
-        refuse(context, record, f"{batch.cluster} refused the placeholders of {claim.component!r}: {reason}")
+    never = infeasibility(context.requests(record), context.views())
+    if never is not None:
+        said = f"{batch.cluster} refused the placeholders of {claim.component!r}: {reason}"
+        alone = infeasibility([context.request(record, claim)], context.views()) is not None
+        refuse(context, record, said if alone else f"{said}; without it, {never}")
         return False
     useless = [context.state.placeholders[id_] for id_ in claim.placeholders]
     claim.placeholders, claim.cluster, claim.processors = [], None, 0

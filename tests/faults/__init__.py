@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests under seeded schedules of faults: lost messages, crashes, stalls and lies."""
+"""The scheduler in a simulated world in which everything goes wrong, in a repeatable order."""

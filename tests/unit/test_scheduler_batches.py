@@ -46,6 +46,20 @@ def test_refused_everywhere_ends_the_job() -> None:
     assert not site.state.placeholders
 
 
+def test_refusal_that_leaves_no_joint_fit_ends_the_job() -> None:
+    """Each component could still go somewhere, but not both at once: refused, not tried a thousand times."""
+    site = Site({"a": 8, "b": 4})
+    site.submit(job("1", component("x", 4, cluster="b"), component("y", 3)))
+    key = next(k for k, one in site.state.batches.items() if one.component == "y")
+    site.post(ev.BatchRejected(time=site.now, batch=key, reason="no account"))
+    outcome = site.outcome("1")
+    assert outcome.state is JobState.REFUSED
+    assert outcome.detail == (
+        "a refused the placeholders of 'y': no account; "
+        "without it, its components (4, 3 processors) do not fit into the clusters at the same time (a: 8; b: 4)"
+    )
+
+
 def test_refusal_of_a_later_part_moves_the_whole_component() -> None:
     """What the component still has on the refusing cluster is of no use there and given back."""
     site = Site({"a": 4, "b": 4}, Parameters(backoff=10.0))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong, how often, and until when: drawn from a seed, so that every schedule can be repeated."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+
+class SubmissionFate(Enum):
+    """What becomes of one submission."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"
+    UNKNOWN_IN = "unknown, but in"
+    UNKNOWN_LATE = "unknown, in later"
+    UNKNOWN_OUT = "unknown, not in"
+
+
+@dataclass
+class Faults:
+    """Chances of single faults; all are 0 once the time of faults is over."""
+
+    seed: int
+    submission: float = 0.0
+    """Of a submission whose outcome is unknown."""
+    refusal: float = 0.0
+    duplicate: float = 0.0
+    """Of an event being told twice."""
+    lie: float = 0.0
+    """Of one listing being empty."""
+    mute: float = 0.0
+    """Of an agent that never reports."""
+    slow: float = 0.0
+    """Of a message that takes many seconds."""
+
+    def __post_init__(self) -> None:
+        """Make the source of chance of this schedule."""
+        self.chance = random.Random(self.seed)
+
+    @classmethod
+    def drawn(cls, seed: int) -> Faults:
+        """Return a schedule in which some kinds of fault occur and others do not."""
+        chance = random.Random(-seed - 1)
+
+        def some(most: float) -> float:
+            return chance.choice([0.0, most / 3, most])
+
+        return cls(
+            seed=seed,
+            submission=some(0.4),
+            refusal=some(0.05),
+            duplicate=some(0.3),
+            lie=some(0.1),
+            mute=some(0.15),
+            slow=some(0.1),
+        )
+
+    def stop(self) -> None:
+        """Let nothing go wrong any more."""
+        self.submission = self.refusal = self.duplicate = self.lie = self.mute = self.slow = 0.0
+
+    def hit(self, probability: float) -> bool:
+        """Tell whether a fault occurs now."""
+        return probability > 0 and self.chance.random() < probability
+
+    def delay(self) -> float:
+        """Return the seconds that a message takes."""
+        return self.chance.uniform(1.0, 30.0) if self.hit(self.slow) else self.chance.uniform(0.01, 0.5)
+
+    def fate(self) -> SubmissionFate:
+        """Return what becomes of a submission."""
+        if self.hit(self.refusal):
+            return SubmissionFate.REFUSED
+        if self.hit(self.submission):
+            return self.chance.choice(
+                [SubmissionFate.UNKNOWN_IN, SubmissionFate.UNKNOWN_LATE, SubmissionFate.UNKNOWN_OUT]
+            )
+        return SubmissionFate.TAKEN

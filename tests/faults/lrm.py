@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated batch system: nodes, a first-come-first-served queue, users with priority, and ways to fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.faults.clock import Clock
+
+ENDED_SHOWN = 60.0
+"""Seconds for which a batch system that shows ended jobs does so."""
+
+
+@dataclass(slots=True)
+class Element:
+    """One job of one processor."""
+
+    id: LrmJobId
+    name: str
+    index: int
+    user: str
+    walltime: float
+    on_start: Callable[[Element], None]
+    on_killed: Callable[[Element], None]
+    state: LrmJobState = LrmJobState.QUEUED
+    node: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    end: EndReason | None = None
+
+    @property
+    def live(self) -> bool:
+        """True until it has ended."""
+        return self.state is not LrmJobState.ENDED
+
+
+class SimulatedLrm:
+    """A cluster of nodes with a queue in strict order; jobs of a favoured user go before all others."""
+
+    def __init__(
+        self, clock: Clock, name: str, *, nodes: int, per_node: int = 1, favoured: str = "", shows_ended: bool = True
+    ) -> None:
+        """``shows_ended``: whether jobs that ended are listed for a while, with the reason."""
+        self.clock = clock
+        self.name = name
+        self.per_node = per_node
+        self.favoured = favoured
+        self.shows_ended = shows_ended
+        self.nodes = {f"{name}{number}": True for number in range(nodes)}
+        self.elements: dict[LrmJobId, Element] = {}
+        self.up = True
+        self.submissions: list[str] = []
+        """Name of every submission that arrived."""
+        self._number = 0
+
+    @property
+    def processors(self) -> int:
+        """Configured processors."""
+        return len(self.nodes) * self.per_node
+
+    def _free(self, node: str) -> int:
+        used = sum(e.node == node and e.state is LrmJobState.RUNNING for e in self.elements.values())
+        return self.per_node - used if self.nodes[node] else 0
+
+    @property
+    def idle(self) -> int:
+        """Processors that a new job could get now."""
+        return sum(self._free(node) for node in self.nodes)
+
+    def submit(
+        self,
+        name: str,
+        count: int,
+        *,
+        walltime: float,
+        user: str,
+        on_start: Callable[[Element], None],
+        on_killed: Callable[[Element], None] = lambda _: None,
+    ) -> tuple[LrmJobId, ...]:
+        """Take a job array of ``count`` elements of one processor."""
+        self.submissions.append(name)
+        self._number += 1
+        ids = tuple(LrmJobId(f"{self.name}-{self._number}_{index}") for index in range(1, count + 1))
+        for index, id_ in enumerate(ids, start=1):
+            self.elements[id_] = Element(id_, name, index, user, walltime, on_start, on_killed)
+        self.clock.after(0.0, self.schedule)
+        return ids
+
+    def schedule(self) -> None:
+        """Start what can start, in order."""
+        queued = [e for e in self.elements.values() if e.state is LrmJobState.QUEUED]
+        queued.sort(key=lambda e: e.user != self.favoured)
+        free = [node for node in self.nodes for _ in range(self._free(node))]
+        for element, node in zip(queued, free, strict=False):
+            element.state, element.node, element.started_at = LrmJobState.RUNNING, node, self.clock.now
+            self.clock.after(element.walltime, partial(self.kill, element, EndReason.WALLTIME))
+            element.on_start(element)
+
+    def kill(self, element: Element, reason: EndReason) -> None:
+        """End an element from outside."""
+        if element.live:
+            running = element.state is LrmJobState.RUNNING
+            self._end(element, reason)
+            if running:
+                element.on_killed(element)
+
+    def exited(self, element: Element) -> None:
+        """Take note that an element ended by itself."""
+        if element.live:
+            self._end(element, EndReason.EXITED)
+
+    def _end(self, element: Element, reason: EndReason) -> None:
+        element.state, element.ended_at, element.end = LrmJobState.ENDED, self.clock.now, reason
+        self.clock.after(ENDED_SHOWN if self.shows_ended else 0.0, partial(self._forget, element))
+        self.clock.after(0.0, self.schedule)
+
+    def _forget(self, element: Element) -> None:
+        self.elements.pop(element.id, None)
+
+    def cancel(self, ids: Iterable[LrmJobId]) -> None:
+        """Cancel elements; those that are not there are passed over."""
+        for id_ in ids:
+            element = self.elements.get(id_)
+            if element is not None:
+                self.kill(element, EndReason.CANCELLED)
+
+    def fail_node(self, node: str) -> None:
+        """Take a node down with everything on it."""
+        self.nodes[node] = False
+        for element in list(self.elements.values()):
+            if element.node == node:
+                self.kill(element, EndReason.NODE_LOST)
+
+    def repair_node(self, node: str) -> None:
+        """Bring a node back."""
+        self.nodes[node] = True
+        self.schedule()
+
+    def listing(self, prefix: str) -> tuple[LrmJob, ...]:
+        """Return what the batch system shows of the jobs whose names begin so."""
+        return tuple(
+            LrmJob(
+                id=e.id,
+                name=e.name,
+                state=e.state,
+                user=e.user,
+                processors=1,
+                array_index=e.index,
+                nodes=(e.node,) if e.node else (),
+                end=e.end,
+            )
+            for e in self.elements.values()
+            if e.name.startswith(prefix) and (e.live or self.shows_ended)
+        )
+
+    def live(self, prefix: str) -> list[Element]:
+        """Return the elements that have not ended of the jobs whose names begin so."""
+        return [e for e in self.elements.values() if e.live and e.name.startswith(prefix)]

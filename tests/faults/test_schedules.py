@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two hundred seeded schedules of faults. A failure names its seed: ``World(SEED).run()`` repeats it exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import JobState
+from tests.faults.world import JOBS, World
+
+SEEDS = range(200)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_lost_or_leaked(seed: int) -> None:
+    """Whatever goes wrong: every job gets one outcome, nothing is left, and no invariant breaks on the way."""
+    World(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_when_nothing_goes_wrong_every_job_runs_to_its_end(seed: int) -> None:
+    """Without faults a job completes, or fails by its own exit code; local users alone cost nobody a job."""
+    world = World(seed, calm=True)
+    world.run()
+    ends = [outcome for (outcome,) in world.service.outcomes.values()]
+    assert len(ends) == JOBS
+    assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
+    assert {outcome.exit_code for outcome in ends} <= {0, 3}
+
+
+def test_schedules_contain_what_they_are_for() -> None:
+    """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
+    kinds: set[type[ev.Event]] = set()
+    states: set[JobState] = set()
+    crashes = hand_backs = 0
+    for seed in range(30):
+        world = World(seed)
+        world.run()
+        kinds |= {type(event) for event in world.service.journal}
+        states |= {outcome.state for (outcome,) in world.service.outcomes.values()}
+        crashes += world.service.life
+        hand_backs += sum(record.hand_backs for record in world.service.state.jobs.values())
+    assert kinds >= set(ev.EVENT_TYPES) - {ev.PlaceholderSaid}
+    assert states >= {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
+    assert crashes > 10
+    assert hand_backs > 10
+
+
+def test_same_seed_same_world() -> None:
+    """A schedule repeats itself event by event, or a failure could not be looked into."""
+    journals = []
+    for _ in range(2):
+        world = World(7)
+        world.run()
+        journals.append(world.service.journal)
+    assert journals[0] == journals[1]

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world of clusters, local users, one service and its jobs, with what must hold after every single step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import ClusterName, EndReason, JobId, TaskEnd
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.records import TimerKind
+from tests.faults.clock import Clock
+from tests.faults.driver import SimulatedService
+from tests.faults.faults import Faults
+from tests.faults.lrm import Element, SimulatedLrm
+from tests.unit.scheduler_site import component, job, recount
+
+if TYPE_CHECKING:
+    from koala_adapter.model import Component, Job
+    from koala_adapter.scheduler.records import State
+
+FAULTY = 1500.0
+"""Seconds for which things go wrong."""
+QUIET = 6 * 3600.0
+"""Seconds within which everything must be over after that."""
+JOBS = 12
+PARAMETERS = Parameters(
+    instance="w",
+    placeholder_life=120.0,
+    backoff=20.0,
+    longest_backoff=200.0,
+    registration_timeout=60.0,
+    pause=120.0,
+    lease=90.0,
+    guard_scans=10,
+)
+WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
+ILL = TaskEnd(reason=EndReason.EXITED, exit_code=3)
+
+
+class World:
+    """Everything of one schedule of faults."""
+
+    def __init__(self, seed: int, *, calm: bool = False) -> None:
+        """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world."""
+        self.seed = seed
+        self.clock = Clock()
+        self.faults = Faults(seed=seed) if calm else Faults.drawn(seed)
+        self.chance = self.faults.chance
+        self.lrms = {
+            ClusterName(name): SimulatedLrm(
+                self.clock,
+                name,
+                nodes=self.chance.randint(2, 4),
+                per_node=self.chance.randint(1, 2),
+                shows_ended=self.chance.random() < 0.5,
+            )
+            for name in "abc"[: self.chance.randint(2, 3)]
+        }
+        clusters = tuple(ClusterParameters(name=name, threshold=self.chance.randint(0, 1)) for name in self.lrms)
+        self.capacity = {one.name: self.lrms[one.name].processors - one.threshold for one in clusters}
+        self.service = SimulatedService(self.clock, self.lrms, self.faults, PARAMETERS, clusters)
+        self.cancelled: set[str] = set()
+        self._locals = 0
+        self._checked = 0
+        """Events after which the service was checked last."""
+        self._plan(calm=calm)
+
+    # ---- what happens ------------------------------------------------------------------------------------------------
+
+    def _plan(self, *, calm: bool) -> None:
+        end = self.clock.now + FAULTY
+        for number in range(JOBS):
+            self._during(lambda number=number: self._submit(number))
+        for _ in range(self.chance.randint(0, 6)):
+            self._during(self._local_user)
+        trouble = [self._outage, self._node_fails, self._crash, self._kill_one, self._cut_one, self._cancel_one]
+        for _ in range(0 if calm else self.chance.randint(2, 14)):
+            self._during(self.chance.choice(trouble))
+        self.clock.at(end, self.faults.stop)
+
+    def _during(self, action: object) -> None:
+        self.clock.after(self.chance.uniform(1.0, FAULTY), action)  # type: ignore[arg-type]
+
+    def _submit(self, number: int) -> None:
+        if not self.service.up:
+            self.clock.after(10.0, lambda: self._submit(number))
+            return
+        one = self._job(number)
+        self.service.runs[one.id] = (self.chance.uniform(1.0, 200.0), self.chance.choice([WELL, WELL, WELL, ILL]))
+        self.service.post(ev.JobSubmitted(time=self.clock.now, job=one))
+
+    def _job(self, number: int) -> Job:
+        """Return a job that fits the site: components on different clusters, or small ones anywhere."""
+        parts: list[Component] = []
+        for name in self.chance.sample(list(self.lrms), self.chance.randint(1, len(self.lrms))):
+            minimum = self.chance.randint(1, max(1, self.capacity[name]))
+            maximum = minimum + self.chance.choice([0, 0, 3])
+            pinned = name if self.chance.random() < 0.6 else None
+            parts.append(component(f"on-{name}", minimum, maximum, cluster=pinned))
+        return job(
+            f"j{number}", *parts, walltime=400, submitted_at=self.clock.now, priority=self.chance.choice([0, 0, 1])
+        )
+
+    def _local_user(self) -> None:
+        lrm = self.chance.choice(list(self.lrms.values()))
+        seconds = self.chance.uniform(20.0, 600.0)
+
+        def start(element: Element) -> None:
+            self.clock.after(seconds, lambda: lrm.exited(element))
+
+        self._locals += 1
+        lrm.submit(
+            f"local{self._locals}", self.chance.randint(1, lrm.processors), walltime=1e9, user="bob", on_start=start
+        )
+
+    def _outage(self) -> None:
+        lrm = self.chance.choice(list(self.lrms.values()))
+        lrm.up = False
+        self.clock.after(self.chance.uniform(5.0, 400.0), lambda: setattr(lrm, "up", True))
+
+    def _node_fails(self) -> None:
+        lrm = self.chance.choice(list(self.lrms.values()))
+        node = self.chance.choice(list(lrm.nodes))
+        lrm.fail_node(node)
+        self.clock.after(self.chance.uniform(10.0, 600.0), lambda: lrm.repair_node(node))
+
+    def _crash(self) -> None:
+        if self.service.up:
+            self.service.crash()
+            self.clock.after(self.chance.uniform(0.0, 200.0), self.service.restart)
+
+    def _kill_one(self) -> None:
+        """A placeholder of ours is killed, with or without a warning to its agent."""
+        if self.service.connected and self.chance.random() < 0.5:
+            agent = self.chance.choice(list(self.service.connected.values()))
+            self.service.warned(agent, EndReason.CANCELLED)
+            self.clock.after(5.0, lambda: agent.lrm.kill(agent.element, EndReason.CANCELLED))
+            return
+        lrm = self.chance.choice(list(self.lrms.values()))
+        ours = lrm.live(self.service.prefix)
+        if ours:
+            lrm.kill(self.chance.choice(ours), self.chance.choice([EndReason.CANCELLED, EndReason.MEMORY]))
+
+    def _cut_one(self) -> None:
+        """An agent loses its connection, for a moment or for longer than its lease."""
+        if self.service.connected:
+            agent = self.chance.choice(list(self.service.connected.values()))
+            agent.mute = True
+            agent.break_connection()
+            self.clock.after(self.chance.uniform(1.0, 200.0), lambda: setattr(agent, "mute", False))
+
+    def _cancel_one(self) -> None:
+        jobs = list(self.service.state.jobs)
+        if jobs and self.service.up:
+            chosen = self.chance.choice(jobs)
+            self.cancelled.add(chosen)
+            self.service.post(ev.CancelRequested(time=self.clock.now, job_id=JobId(chosen)))
+
+    # ---- what must hold ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run the schedule to its end, with every check after every step."""
+        last = self.clock.now + FAULTY + QUIET
+        while not self.over():
+            assert self.clock.step()
+            assert self.clock.now < last, f"not over: {self._unfinished()}"
+            self.check()
+        self._check_end()
+
+    def over(self) -> bool:
+        """Tell whether all jobs were submitted and ended, and nothing of ours is left anywhere."""
+        service = self.service
+        ended = service.up and len(service.outcomes) == JOBS and not service.state.placeholders
+        return ended and not any(lrm.live(service.prefix) for lrm in self.lrms.values())
+
+    def _unfinished(self) -> str:
+        records = [r for r in self.service.state.jobs.values() if not r.state.final]
+        left = {name: [str(e.id) for e in lrm.live(self.service.prefix)] for name, lrm in self.lrms.items()}
+        return f"{records} {left}"
+
+    def check(self) -> None:
+        """Check what must hold at any moment."""
+        for name, lrm in self.lrms.items():
+            ours = len(lrm.live(self.service.prefix))
+            assert ours <= self.capacity[name], f"{ours} placeholders on {name}, capacity {self.capacity[name]}"
+            assert len(lrm.submissions) == len(set(lrm.submissions)), "submitted twice"
+        if len(self.service.journal) == self._checked:
+            return
+        self._checked = len(self.service.journal)
+        recount(self.service.state)
+        assert all(len(one) == 1 for one in self.service.outcomes.values()), "two outcomes"
+        assert max(self.service.process_starts.values(), default=0) <= 1, "a rank was started twice"
+        check_progress(self.service.state)
+
+    def _check_end(self) -> None:
+        state = self.service.state
+        assert not state.batches
+        assert all(record.state.final for record in state.jobs.values())
+        for id_, (outcome,) in self.service.outcomes.items():
+            completed = outcome.state is JobState.COMPLETED
+            starts = {rank: n for (one, rank), n in self.service.process_starts.items() if one == id_}
+            if completed:
+                ranks = next(len(launch.ranks) for launch in self.service.launched if launch.job_id == id_)
+                assert starts == dict.fromkeys(range(ranks), 1), "completed without having run everywhere"
+            assert (outcome.exit_code == 0) == completed
+            if outcome.state is JobState.CANCELLED and outcome.detail.startswith("cancelled by"):
+                assert id_ in self.cancelled
+
+
+def check_progress(state: State) -> None:
+    """Check that every job and every ending placeholder has something ahead that will move it."""
+    timers = {(timer.kind, str(timer.job_id or timer.placeholder)): timer.at for timer in sorted(state.timers)}
+    for id_, record in state.jobs.items():
+        if record.state is JobState.WAITING:
+            if record.not_before is None:
+                assert state.scan_timer_set, f"{id_} waits and nobody scans"
+            else:
+                assert timers[TimerKind.BACKOFF, id_] >= record.not_before
+        elif record.state is JobState.CLAIMING:
+            missing = any(claim.cluster is None or claim.missing for claim in record.claims)
+            assert missing == (record.retake_at is not None), f"{id_}: missing {missing}, retake {record.retake_at}"
+            if record.held:
+                assert record.life_ends_at is not None, f"{id_} holds for ever"
+            if not missing:
+                assert any(not p.held for p in state.placeholders_of(record)), f"{id_} holds all and does not start"
+        elif not record.state.final:
+            assert (TimerKind.WALLTIME, id_) in timers
+    for placeholder in state.placeholders.values():
+        if placeholder.state is PlaceholderState.ENDING:
+            assert timers[TimerKind.ENDING, str(placeholder.id)] >= (placeholder.end_check_at or 0.0)
+            assert placeholder.end_check_at is not None
