@@ -100,13 +100,13 @@ def test_agents_yet_to_report_and_out_of_contact() -> None:
 
 def test_refused_component_has_no_cluster_yet() -> None:
     """A component between two clusters is named."""
-    site = Site({"a": 8, "b": 4}, PARAMETERS)
+    site = Site({"a": 8, "b": 5}, PARAMETERS)
     site.submit(job("1", component("x", 3, cluster="b"), component("y", 2)))
     key = next(key for key, batch in site.state.batches.items() if batch.cluster == "a")
     site.post(ev.BatchRejected(time=site.now, batch=key, reason="no account"))
     assert said(site) == (
         "The job holds 0 of 5 processors (0 of 3 on b, 0 of 2 on no cluster yet for 'y') "
-        "and waits for 3 in the queue of b (idle there: 4). It starts when all are held; "
+        "and waits for 3 in the queue of b (idle there: 5). It starts when all are held; "
         "2 processors that it lost or gave back will be claimed again now. Last trouble: a: no account."
     )
 
