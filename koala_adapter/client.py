@@ -141,10 +141,11 @@ class Client:
         return reply
 
     def _connect(self, timeout: float | None) -> socket.socket:
+        path = str(socket_path(self.directory))
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout)
         try:
-            connection.connect(str(socket_path(self.directory)))
+            connection.connect(path)
         except OSError as error:
             connection.close()
             raise self._unavailable(error) from error

@@ -112,6 +112,10 @@ class Server:
                 self.stop_wanted.set()
         except KoalaError as error:
             await stream.send(requests.encode(requests.refusal(error)))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # A defect of ours costs this answer, not the service and all its jobs.
+            log.exception("a request failed", request=line[:200])
+            await stream.send(requests.encode(requests.refusal(KoalaError(f"the service failed: {error!r}"))))
 
     def _result(self, request: Request) -> Any:  # noqa: ANN401, PLR0911 - JSON of many shapes, one return for each
         service = self._service

@@ -61,7 +61,7 @@ def check(session: Session, no_submit: bool, timeout: float, as_json: bool) -> N
     checked.add(HOST, check_host(session))
     if checked.ok:
         prepare_directory(session.directory)
-        with session.progress.status("checking the clusters") as status:
+        with session.moving.status("checking the clusters") as status:
             anyio.run(_check_clusters, session, checked, status, None if no_submit else timeout)
     if as_json:
         session.print_json(checked.to_json())

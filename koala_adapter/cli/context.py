@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import re
 import sys
 import traceback
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -62,6 +64,11 @@ class Session:
         """Where progress and remarks go, so that results can be piped."""
         return make_console(sys.stderr)
 
+    @property
+    def moving(self) -> Console:
+        """Where progress moves while results are printed: on a terminal both must come from one console."""
+        return self.console if self.console.is_terminal else self.progress
+
     @cached_property
     def plugins(self) -> Mapping[str, PluginDefinition]:
         """The installed plugins. Raises PluginError."""
@@ -104,8 +111,27 @@ class Session:
 
 def make_console(file: IO[str]) -> Console:
     """Return a console on a standard stream, as wide as the terminal, or as wide as needed without one."""
-    width = None if file.isatty() or os.environ.get("COLUMNS") else WIDE
-    return Console(file=file, width=width, highlight=False)
+    if file.isatty():
+        return Console(file=file, highlight=False)
+    width = None if os.environ.get("COLUMNS") else WIDE
+    return Console(file=cast("IO[str]", LineEnds(file)), width=width, highlight=False)
+
+
+class LineEnds(io.TextIOBase):
+    """Passes text on without the spaces that a table leaves at the ends of its lines."""
+
+    def __init__(self, file: IO[str]) -> None:
+        """Write to ``file``."""
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write whole lines."""
+        self._file.write(re.sub(" +(?=\n)", "", text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Have what was written go out."""
+        self._file.flush()
 
 
 def show_error(error: KoalaError) -> None:

@@ -216,7 +216,7 @@ class Trial:
             self._trouble = error.message
             return True
         self._seen = jobs[0] if jobs else self._seen
-        if jobs:
+        if jobs and self._visit.agent is None:
             reason = f" ({jobs[0].reason})" if jobs[0].reason else ""
             node = f" on {jobs[0].nodes[0]}, its agent has not reported yet" if jobs[0].nodes else ""
             self._tell(f"the placeholder is {jobs[0].state.value}{node or reason}")

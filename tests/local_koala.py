@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The installed ``koala`` as a person uses it: real processes, local clusters, nothing left behind afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+import koala_adapter
+import koala_local
+from koala_adapter.clusters import make_lrm
+from koala_adapter.config import load_site
+from koala_adapter.hosting import prepare_directory
+from koala_adapter.model import BatchKey, LrmJobState
+from koala_adapter.plugin import Submission, load_plugins
+from tests.local_daemon import end_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from koala_adapter.model import LrmJob
+    from koala_adapter.plugin import Lrm
+
+LIVENESS = 45.0
+"""Seconds within which anything that is expected must have happened; on a busy machine, too."""
+
+SITE = """\
+[control_center]
+listen = "127.0.0.1"
+lease = 120
+heartbeat = 1
+
+[scheduler]
+scan_interval = 0.5
+placeholder_life = 30
+launch_margin = 20
+
+[[clusters]]
+name = "alpha"
+plugin = "local"
+poll_interval = 0.5
+requests_per_minute = 600
+output_directory = "{directory}"
+settings = {{ processors = 4, idle_seconds = 60 }}
+
+[[clusters]]
+name = "beta"
+plugin = "local"
+poll_interval = 0.5
+requests_per_minute = 600
+output_directory = "{directory}"
+settings = {{ processors = 4, idle_seconds = 60 }}
+"""
+
+JOB = """\
+name = "{name}"
+walltime = 60
+
+[[components]]
+name = "left"
+cluster = "alpha"
+command = ["sh", "-c", {script}]
+processors = {processors}
+
+[[components]]
+name = "right"
+cluster = "beta"
+command = ["sh", "-c", {script}]
+processors = {processors}
+"""
+
+
+@dataclass
+class Koala:
+    """A site of two local clusters, a state directory, and the command on them."""
+
+    directory: Path
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Write the site file."""
+        self.site_file.write_text(SITE.format(directory=self.directory), encoding="utf-8")
+
+    @property
+    def site_file(self) -> Path:
+        """The site file."""
+        return self.directory / "site.toml"
+
+    @property
+    def state(self) -> Path:
+        """The state directory."""
+        return self.directory / "s"
+
+    def job(self, script: str, *, name: str = "job", processors: int = 1) -> str:
+        """Return the path of a job file whose ranks run a shell script."""
+        path = self.directory / f"{name}.toml"
+        text = JOB.format(name=name, script=json.dumps(script), processors=processors)
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command line of one ``koala``."""
+        options = ["--site", str(self.site_file), "--state", str(self.state)]
+        return [sys.executable, "-m", "koala_adapter.cli", *options, *arguments]
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment of every ``koala``: nothing of the shell around the tests."""
+        roots = dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (koala_adapter, koala_local))
+        kept = {name: os.environ[name] for name in ("PATH", "HOME")}
+        return {**kept, "LC_ALL": "C.UTF-8", "PYTHONPATH": os.pathsep.join(roots), "TMPDIR": str(self.directory)}
+
+    def run(self, *arguments: str, check: int | None = 0, **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - passed on
+        """Run one command to its end; ``check``: the exit code it must have. Nobody is ever shown a traceback."""
+        done = subprocess.run(
+            self.command(*arguments),
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=more.pop("stdout", subprocess.PIPE),
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIVENESS,
+            check=False,
+            **more,
+        )
+        assert "Traceback" not in done.stderr + (done.stdout or ""), done.stderr
+        assert check is None or done.returncode == check, (arguments, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def json(self, *arguments: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON
+        """Run one command with ``--json`` and return what it says."""
+        return json.loads(self.run(*arguments, "--json", check=check).stdout)
+
+    def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:  # noqa: ANN401 - passed on
+        """Start one command in a process group of its own, as a shell does."""
+        process = subprocess.Popen(
+            self.command(*arguments),
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=more.pop("stdout", subprocess.PIPE),
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **more,
+        )
+        self.running.append(process)
+        return process
+
+    def serve(self) -> subprocess.Popen[str]:
+        """Start a service in the foreground of its own process and return once it answers."""
+        process = self.start("serve")
+        eventually(lambda: self.run("status", "--json", check=None).stderr == "")
+        return process
+
+    def state_of(self, job_id: str) -> str:
+        """Return the state of a job."""
+        return str(self.json("status", job_id)["state"])
+
+    def placeholders(self) -> list[LrmJob]:
+        """Return what is in the clusters, of whatever name."""
+        found: list[LrmJob] = []
+
+        async def ask(lrm: Lrm) -> None:
+            found.extend(job for job in await lrm.jobs() if job.state is not LrmJobState.ENDED)
+
+        self._everywhere(ask)
+        return found
+
+    def submit_orphan(self, name: str) -> None:
+        """Have cluster alpha run a job that calls itself a placeholder."""
+
+        async def submit(lrm: Lrm) -> None:
+            script = "#!/bin/sh\nexec sleep 60\n"
+            await lrm.submit(
+                Submission(
+                    key=BatchKey(name), count=1, script=script, walltime=60, output_directory=str(self.directory)
+                )
+            )
+
+        self._everywhere(submit, only="alpha")
+
+    def _everywhere(self, do: Callable[[Lrm], Any], only: str = "") -> None:
+        prepare_directory(self.state)
+
+        async def all_clusters() -> None:
+            plugins = load_plugins()
+            site = load_site(self.site_file, plugins)
+            for config in site.clusters:
+                if only in ("", config.name):
+                    lrm, _ = make_lrm(config, plugins, self.state)
+                    await lrm.start()
+                    await do(lrm)
+                    await lrm.close()
+
+        anyio.run(all_clusters)
+
+    def close(self) -> None:
+        """End everything that was started."""
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        service = self._service()
+        if service is not None:
+            os.kill(service, signal.SIGKILL)
+        for cluster in self.state.glob("clusters/*"):
+            cancel = self._cancel_all(cluster.name)
+            if cancel:
+                anyio.run(end_daemon, cluster)
+
+    def _cancel_all(self, name: str) -> bool:
+        async def cancel(lrm: Lrm) -> None:
+            await lrm.cancel([job.id for job in await lrm.jobs()])
+
+        self._everywhere(cancel, only=name)
+        return True
+
+    def _service(self) -> int | None:
+        """Return the process id of the service that owns the state directory."""
+        try:
+            pid = int((self.state / "service.lock").read_text().rpartition("pid ")[2].rstrip(")\n"))
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        return pid if os.fsencode(self.state) in arguments else None
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    """Wait until something has become true; fail when it does not."""
+    until = time.monotonic() + LIVENESS
+    while not true():
+        assert time.monotonic() < until, "it did not come true"
+        time.sleep(0.1)
+
+
+def processes_naming(text: str) -> Sequence[int]:
+    """Return the processes of this machine whose command line names something."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                if text.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as people type them, in real processes on local clusters: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+ORPHAN = "koala-{}-999999"
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters, and end all of it afterwards."""
+    one = Koala(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def output(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait for a process and return what it wrote; never a traceback."""
+    written, said = process.communicate(timeout=LIVENESS)
+    assert "Traceback" not in said, said
+    return written, said
+
+
+# ---- run ------------------------------------------------------------------------------------------------------------
+
+
+def test_run_prints_results_apart_from_progress(koala: Koala) -> None:
+    """The processes' output, marked, is all that is on standard output; progress and the table are elsewhere."""
+    done = koala.run("run", koala.job("echo hello from $KOALA_RANK"))
+    assert sorted(done.stdout.splitlines()) == ["left/0: hello from 0", "right/0: hello from 1"]
+    assert "job 1 completed" in done.stderr
+    assert "waited" in done.stderr
+    assert koala.placeholders() == []
+
+
+def test_run_ends_with_the_code_of_the_job(koala: Koala) -> None:
+    """A rank that exits with 3 makes it 3, and the closing lines say which rank."""
+    done = koala.run("run", koala.job("exit $((KOALA_RANK * 3))"), check=3)
+    assert "rank 1" in done.stderr
+    assert "exit code 3" in done.stderr
+
+
+def test_run_as_json_keeps_what_placeholders_were(koala: Koala) -> None:
+    """The report of a finished job still tells waiting time, hosts and LRM ids of each component."""
+    report = koala.json("run", koala.job("true"))
+    assert report["state"] == "completed"
+    for component in report["components"]:
+        assert component["waited"] >= 0
+        assert component["hosts"]
+        assert len(component["lrm_ids"]) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_run_cancels_and_leaves_nothing(koala: Koala, number: signal.Signals) -> None:
+    """Ctrl-C, or the end of the terminal, cancels the job; the exit code says so, and the clusters are empty."""
+    process = koala.start("run", koala.job("echo started; sleep 60"))
+    assert process.stdout is not None
+    assert "started" in process.stdout.readline()
+    process.send_signal(number)
+    output(process)
+    assert process.returncode == 243
+    assert koala.placeholders() == []
+
+
+def test_interrupt_at_the_beginning_is_quiet(koala: Koala) -> None:
+    """Ctrl-C while the program starts, or while it cancels nothing yet, ends it without a traceback or a job left."""
+    for _ in range(3):
+        process = koala.start("run", koala.job("sleep 60"))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGINT)
+        output(process)
+        assert process.returncode in {130, 243}
+    eventually(lambda: koala.placeholders() == [])
+
+
+def test_run_goes_on_when_nobody_reads(koala: Koala) -> None:
+    """A reader of the output that goes away does not end the job: it is somebody's work."""
+    reading, writing = os.pipe()
+    process = koala.start("run", koala.job("echo one; sleep 1; echo two"), stdout=writing)
+    os.close(writing)
+    os.close(reading)
+    output(process)
+    assert process.returncode == 0
+    assert "two" in koala.run("logs", "1").stdout
+
+
+def test_two_runs_share_one_service(koala: Koala) -> None:
+    """The second run uses the service inside the first; when that ends, one in the background takes over."""
+    until = "until [ -e {}/{} ]; do sleep 0.1; done"
+    first = koala.start("run", koala.job(until.format(koala.directory, "one"), name="first"))
+    eventually(lambda: koala.run("status", "1", check=None).returncode == 0)
+    second = koala.start("run", koala.job(f"{until.format(koala.directory, 'two')}; echo second", name="second"))
+    eventually(lambda: koala.run("status", "2", check=None).returncode == 0)
+    (koala.directory / "one").touch()
+    _, said = output(first)
+    assert first.returncode == 0
+    assert "in the background" in said
+    (koala.directory / "two").touch()
+    written, _ = output(second)
+    assert second.returncode == 0
+    assert written.count("second") == 2
+    koala.run("serve", "--stop")
+
+
+def test_second_interrupt_does_not_wait(koala: Koala) -> None:
+    """Ctrl-C twice leaves the end of the job to a service in the background, which brings it about."""
+    process = koala.start("run", koala.job("trap '' TERM; echo started; sleep 60"))
+    assert process.stdout is not None
+    assert "started" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    eventually(lambda: koala.state_of("1") == "cancelled")
+    process.send_signal(signal.SIGINT)
+    output(process)
+    assert process.returncode in {130, 243}
+    eventually(lambda: koala.placeholders() == [])
+
+
+# ---- the service ----------------------------------------------------------------------------------------------------
+
+
+def test_submit_starts_a_service_and_says_so(koala: Koala) -> None:
+    """Without a service one is started in the background; the job is followed by `logs -f` to its end."""
+    done = koala.run("submit", koala.job("echo begin; sleep 1; echo end"))
+    assert done.stdout.startswith("job 1 submitted")
+    assert "started one in the background" in done.stderr
+    followed = koala.run("logs", "1", "-f")
+    assert followed.stdout.count("begin") == followed.stdout.count("end") == 2
+    assert koala.run("logs", "1", "-c", "left", "-r", "0").stdout == "begin\nend\n"
+    again = koala.run("submit", koala.job("true"))
+    assert "background" not in again.stderr
+    koala.run("serve", "--stop")
+
+
+def test_second_service_is_refused(koala: Koala) -> None:
+    """Who owns the state directory is named, and the way out."""
+    first = koala.serve()
+    done = koala.run("serve", check=246)
+    assert f"koala serve (pid {first.pid}) already owns {koala.state}" in done.stderr
+    assert "--state" in done.stderr
+    stopped = koala.run("serve", "--stop")
+    assert "stopped the service" in stopped.stdout
+    assert first.wait(LIVENESS) == 0
+
+
+def test_status_without_a_service_reads_the_journal(koala: Koala) -> None:
+    """A service that was killed leaves its journal: what is unfinished is shown, and how to go on."""
+    service = koala.serve()
+    koala.run("submit", koala.job("sleep 30"))
+    eventually(lambda: koala.state_of("1") == "running")
+    service.kill()
+    service.wait()
+    done = koala.run("status")
+    assert "no service runs" in done.stderr
+    assert "unfinished: 1" in done.stderr
+    assert "running" in done.stdout
+    assert koala.json("status", "1")["components"][0]["lrm_ids"]
+    assert "no service runs" in koala.run("explain", "1").stderr
+    assert "nobody follows job 1" in koala.run("logs", "1", "-f", check=246).stderr
+    assert "koala serve" in koala.run("cancel", "1", check=246).stderr
+    koala.serve()
+    assert koala.run("cancel", "1").stdout == "job 1: cancelled\n"
+    assert koala.placeholders() == []
+
+
+def test_run_survives_the_death_of_the_service(koala: Koala) -> None:
+    """After kill -9 of the service a run waits; with the next service it ends with the code of its job."""
+    service = koala.serve()
+    process = koala.start("run", koala.job("echo started; sleep 6; exit 5"))
+    assert process.stdout is not None
+    assert "started" in process.stdout.readline()
+    service.kill()
+    service.wait()
+    koala.serve()
+    _, said = output(process)
+    assert "the service went away" in said
+    assert process.returncode == 5
+
+
+def test_cancel_ends_a_run_of_somebody_else(koala: Koala) -> None:
+    """Cancelling reaches a job in another terminal; both say so, and nothing is left."""
+    process = koala.start("run", koala.job("echo started; sleep 60"))
+    assert process.stdout is not None
+    assert "started" in process.stdout.readline()
+    assert koala.run("cancel", "1").stdout == "job 1: cancelled\n"
+    output(process)
+    assert process.returncode == 243
+    assert koala.placeholders() == []
+
+
+def test_stopping_the_service_inside_a_run(koala: Koala) -> None:
+    """`serve --stop` stops that one, too; the run says how to go on, and starts none against the user's will."""
+    process = koala.start("run", koala.job("echo started; sleep 20"))
+    assert process.stdout is not None
+    assert "started" in process.stdout.readline()
+    assert "unfinished jobs: 1" in koala.run("serve", "--stop").stdout
+    _, said = output(process)
+    assert process.returncode == 246
+    assert "job 1 is not lost" in said
+    assert "no service runs" in koala.run("status").stderr
+
+
+# ---- trouble --------------------------------------------------------------------------------------------------------
+
+
+def test_full_disk_is_said(koala: Koala) -> None:
+    """When nothing can be written any more, the command ends with one message, not with a traceback."""
+    koala.run("run", koala.job("true"))
+    size = (koala.state / "journal.sqlite").stat().st_size
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    done = koala.run("run", koala.job("true"), check=None, preexec_fn=limit)
+    assert done.returncode != 0
+    assert "journal" in done.stderr or "File too large" in done.stderr
+
+
+def test_full_output_is_said(koala: Koala) -> None:
+    """A result that cannot be written is an error, with one message."""
+    koala.run("run", koala.job("true"))
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = koala.run("status", check=1, stdout=full)
+    assert "No space left on device" in done.stderr
+
+
+def test_reader_that_goes_away_ends_a_listing_quietly(koala: Koala) -> None:
+    """`koala status | true` says nothing."""
+    koala.run("run", koala.job("true"))
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = koala.run("status", "--json", check=141, stdout=writing)
+    os.close(writing)
+    assert "koala:" not in done.stderr
+
+
+# ---- plan, script, clusters -----------------------------------------------------------------------------------------
+
+
+def test_plan_and_script_without_a_service_submit_nothing(koala: Koala) -> None:
+    """They answer from the clusters themselves, and leave these as they were."""
+    job = koala.job("true", processors=3)
+    report = koala.json("plan", job)
+    assert report["result"] == "placed"
+    assert {one["cluster"]: one["idle"] for one in report["components"]} == {"alpha": 4, "beta": 4}
+    shown = koala.json("script", job, "--cluster", "beta")
+    assert [one["component"] for one in shown["submissions"]] == ["left", "right"]
+    assert "THE-ONE-TIME-TOKEN-GOES-HERE" in shown["submissions"][0]["script"]
+    assert koala.json("clusters")[0]["idle"] == 4
+    assert koala.placeholders() == []
+
+
+def test_plan_says_never_and_not_now(koala: Koala) -> None:
+    """Too large for ever is 240."""
+    done = koala.run("plan", koala.job("true", processors=5), check=240)
+    assert "can never run here" in done.stdout
+    assert "at most 4" in done.stdout
+
+
+def test_plan_and_script_with_a_service(koala: Koala) -> None:
+    """The service knows what it holds: what is taken is not idle, and a script has its own control center."""
+    koala.serve()
+    koala.run("submit", koala.job("sleep 30", processors=3))
+    eventually(lambda: koala.state_of("1") == "running")
+    eventually(lambda: koala.json("clusters")[0]["idle"] == 1)
+    done = koala.run("plan", koala.job("true", processors=1, name="small"))
+    assert "would start at once" in done.stdout
+    port = koala.json("script", koala.job("true"), "-c", "alpha")["submissions"][0]["script"]
+    assert '"port": ' in port
+    koala.run("cancel", "1")
+    koala.run("serve", "--stop")
+
+
+# ---- check ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_check_proves_that_nodes_reach_us(koala: Koala, served: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """With a service or without, each cluster's placeholder reports, is used and goes."""
+    if served:
+        koala.serve()
+    found = koala.json("check")
+    assert found["ok"]
+    reports = [one for one in found["checks"] if one["subject"] == "placeholder"]
+    assert [one["cluster"] for one in reports] == ["alpha", "beta"]
+    assert all("Python 3." in one["found"] for one in reports)
+    assert [one["subject"] for one in found["checks"]].count("released") == 2
+    assert koala.placeholders() == []
+    text = koala.run("check", "--no-submit").stdout
+    assert "FAIL" not in text
+    assert "released" not in text
+
+
+def test_check_tells_which_address_is_out_of_reach(koala: Koala) -> None:
+    """A control center that nodes cannot reach is a FAIL that names address and port; nothing stays behind."""
+    text = koala.site_file.read_text()
+    koala.site_file.write_text(text.replace("lease = 120", 'lease = 120\naddress = "127.0.0.9"'))
+    done = koala.run("check", "--timeout", "4", check=1)
+    assert done.stdout.count("FAIL") == 2 + 1
+    assert "it was told to go to 127.0.0.9:" in done.stdout
+    assert "remedy: let the nodes connect to 127.0.0.9:" in done.stdout
+    eventually(lambda: koala.placeholders() == [])
+
+
+def test_interrupted_check_leaves_no_placeholder(koala: Koala) -> None:
+    """Ctrl-C while a placeholder is awaited takes it away."""
+    text = koala.site_file.read_text()
+    koala.site_file.write_text(text.replace("lease = 120", 'lease = 120\naddress = "127.0.0.9"'))
+    process = koala.start("check", "--timeout", "60")
+    eventually(lambda: len(koala.placeholders()) == 2)
+    process.send_signal(signal.SIGINT)
+    output(process)
+    assert process.returncode == 130
+    assert koala.placeholders() == []
+
+
+def test_check_says_what_is_wrong_with_the_site(koala: Koala) -> None:
+    """A site file that is refused is a FAIL with the reason; the clusters are not asked."""
+    koala.site_file.write_text("[[clusters]]\nname = 'x'\nplugin = 'slurn'\n")
+    done = koala.run("check", check=1)
+    assert "FAIL site file" in done.stdout
+    assert "slurm" in done.stdout
+
+
+# ---- reap -----------------------------------------------------------------------------------------------------------
+
+
+def instance(koala: Koala) -> str:
+    """Return the instance in the names of the placeholders that are there."""
+    return koala.placeholders()[0].name.split("-")[1]
+
+
+def test_reap_takes_only_what_nobody_owns(koala: Koala) -> None:
+    """Without a service the journal says what is owned: the orphan goes, the job's placeholders stay and run on."""
+    service = koala.serve()
+    koala.run("submit", koala.job("sleep 25; echo done"))
+    eventually(lambda: koala.state_of("1") == "running")
+    ours = instance(koala)
+    service.kill()
+    service.wait()
+    koala.submit_orphan(ORPHAN.format(ours))
+    koala.submit_orphan(ORPHAN.format("deadbeef"))
+    listed = koala.json("reap", "--dry-run")
+    assert [one["name"] for one in listed["found"]] == [ORPHAN.format(ours)]
+    assert len(koala.placeholders()) == 4
+    assert "1 of 1 cancelled and gone" in koala.run("reap").stdout
+    assert "--yes" in koala.run("reap", "--all", check=2).stderr
+    assert "1 of 1 cancelled and gone" in koala.run("reap", "--all", "--yes").stdout
+    assert len(koala.placeholders()) == 2
+    koala.serve()
+    assert koala.run("logs", "1", "-f").stdout.count("done") == 2
+    assert koala.state_of("1") == "completed"
+
+
+def test_reap_beside_a_service_touches_nothing_of_it(koala: Koala) -> None:
+    """What a running service holds is owned."""
+    koala.serve()
+    koala.run("submit", koala.job("sleep 50"))
+    eventually(lambda: koala.state_of("1") == "running")
+    assert koala.run("reap").stdout == "no placeholder is without an owner\n"
+    assert koala.state_of("1") == "running"
+    koala.run("cancel", "1")
+
+
+# ---- demo -----------------------------------------------------------------------------------------------------------
+
+
+def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala) -> None:
+    """The job waits for a local user, runs, prints its result; daemons and files are gone."""
+    done = koala.run("demo")
+    assert "pi = 3.14159" in done.stdout
+    assert "7 of 8 are held" in done.stdout
+    assert "completed" in done.stdout
+    assert [path.name for path in koala.directory.iterdir()] == ["site.toml"]
+    assert processes_naming("koala-demo-") == []
+
+
+def test_interrupted_demo_leaves_nothing(koala: Koala) -> None:
+    """Ctrl-C in the middle ends the clusters and removes the files, too."""
+    process = koala.start("demo")
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("3"):
+        pass
+    process.send_signal(signal.SIGINT)
+    output(process)
+    assert process.returncode == 130
+    assert [path.name for path in koala.directory.iterdir()] == ["site.toml"]
+    assert processes_naming(str(koala.directory)) == []
+
+
+def test_json_is_all_there_is_on_standard_output(koala: Koala) -> None:
+    """Each command with --json prints one document, whatever it remarks on the way."""
+    job = koala.job("true")
+    for arguments in (["submit", job], ["status"], ["clusters"], ["plan", job], ["check", "--no-submit"], ["reap"]):
+        assert json.loads(koala.run(*arguments, "--json").stdout) is not None
+    koala.run("serve", "--stop")
