@@ -51,4 +51,4 @@ def _as_listed(row: Sequence[str]) -> list[str]:
     if len(row) != len(FIELDS):
         return list(row)
     word, _, by = row[2].partition(" ")
-    return [*row[:2], word.removesuffix("+"), *row[3:10], by or "None", row[10]]
+    return [*row[:2], word.removesuffix("+"), *row[3:10], by.removeprefix("by ") or "None", row[10]]

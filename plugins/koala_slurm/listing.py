@@ -88,7 +88,8 @@ def parse_job(row: Sequence[str]) -> LrmJob:
     job, user, word, processors, queue, nodes, submitted, started, ends, status, reason, name = row
     state = job_state(word, reason)
     code, signal = parse_exit(status)
-    end = job_end(word, exit_code=code, signal=signal)
+    places = expand(nodes)
+    end = job_end(word, exit_code=code, signal=signal, ran=bool(places))
     begun = state in _BEGUN
     return LrmJob(
         id=LrmJobId(job),
@@ -97,7 +98,7 @@ def parse_job(row: Sequence[str]) -> LrmJob:
         user=user,
         processors=int(processors) if processors.isdecimal() else 1,
         array_index=array_index(job),
-        nodes=expand(nodes),
+        nodes=places,
         queue=queue,
         reason="" if reason == "None" else reason,
         end=end,

@@ -99,11 +99,18 @@ class SlurmLrm(Lrm):
         self._config = config
 
     async def _accounting_works(self) -> bool:
-        result = await self._commands.run(sacct_command(("1",)), environment=TIME_FORMAT)
+        try:
+            result = await self._commands.run(sacct_command(("1",)), environment=TIME_FORMAT)
+        except LrmUnavailableError:
+            # A database that hangs must not keep us from a controller that answers.
+            return False
         return result.returncode == 0 and not result.stderr.strip()
 
     async def _try_pyslurm(self, config: ControllerConfig) -> None:
-        usable, self._pyslurm = await probe(self._commands, config.version)
+        try:
+            usable, self._pyslurm = await probe(self._commands, config.version)
+        except LrmUnavailableError as error:
+            usable, self._pyslurm = False, error.message
         if usable:
             self._reader = PyslurmReader(
                 self._commands, self._reader, cluster=self._context.cluster, reserved_is_up=self._reserved_is_up

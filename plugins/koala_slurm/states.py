@@ -128,12 +128,17 @@ def _is_hold(reason: str) -> bool:
     return compact in HOLD_REASONS or compact.endswith(("requeued held", "in held state"))
 
 
-def job_end(word: str, *, exit_code: int, signal: int) -> EndReason | None:
-    """Return why a job with this end state ended; None when the state is no end, or its reason is not known."""
+def job_end(word: str, *, exit_code: int, signal: int, ran: bool = True) -> EndReason | None:
+    """Return why a job with this end state ended; None when the state is no end, or its reason is not known.
+
+    ``ran``: it was given a node. A job refused on second thoughts (BadConstraints) has a status, but never ran.
+    """
     if JOB_STATES.get(word) is not LrmJobState.ENDED:
         return None
     if word in END_REASONS:
         return END_REASONS[word]
+    if not ran:
+        return EndReason.LAUNCH_FAILED
     if signal:
         return EndReason.LAUNCH_FAILED if signal == NO_OUTPUT_SIGNAL else EndReason.SIGNALLED
     # FAILED without any code: the job's script never ran (prolog, credentials, directory).

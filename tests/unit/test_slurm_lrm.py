@@ -139,6 +139,15 @@ async def test_no_accounting_no_history(fake: FakeSlurm, context: ClusterContext
     assert sent(context, "sacct") == []
 
 
+async def test_hanging_accounting_is_none(tmp_path: Path, context: ClusterContext) -> None:
+    """A database that does not answer costs the history, not the cluster."""
+    fake = FakeSlurm(tmp_path / "hangs", accounting=True)
+    (fake.bin_directory / "sacct").write_text("#!/bin/sh\nexec sleep 60\n")
+    lrm = await started(fake, context, command_timeout=1)
+    assert not lrm.capabilities.accounting
+    assert len(await lrm.nodes()) == 2
+
+
 async def test_history_of_a_newer_release(tmp_path: Path, context: ClusterContext) -> None:
     """With accounting, ends are told by it, in the same words as by the listing of any release."""
     fake = FakeSlurm(tmp_path / "newer", release="24.11.5", accounting=True)

@@ -70,6 +70,12 @@ def test_job_end(word: str, code: int, signal: int, end: EndReason | None) -> No
     assert job_end(word, exit_code=code, signal=signal) is end
 
 
+def test_job_that_never_ran() -> None:
+    """The status of a job that never had a node is no exit status."""
+    assert job_end("FAILED", exit_code=0, signal=1, ran=False) is EndReason.LAUNCH_FAILED
+    assert job_end("CANCELLED", exit_code=0, signal=0, ran=False) is EndReason.CANCELLED
+
+
 def test_every_end_state_has_a_reason() -> None:
     """No state counts as ended without a reason."""
     ended = {word for word, state in JOB_STATES.items() if state is LrmJobState.ENDED}
