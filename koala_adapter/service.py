@@ -26,7 +26,7 @@ from koala_adapter.plugin import placeholder_output_path
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import PlaceholderState
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.siteparameters import configuration
 from koala_adapter.submissions import ScriptMaker, last_words, leave_token, token_path
 from koala_adapter.vjm import certificate, credentials
@@ -191,11 +191,22 @@ class Service:
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
             told = self._center is not None and self._center.release(placeholder, RELEASE_GRACE)
-            if lrm_id and (action.force or not told):
+            if lrm_id and (action.force or not (told or self._has_more_to_say(placeholder))):
                 to_cancel.append(lrm_id)
         if driver is not None:
             driver.cancel(to_cancel)
             driver.poller.poll_soon()
+
+    def _has_more_to_say(self, placeholder: PlaceholderId) -> bool:
+        """Tell whether an agent that is out of contact keeps output that is still wanted.
+
+        It is then told to end when it comes back, or cancelled when that takes longer than the scheduler's patience.
+        """
+        record = self.state.placeholders.get(placeholder)
+        if record is None or record.silent_since is None:
+            return False
+        job = self.state.jobs[record.job_id]
+        return job.launched_at is not None and job.state is not JobState.CANCELLED
 
     def _read_output(self, action: act.ReadPlaceholderOutput) -> None:
         driver = self.clusters.get(action.cluster)

@@ -40,7 +40,7 @@ QUEUED = 128 * 1024  # bytes waiting for the socket, beyond which no more output
 LINE = 32 * 1024 * 1024  # longest line accepted from the control center
 REPORTS = 256  # ended tasks told again in each Hello
 CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
-LONGEST_PAUSE = 10.0  # seconds between two tries to connect, give or take half
+LONGEST_PAUSE = 6.0  # seconds between two tries to connect, give or take half: less than the center's patience
 STEADY = 30.0  # seconds after which a connection counts as good, and the pauses start small again
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
@@ -336,6 +336,11 @@ class Channel:
     def queued(self) -> int:
         """Bytes that wait for the socket."""
         return len(self._out)
+
+    @property
+    def closed(self) -> bool:
+        """Whether there is no connection, nor one on its way."""
+        return self._socket is None
 
     def own_address(self) -> str:
         """Address of this node on its way to the control center."""
@@ -782,7 +787,7 @@ class Agent:
         left = self._ends_in()
         if left is not None:
             self.timers.after(left - min(self.settings.end_margin, left / 2), self._walltime_ends)
-        self._dial()
+        self._dial(self._attempt)
         try:
             while True:
                 self.timers.run()
@@ -796,6 +801,11 @@ class Agent:
                 task.kill()
             if self._directory:
                 remove_tree(self._directory)
+
+    @property
+    def heard(self) -> bool:
+        """Whether the control center was told everything before the end, so that no written word is needed."""
+        return self._parting
 
     def new_directory(self) -> str:
         """Return a new private directory for a task."""
@@ -848,10 +858,11 @@ class Agent:
             self._last_failure = reason
             say(f"no connection to {self.settings.host}:{self.settings.port}: {reason}; trying again")
         pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 10))
-        self.timers.after(pause * (0.5 + ord(os.urandom(1)) / 256), self._dial)
+        attempt = self._attempt
+        self.timers.after(pause * (0.5 + ord(os.urandom(1)) / 256), lambda: self._dial(attempt))
 
-    def _dial(self) -> None:
-        if self._mute:
+    def _dial(self, after: int) -> None:
+        if self._mute or after != self._attempt:
             return
         self._opened = time.monotonic()
         self._attempt += 1
@@ -995,6 +1006,9 @@ class Agent:
                 if self._welcomed and not mute:
                     self._send_ending()
             self.timers.after(grace + FLUSH, self._depart)
+            if self._channel.closed:  # the time that is left may be shorter than the pause
+                self._failures = 0
+                self._dial(self._attempt)
         for task in self._tasks.values():
             task.stop(reason, detail, grace)
 
@@ -1023,13 +1037,13 @@ class Agent:
             task.look()
 
 
-def remove_empty_output() -> None:
-    """Remove the file that the LRM made for our own words, when there were none to say."""
+def remove_own_output(batch: str) -> None:
+    """Remove the file that the LRM made for our own words; one that does not bear our batch's name is not ours."""
     with contextlib.suppress(OSError):
         path = os.readlink("/proc/self/fd/2")
         kept, named = os.fstat(2), os.lstat(path)
         ours = (kept.st_dev, kept.st_ino) == (named.st_dev, named.st_ino) and kept.st_uid == os.geteuid()
-        if ours and stat.S_ISREG(kept.st_mode) and not kept.st_size:
+        if ours and stat.S_ISREG(kept.st_mode) and os.path.basename(path).startswith(batch):
             os.unlink(path)
 
 
@@ -1041,9 +1055,11 @@ def main(configuration: str) -> int:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)  # a shell such as dash leaves the process that wrote the script to our stdin
     try:
-        status = Agent(Settings(json.loads(configuration), dict(os.environ))).run()
-        if status == EXIT_RELEASED:
-            remove_empty_output()
+        settings = Settings(json.loads(configuration), dict(os.environ))
+        agent = Agent(settings)
+        status = agent.run()
+        if agent.heard:
+            remove_own_output(settings.batch)
         return status
     except FatalError as error:
         say(str(error))

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from tests.real.lrms import System
     from tests.real.systems.slurm import Authentication
-    from tests.real.user import System, Values
+    from tests.real.user import Values
 
 
 class NewSlurm(Protocol):
@@ -65,6 +66,7 @@ class NewUser(Protocol):
         scheduler: Values | None = None,
         center: Values | None = None,
         clusters: Mapping[str, Values] | None = None,
+        path: Path | None = None,
     ) -> KoalaUser:
         """Return a user with a site of these systems; see KoalaUser for the settings."""
 
@@ -171,8 +173,11 @@ def new_user(tmp_path: Path) -> Iterator[NewUser]:
             scheduler: Values | None = None,
             center: Values | None = None,
             clusters: Mapping[str, Values] | None = None,
+            path: Path | None = None,
         ) -> KoalaUser:
-            user = KoalaUser(tmp_path / "user", systems, scheduler=scheduler, center=center, clusters=clusters)
+            user = KoalaUser(
+                tmp_path / "user", systems, scheduler=scheduler, center=center, clusters=clusters, path=path
+            )
             users.callback(user.close)
             user.serve()
             return user

@@ -8,8 +8,8 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.real.lrms import placeholders
 from tests.real.systems.processes import SeenProcess, find_processes, wait_until
-from tests.real.user import placeholders
 
 if TYPE_CHECKING:
     from tests.real.user import KoalaUser

@@ -12,7 +12,8 @@ import pytest
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
-from tests.real.user import part, placeholders
+from tests.real.lrms import placeholders
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from pathlib import Path

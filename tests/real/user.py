@@ -12,16 +12,17 @@ import json
 import os
 import pwd
 import signal
+import sqlite3
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.client import Client
 from koala_adapter.errors import KoalaError
 from koala_adapter.reports import JOB_REPORT
-from tests.real.systems import GridEngineCell, SlurmCluster, SystemFailedError
+from tests.real.lrms import System, listing
+from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.processes import SYSTEM_PATH, tail, wait_until
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.reports import JobReport
 
-System: TypeAlias = SlurmCluster | GridEngineCell
 Values: TypeAlias = "Mapping[str, int | float | str | bool]"
 
 PATIENCE = 90.0
@@ -111,12 +111,14 @@ class KoalaUser:
         center: Values | None = None,
         scheduler: Values | None = None,
         clusters: Mapping[str, Values] | None = None,
+        path: Path | None = None,
     ) -> None:
         """Write the site file; nothing is started.
 
-        ``account``: login name under which all runs, the one of the tests by default. The other arguments are added to
-        the tables of the site file, ``clusters`` by name of the system.
+        ``account``: login name under which all runs, the one of the tests by default. ``path``: directory to be first
+        in PATH. The other arguments are added to the tables of the site file, ``clusters`` by name of the system.
         """
+        self.path = SYSTEM_PATH if path is None else f"{path}:{SYSTEM_PATH}"
         self.directory = directory
         self.state = directory / "state"
         self.output = directory / "agents"
@@ -127,15 +129,22 @@ class KoalaUser:
         self.service: subprocess.Popen[bytes] | None = None
         self.client = Client(self.state)
         self.kills = 0
-        for path in (directory, self.output):
-            path.mkdir(exist_ok=True)
+        for own in (directory, self.output):
+            own.mkdir(exist_ok=True)
             if self.account is not None:
-                os.chown(path, self.account.pw_uid, self.account.pw_gid)
-        own = clusters or {}
+                os.chown(own, self.account.pw_uid, self.account.pw_gid)
+        more = clusters or {}
         text = f"[control_center]\n{toml({**CENTER, **(center or {})})}"
         text += f"[scheduler]\n{toml({**SCHEDULER, **(scheduler or {})})}"
         common: Values = {"output_directory": str(self.output)}
-        self.site.write_text(text + "".join(cluster_table(s, {**common, **own.get(s.name, {})}) for s in systems))
+        self.site.write_text(text + "".join(cluster_table(s, {**common, **more.get(s.name, {})}) for s in systems))
+
+    @property
+    def prefix(self) -> str:
+        """How the names of all LRM jobs of this user's state directory begin."""
+        with contextlib.closing(sqlite3.connect(f"{(self.state / 'journal.sqlite').as_uri()}?mode=ro", uri=True)) as db:
+            (instance,) = db.execute("SELECT value FROM meta WHERE key = 'instance'").fetchone()
+        return f"koala-{instance}-"
 
     # -- the service -------------------------------------------------------------------------------------------------
 
@@ -188,7 +197,7 @@ class KoalaUser:
         """Return the environment of a command: that of an ordinary login, and where the program under test is."""
         account = self.account or pwd.getpwuid(os.getuid())
         return {
-            "PATH": SYSTEM_PATH,
+            "PATH": self.path,
             "LC_ALL": "C.UTF-8",
             "HOME": str(self.directory),
             "USER": account.pw_name,
@@ -292,35 +301,3 @@ class KoalaUser:
             with contextlib.suppress(Exception):
                 shown.append(f"--- {system.name}\n{listing(system)}")
         return "\n".join(shown)
-
-
-def listing(system: System) -> str:
-    """Return what a batch system itself shows of all jobs, ended ones included as far as it does."""
-    if isinstance(system, SlurmCluster):
-        return "\n".join("|".join(row) for row in system.squeue("--states=all", form="%i|%j|%T|%r|%N"))
-    return system.qstat()
-
-
-def placeholders(system: System) -> list[str]:
-    """Return the names of our placeholders that a batch system has now, queued or running, one for each."""
-    if isinstance(system, SlurmCluster):
-        return [row[0] for row in system.squeue(form="%j") if row[0].startswith("koala-")]
-    return [name for name, state in sge_tasks(system) if name.startswith("koala-") and state]
-
-
-def sge_tasks(cell: GridEngineCell) -> list[tuple[str, str]]:
-    """Return name and state of each task in a Grid Engine cell (`qstat -g d`: one line for each task)."""
-    lines = cell.run("qstat", "-u", "*", "-g", "d", "-r").splitlines()
-    tasks: list[tuple[str, str]] = []
-    for line in lines:
-        words = line.split()
-        if line.startswith("       Full jobname:") and tasks:
-            tasks[-1] = (words[-1], tasks[-1][1])
-        elif words and words[0].isdecimal() and not line.startswith("       "):
-            tasks.append((words[2], words[4]))
-    return tasks
-
-
-def now() -> float:
-    """Return a time for measuring."""
-    return time.monotonic()

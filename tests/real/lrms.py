@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the batch systems themselves say of placeholders, asked past koala, and the jobs of their local users."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+from tests.real.systems import GridEngineCell, SlurmCluster
+from tests.real.systems.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+System: TypeAlias = SlurmCluster | GridEngineCell
+
+OURS = "koala-"
+LOCAL = "local"
+JOB_NAME, JOB_NUMBER = 4, 5
+"""Fields of a line of accounting(5), from 0."""
+
+
+def listing(system: System) -> str:
+    """Return what a batch system shows of all jobs, ended ones included as far as it does."""
+    if isinstance(system, SlurmCluster):
+        return "\n".join("|".join(row) for row in system.squeue("--states=all", form="%i|%j|%T|%r|%N"))
+    return system.qstat()
+
+
+def placeholders(system: System, *, running: bool = False) -> list[str]:
+    """Return the names of our placeholders that a batch system has now, one for each; ``running``: on a node."""
+    if isinstance(system, SlurmCluster):
+        states = ("--states=RUNNING",) if running else ()
+        return [row[0] for row in system.squeue(*states, form="%j") if row[0].startswith(OURS)]
+    return [name for name, state in sge_tasks(system) if name.startswith(OURS) and ("q" not in state or not running)]
+
+
+def sge_tasks(cell: GridEngineCell) -> list[tuple[str, str]]:
+    """Return name and state of each task in a Grid Engine cell (`qstat -g d`: one line for each task)."""
+    tasks: list[tuple[str, str]] = []
+    for line in cell.run("qstat", "-u", "*", "-g", "d", "-r").splitlines():
+        words = line.split()
+        if line.lstrip().startswith("Full jobname:") and tasks:
+            tasks[-1] = (words[-1], tasks[-1][1])
+        elif words and words[0].isdecimal() and not line.startswith("       "):
+            tasks.append((words[2], words[4]))
+    return tasks
+
+
+def submissions(system: System, prefix: str) -> list[tuple[str, str]]:
+    """Return name and LRM job id of every submission whose name has the prefix that the system ever had.
+
+    Slurm: those of the last MinJobAge seconds. Grid Engine: those of which at least one task ran, or that are there.
+    """
+    if isinstance(system, SlurmCluster):
+        rows = system.squeue("--states=all", form="%j|%F")
+        return sorted({(name, number) for name, number in rows if name.startswith(prefix)})
+    accounting = system.root / system.cell / "common" / "accounting"
+    lines = accounting.read_text(errors="replace").splitlines() if accounting.exists() else []
+    fields = [line.split(":") for line in lines if line and not line.startswith("#")]
+    over = {(field[JOB_NAME], field[JOB_NUMBER]) for field in fields if field[JOB_NAME].startswith(prefix)}
+    return sorted(over | {one for one in _sge_numbers(system) if one[0].startswith(prefix)})
+
+
+def _sge_numbers(cell: GridEngineCell) -> set[tuple[str, str]]:
+    numbers: set[tuple[str, str]] = set()
+    number = ""
+    for line in cell.run("qstat", "-u", "*", "-r").splitlines():
+        words = line.split()
+        if line.lstrip().startswith("Full jobname:"):
+            numbers.add((words[-1], number))
+        elif words and words[0].isdecimal() and not line.startswith("       "):
+            number = words[0]
+    return numbers
+
+
+@contextmanager
+def local_job(system: System, processors: int, *, user: str = "nobody") -> Iterator[None]:
+    """Have a local user's job occupy processors during the block; at its end the job ends."""
+    script = "#!/bin/sh\nexec sleep 900\n"
+    if isinstance(system, SlurmCluster):
+        number = system.submit(
+            script, f"--array=1-{processors}", "--output=/dev/null", f"--job-name={LOCAL}", user=user
+        )
+    else:
+        options = ("-N", LOCAL, "-t", f"1-{processors}", "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
+        number = system.submit(script, *options, user=user)
+    wait_until(lambda: _running(system) == processors, seconds=60, what="local job", details=lambda: listing(system))
+    try:
+        yield
+    finally:
+        system.run("scancel" if isinstance(system, SlurmCluster) else "qdel", number)
+
+
+def _running(system: System) -> int:
+    if isinstance(system, SlurmCluster):
+        return len([row for row in system.squeue("--states=RUNNING", form="%j") if row[0] == LOCAL])
+    return [name == LOCAL and "r" in state and "q" not in state for name, state in sge_tasks(system)].count(True)

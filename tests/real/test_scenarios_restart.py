@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service is killed at any moment and started again: nothing that a user can see changes, except time."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from koala_adapter.scheduler.outcome import JobState
+from tests.real.leftovers import Traces
+from tests.real.lrms import local_job, placeholders, submissions
+from tests.real.ranks import CODE, NotedRanks
+from tests.real.slow_commands import PausedCommand
+from tests.real.systems.processes import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.reports import JobReport
+    from tests.real.conftest import NewUser
+    from tests.real.systems import GridEngineCell, SlurmCluster
+    from tests.real.user import KoalaUser
+
+pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(300)]
+
+SEED = 20261121
+LONG = 200.0
+"""Seconds for a job, when a submission may have to be waited for that never arrived."""
+
+
+def killed_and_started(user: KoalaUser) -> None:
+    """Kill the service and start it again."""
+    user.kill()
+    assert not user.client.running()
+    user.serve()
+
+
+def runs(report: JobReport) -> bool:
+    """Tell whether all processes of a job run."""
+    return report.state is JobState.RUNNING
+
+
+def expect_noted_end(user: KoalaUser, job: str, ranks: NotedRanks, report: JobReport) -> None:
+    """Insist that each rank ran once and wrote everything, and that the code of the last one is the job's."""
+    assert report.outcome is not None
+    assert (report.state, report.outcome.exit_code) == (JobState.FAILED, CODE), report
+    assert report.outcome.rank == ranks.size - 1
+    assert ranks.ran() == list(range(ranks.size))
+    for component in report.components:
+        for rank in range(component.processors):
+            for stream in ("out", "err"):
+                assert user.output_of(job, component.name, rank, stream) == ranks.written(stream)
+
+
+@pytest.mark.real("sge_qmaster")
+def test_processes_do_not_notice(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
+) -> None:
+    """Killed while the job waits, holding half of it, and again while it runs: one submission in each batch system."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=20, mark=traces.mark)
+    with local_job(sge_cell, sge_cell.slots):
+        job = user.submit(user.job_file(*ranks.parts()))
+        user.wait_held(job, 2)
+        killed_and_started(user)
+        user.wait_held(job, 2)
+        assert (len(placeholders(slurm_a)), len(placeholders(sge_cell))) == (2, 2)
+    user.wait(job, runs, what="runs")
+    killed_and_started(user)
+    report = user.wait_over(job)
+    expect_noted_end(user, job, ranks, report)
+    assert report.hand_backs == 0
+    assert len(submissions(slurm_a, user.prefix)) == len(submissions(sge_cell, user.prefix)) == 1
+    traces.expect_none()
+
+
+@pytest.mark.real("sge_qmaster", "mpiexec.hydra")
+def test_an_mpi_world_does_not_notice(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, allreduce: Path, tmp_path: Path
+) -> None:
+    """The same for one MPI_COMM_WORLD: its ranks meet again after the service was away."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=0, mark=traces.mark)
+    with local_job(sge_cell, sge_cell.slots):
+        job = user.submit(user.job_file(*ranks.mpi_parts(allreduce, "6"), launcher="mpi"))
+        user.wait_held(job, 2)
+        killed_and_started(user)
+    user.wait(job, runs, what="runs")
+    killed_and_started(user)
+    report = user.wait_over(job)
+    assert report.outcome is not None
+    assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0), report
+    assert ranks.ran() == [0, 1, 2, 3]
+    assert [b"sum=10" in user.output_of(job, f"c{1 + rank // 2}", rank % 2) for rank in range(4)] == [True] * 4
+    assert len(submissions(slurm_a, user.prefix)) == len(submissions(sge_cell, user.prefix)) == 1
+    traces.expect_none()
+
+
+def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """The job ends while the service is dead; the next one hears how, with all that was written."""
+    user = new_user(slurm_a)
+    traces = Traces(user)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 3}, lines=10, mark=traces.mark)
+    job = user.submit(user.job_file(*ranks.parts()))
+    user.wait(job, runs, what="runs")
+    user.kill()
+    wait_until(lambda: len(ranks.over()) == 2, seconds=60, what="all but the last rank end")
+    time.sleep(1)
+    user.serve()
+    expect_noted_end(user, job, ranks, user.wait_over(job))
+    assert len(submissions(slurm_a, user.prefix)) == 1
+    traces.expect_none()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_while_submitting(
+    new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path, when: Literal["before", "after"]
+) -> None:
+    """Nobody heard sbatch's answer, be it that it had yet to ask: the submission is found by its name, not repeated."""
+    commands = tmp_path / "commands"
+    pause = PausedCommand(commands, "sbatch", when=when)
+    user = new_user(slurm_a, path=commands)
+    traces = Traces(user)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=2, mark=traces.mark)
+    job = user.submit(user.job_file(*ranks.parts()))
+    pause.wait_reached()
+    killed_and_started(user)
+    user.wait(job, lambda report: "unknown" in report.explanation or report.components[0].held > 0, what="looked for")
+    pause.let_go()
+    expect_noted_end(user, job, ranks, user.wait_over(job))
+    assert len(submissions(slurm_a, user.prefix)) == 1
+    traces.expect_none()
+
+
+def test_killed_at_random_moments(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, tmp_path: Path
+) -> None:
+    """Six times within a few seconds, with three jobs under way: all end as they should, none ran twice."""
+    chance = random.Random(SEED)
+    user = new_user(slurm_a, slurm_b)
+    traces = Traces(user)
+    jobs: dict[str, NotedRanks] = {}
+    for number in range(6):
+        if number < 3:
+            ranks = NotedRanks(tmp_path / f"notes{number}", {"a": 2, "b": 1}, lines=20, mark=traces.mark)
+            jobs[user.submit(user.job_file(*ranks.parts(), name=f"job{number}"))] = ranks
+        time.sleep(chance.uniform(0, 2.0))
+        killed_and_started(user)
+    for job, ranks in jobs.items():
+        expect_noted_end(user, job, ranks, user.wait_over(job, seconds=LONG))
+    ended = [name for name, _ in submissions(slurm_a, user.prefix)]
+    assert len(ended) == len(set(ended)), "one submission was made twice under the same name"
+    traces.expect_none()
