@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what in docs/ is made from the models: the JSON Schemas, and the keys in site-file.md and jobfile.md.
+"""Writes what in docs/ is made from the program: JSON Schemas, keys in site-file.md and jobfile.md, help in cli.md.
 
-Run it after a change of a model: ``python docs/reference.py``. A unit test fails while a file is out of date.
+Run it after a change of a model or a command: ``python docs/reference.py``. A unit test fails while a file is out of date.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
 
 from koala_adapter.inputfiles import InputFileTable
 from koala_adapter.jobfile import ComponentTable, JobHeader
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent
 OURS = ("drmaa", "local", "sge", "slurm")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+HELP = re.compile(r"(<!-- help: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS: dict[str, type[BaseModel]] = {
     "control_center": ControlCenterConfig,
     "scheduler": SchedulerConfig,
@@ -61,7 +64,18 @@ def generated() -> dict[Path, str]:
         contents[page] = MARKED.sub(
             lambda mark: f"{mark[1]}{_keys(models.get(mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
         )
+    page = DOCS / "cli.md"
+    contents[page] = HELP.sub(lambda mark: f"{mark[1]}{_help(mark[2])}{mark[3]}", page.read_text(encoding="utf-8"))
     return contents
+
+
+def _help(name: str) -> str:
+    """Return the help text of one command, or of ``koala`` itself, as it is at a width of 80 columns."""
+    group = import_module("koala_adapter.cli.koala").koala
+    command = group if name == "koala" else group.commands[name]
+    words = name if name == "koala" else f"koala {name}"
+    text = command.get_help(click.Context(command, info_name=words, terminal_width=80, max_content_width=80))
+    return f"```text\n{text}\n```\n"
 
 
 def _keys(model: type[BaseModel] | None) -> str:

@@ -14,6 +14,6 @@ def main() -> None:
     try:
         from koala_adapter.cli.koala import koala  # noqa: PLC0415 - takes most of the time there is to interrupt
 
-        koala()
+        koala(prog_name="koala")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

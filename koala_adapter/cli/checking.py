@@ -46,12 +46,14 @@ HOST = "this host"
 @pass_session
 @command_body
 def check(session: Session, no_submit: bool, timeout: float, as_json: bool) -> None:
-    r"""Check the installation, the site file and each cluster, with one real placeholder in each.
+    r"""Check this host, the site file and each cluster.
 
-    Every line says OK or FAIL, and what to do about a FAIL. Works with a service running or without.
+    Every line says OK or FAIL, and what to do about a FAIL. One real placeholder is submitted to each cluster, to see
+    whether its nodes reach this host. Works with a service running or without.
 
     \b
-    Exit codes: 0 all OK, 1 at least one FAIL.
+    Exit codes:
+      0 all OK, 1 at least one FAIL
 
     \b
     Example:

@@ -62,7 +62,7 @@ SLOT = "■"
 @pass_session
 @command_body
 def demo(session: Session) -> None:
-    r"""See it work: one parallel job on processors of three clusters at once, in about ten seconds.
+    r"""See it work: one job on three clusters at once, in ten seconds.
 
     Needs no batch system, no site file and no rights. Three small clusters run inside this machine, in a temporary
     directory, and are gone afterwards.

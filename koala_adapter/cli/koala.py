@@ -45,14 +45,15 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
 
     \b
     Examples:
-      koala demo          see it work, without any batch system
-      koala check         is everything here as it must be?
-      koala run job.toml  run a job
+      koala demo            see it work, without any batch system
+      koala check           is everything here as it must be?
+      koala run job.toml    run a job
 
     \b
-    Exit codes: 0 all is well, 1 something failed, 2 wrong usage, 130 interrupted,
-    240 refused, 241 not placed, 242 lost, 243 cancelled, 244 walltime exceeded,
-    245 bad configuration, 246 no service, 247 batch system; else the job's own.
+    Exit codes:
+      0 all is well, 1 something failed, 2 wrong usage, 130 interrupted,
+      240 refused, 241 not placed, 242 lost, 243 cancelled, 244 walltime exceeded,
+      245 bad configuration, 246 no service, 247 batch system; else the job's own
     """
     level = logging.INFO if verbose or context.invoked_subcommand == "serve" else logging.CRITICAL
     structlog.configure(
@@ -72,5 +73,12 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
     context.obj = Session(site_option=site, state_option=state, verbose=verbose)
 
 
-for command in COMMANDS:
-    koala.add_command(command)
+def as_written(command: click.Command) -> None:
+    """Have click leave alone the paragraphs of a help text that are marked so, as a raw docstring marks them."""
+    command.help = (command.help or "").replace("\\b\n", "\b\n")
+
+
+as_written(koala)
+for one in COMMANDS:
+    as_written(one)
+    koala.add_command(one)

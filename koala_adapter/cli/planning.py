@@ -54,7 +54,8 @@ def plan(session: Session, job_file: Path, as_json: bool) -> None:
     Asks the service when one runs, and the clusters themselves when none does.
 
     \b
-    Exit codes: 0 it would be placed, 241 not now, 240 never.
+    Exit codes:
+      0 it would be placed, 241 not now, 240 never
 
     \b
     Example:
@@ -126,9 +127,10 @@ def plan_table(components: tuple[PlannedComponent, ...]) -> Table:
 @pass_session
 @command_body
 def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> None:
-    r"""Show exactly what would be submitted for a job to a cluster: command, environment and script. Nothing is sent.
+    r"""Show exactly what would be submitted to a cluster.
 
-    The one-time token is replaced by a text that says so.
+    That is, for each component: command, environment and script, with a text in the place of the one-time token.
+    Nothing is sent.
 
     \b
     Example:

@@ -86,12 +86,13 @@ class Reaping:
 @pass_session
 @command_body
 def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeout: float, as_json: bool) -> None:
-    r"""Find placeholders that no job owns any more, cancel them, and see them gone.
+    r"""Find placeholders that no job owns any more, and cancel them.
 
     What belongs to a job that is not finished is never touched, whether a service runs or not.
 
     \b
-    Exit codes: 0 nothing is left, 247 a cluster did not answer, or something stayed.
+    Exit codes:
+      0 nothing is left, 247 a cluster did not answer, or something stayed
 
     \b
     Example:

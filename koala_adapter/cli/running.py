@@ -51,8 +51,9 @@ def run(session: Session, job_file: Path, as_json: bool, quiet: bool) -> None:
     Uses the service when one runs, and is the service itself when none does. Ctrl-C cancels the job.
 
     \b
-    Exit codes: the job's own, or 240 refused, 241 not placed, 242 lost, 243 cancelled, 244 walltime exceeded,
-    245 bad configuration, 246 no service, 247 batch system.
+    Exit codes:
+      the job's own, or 240 refused, 241 not placed, 242 lost, 243 cancelled,
+      244 walltime exceeded, 245 bad configuration, 246 no service, 247 batch system
 
     \b
     Example:
@@ -73,7 +74,9 @@ def run(session: Session, job_file: Path, as_json: bool, quiet: bool) -> None:
 @pass_session
 @command_body
 def submit(session: Session, job_file: Path, as_json: bool) -> None:
-    r"""Hand a job to the service and return; starts the service when none runs, and says so.
+    r"""Hand a job to the service, and start one if none runs.
+
+    The service goes on in the background; `koala serve --stop` ends it.
 
     \b
     Example:

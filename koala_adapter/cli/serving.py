@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 @pass_session
 @command_body
 def serve(session: Session, stop: bool, end_when_idle: float | None, ready_descriptor: int | None) -> None:
-    r"""Run the service: it holds the queue and drives the clusters until it is stopped.
+    r"""Run the service in the foreground until it is stopped.
 
-    Ctrl-C stops it, too. What it holds in the clusters goes on; the next service finds it again.
+    It holds the queue and drives the clusters. Ctrl-C stops it, too. What it holds in the clusters goes on; the
+    next service finds it again.
 
     \b
     Example:

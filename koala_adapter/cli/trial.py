@@ -42,6 +42,8 @@ COMMAND_TIME = 15.0
 """Seconds that a command in the placeholder may take, there and back."""
 GOING_TIME = 30.0
 """Seconds that a placeholder may take to go once it was told to."""
+LEAVING_TIME = 15.0
+"""The same when we must go ourselves; its lease ends what is slower."""
 PROBE = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
 """Asks the interpreter that runs the agent for its version."""
 GONE = frozenset({LrmJobState.ENDED})
@@ -175,7 +177,7 @@ class Trial:
             said = error.message if isinstance(error, KoalaError) else str(error)
             return (_bad("placeholder", said, hint or "`koala script` shows what is submitted"),)
         finally:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(GOING_TIME):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING_TIME):
                 await self._clean_up()
             if token_file is not None:
                 remove_token(token_file)
@@ -250,8 +252,10 @@ class Trial:
     async def _clean_up(self) -> None:
         self._center.center.release(self._id, 0.0)
         with suppress(KoalaError):
-            jobs = await self._lrm.jobs(name_prefix=self._id.batch)
-            await self._lrm.cancel([job.id for job in jobs if job.name == self._id.batch and job.state not in GONE])
+            if await self._look() and self._seen is not None:
+                await self._lrm.cancel([self._seen.id])
+                while await self._look():  # noqa: ASYNC110 - the LRM is asked, it does not tell
+                    await anyio.sleep(LOOK)
         for path in self._output_files():
             with suppress(OSError):
                 path.unlink()

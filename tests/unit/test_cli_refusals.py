@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
+from koala_adapter import errors
+from koala_adapter.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 from koala_adapter.cli.koala import COMMANDS, koala
 from koala_adapter.errors import EXIT_CONFIGURATION, EXIT_SERVICE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import click
     from click.testing import Result
 
@@ -69,6 +71,15 @@ def test_every_command_explains_itself_with_an_example(command: click.Command) -
 def test_what_reports_can_do_so_as_json(name: str) -> None:
     """Everything that reports has --json."""
     assert "--json" in invoke(name, "--help").output
+
+
+def test_the_manual_has_every_command_and_every_exit_code() -> None:
+    """docs/cli.md has a place for each help text (which is kept true elsewhere) and a line for each exit code."""
+    manual = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- help: (\S+) -->", manual)) == {"koala", *(str(one.name) for one in COMMANDS)}
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", manual, re.MULTILINE)}
+    ours = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert documented == ours | {0, 1, 2, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}
 
 
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["dance"], ["run"], ["logs"], ["script", "job.toml"]])
