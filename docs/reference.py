@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes what in docs/ is made from the program: JSON Schemas, keys in site-file.md and jobfile.md, help in cli.md.
 
-Run it after a change of a model or a command: ``python docs/reference.py``. A unit test fails while a file is out of date.
+Run it after a change of a model or a command: ``python docs/reference.py``. A test fails while a file is out of date.
 """
 
 from __future__ import annotations
