@@ -32,6 +32,14 @@ ABSENCES_NEEDED = 2
 OCCUPYING = frozenset(
     {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.UNKNOWN}
 )
+_AGENT_ENDS = {
+    1: (EndReason.LAUNCH_FAILED, "its agent found nothing to work with; its own output on the node says why"),
+    3: (EndReason.CANCELLED, "the control center refused its agent"),
+    4: (EndReason.LOST, "its agent had no contact to the control center for the time of its lease"),
+    5: (EndReason.CANCELLED, "its agent was ended by the batch system or by its walltime"),
+    127: (EndReason.LAUNCH_FAILED, "its node has no usable Python 3.6 or newer"),
+}
+"""What the exit statuses of vjm/agent.py and of its job script mean."""
 _BELIEVED_AT_ONCE = frozenset({EndReason.NODE_LOST, EndReason.WALLTIME, EndReason.MEMORY, EndReason.CANCELLED})
 
 
@@ -134,7 +142,7 @@ class Witness:
             return []
         detail = job.reason
         if reason is EndReason.EXITED and job.exit_code is not None:
-            detail = f"its agent ended with status {job.exit_code}"
+            reason, detail = _AGENT_ENDS.get(job.exit_code, (reason, f"its agent ended with status {job.exit_code}"))
         return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=reason, detail=detail)]
 
     def _absent(self, placeholder: PlaceholderRecord, now: float, *, in_contact: bool) -> list[Event]:
