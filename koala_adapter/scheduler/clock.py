@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that was set back: what is noted in the old time is moved to the new one.
+"""Time that does not simply go on: clocks that are set back, and the time while nobody listened.
 
-Otherwise every timer would be late by the whole jump: with a clock corrected by an hour, jobs would wait that hour. How
-long it was quiet before the jump cannot be known; timers are late by that much.
+What is noted in the old time of a clock set back is moved to the new one. Otherwise every timer would be late by the
+whole jump: with a clock corrected by an hour, jobs would wait that hour. How long it was quiet before the jump cannot
+be known; timers are late by that much.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.records import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
 
 TOLERANCE = 60.0
 """Seconds by which events may be out of order; time just stands still for them."""
+AWAITS_AGENTS = frozenset({TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind.LIFE})
+"""Timers that judge by what agents have not said."""
 POINTS_IN_TIME = frozenset(
     {
         "ending_since",
@@ -45,6 +51,19 @@ def advance(state: State, time: float) -> float:
         _set_back(state, state.now - time)
     state.now = time
     return time
+
+
+def give_time(state: State, now: float) -> None:
+    """Put off what fell due while the service was down, as long as an agent has for its first report.
+
+    An agent that could not report is not MISSING, ranks may have ended well in time, and the last processor may be
+    there: first let them say so.
+    """
+    later = now + state.parameters.registration_timeout
+    state.timers = [
+        replace(timer, at=later) if timer.at <= now and timer.kind in AWAITS_AGENTS else timer for timer in state.timers
+    ]
+    heapq.heapify(state.timers)
 
 
 def _set_back(state: State, seconds: float) -> None:

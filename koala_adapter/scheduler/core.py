@@ -15,7 +15,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler import reports
 from koala_adapter.scheduler.batches import batch_failed, batch_submitted, batch_uncertain
 from koala_adapter.scheduler.claiming import retake, scan_queue
-from koala_adapter.scheduler.clock import advance
+from koala_adapter.scheduler.clock import advance, give_time
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.lifecycle import ending_timer, life_timer, registration_timer
@@ -66,6 +66,8 @@ class Scheduler:
         if isinstance(event, ev.JobSubmitted) and event.job.id in self.state.jobs:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
         context = Context(state=self.state, queue=self._queue, now=advance(self.state, event.time))
+        if isinstance(event, ev.Configured):
+            give_time(self.state, context.now)
         while (timer := self.state.due_timer(context.now)) is not None:
             self._fire(context, timer)
             _finish_ended(context)

@@ -36,7 +36,6 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     record.finished_at = context.now
     context.state.note_claims(record, context.now)
     record.life_ends_at = record.retake_at = None
-    record.not_before = None
     leave_queue(context, record)
     context.effects.add(JobFinished(job_id=record.job.id, outcome=outcome))
     spares = context.state.placeholders_of(record) if record.live else []

@@ -105,15 +105,25 @@ def test_delivery_during_the_pause_claims_at_once() -> None:
 
 
 def test_pause_begins_with_the_hand_back() -> None:
-    """A pause that began earlier and ends in the same moment does not take back what was just given."""
+    """A pause that began earlier and is over in the same moment does not take back what was just given."""
     site = half_held()
     site.pass_time(60.0)
     site.ended(site.claimed("1")[-1].id, EndReason.NODE_LOST)
-    actions = site.pass_time(60.0)
-    assert ends(actions)
-    handed_back_at = site.now
-    later = [site.pass_time(1.0) for _ in range(40)]
-    assert [submissions(one) for one in later] == [{}] * 40, handed_back_at
+    site.now += 70.0
+    actions = site.post(ev.TimeReached(time=site.now))
+    assert len(ends(actions)) == 2
+    assert submissions(actions) == {}
+
+
+def test_life_of_what_is_lost_already_is_no_hand_back() -> None:
+    """Losing the only held processor was counted once; the end of its life is not counted again."""
+    site = Site({"a": 4, "b": 4}, Parameters(placeholder_life=100.0, backoff=5000.0))
+    site.submit(job("1", component("x", 1, cluster="a"), component("y", 1, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)
+    site.pass_time(200.0)
+    assert (site.record("1").hand_backs, site.record("1").tries) == (0, 1)
 
 
 def test_two_jobs_that_hold_what_the_other_needs() -> None:

@@ -258,6 +258,59 @@ def test_late_wake_up_catches_up() -> None:
     assert launches(actions) == []
 
 
+def test_what_was_due_comes_before_the_event() -> None:
+    """A job whose walltime is over has ended by that, whatever is told of it later."""
+    site = Site({"a": 4})
+    site.submit(job("1", 1, walltime=60))
+    site.run("1")
+    site.now += 61.0
+    site.complete("1")
+    assert site.outcome("1").reason is EndReason.WALLTIME
+
+
+def restarted(site: Site, down: float) -> None:
+    """Let the service be down for so many seconds, and start again."""
+    site.now += down
+    site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
+
+
+def test_ranks_that_ended_while_the_service_was_down() -> None:
+    """A job that ended in time is not judged by its walltime before its agents could say so; one that did not is."""
+    for well in (True, False):
+        site = Site({"a": 4}, Parameters(registration_timeout=120.0))
+        site.submit(job("1", 1, walltime=600))
+        site.run("1")
+        restarted(site, 700.0)
+        site.pass_time(60.0)
+        if well:
+            site.complete("1")
+        site.pass_time(61.0)
+        assert site.outcome("1").reason is (EndReason.EXITED if well else EndReason.WALLTIME)
+
+
+def test_agents_that_could_not_report_are_not_missing() -> None:
+    """After the service was down, agents have the full time to report before they count as MISSING."""
+    site = Site({"a": 4}, Parameters(registration_timeout=120.0))
+    site.submit(job("1", 3))
+    site.take_all()
+    for placeholder in site.claimed("1"):
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=placeholder.id))
+    restarted(site, 500.0)
+    site.pass_time(119.0)
+    assert launches(site.hold_all("1")) == ["1"]
+    assert site.state.clusters[A].missing_in_a_row == 0
+
+
+def test_life_that_ended_while_the_service_was_down() -> None:
+    """What became complete meanwhile is launched, not handed back."""
+    site = Site({"a": 4}, Parameters(placeholder_life=100.0))
+    site.submit(job("1", 2, walltime=60))
+    site.take_all()
+    site.hold(site.claimed("1")[0].id)
+    restarted(site, 150.0)
+    assert launches(site.hold_all("1")) == ["1"]
+
+
 def test_unknown_job_is_not_found() -> None:
     """Asking for a job that is not there says so, with the way out."""
     site = Site({"a": 1})
