@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
+REJECTION_LOG_INTERVAL = 10.0
+"""Seconds between two lines in the log about peers that did not prove themselves."""
 SNAPSHOT_INTERVAL = 5000
 """Events between two snapshots of the scheduler's state."""
 
@@ -61,6 +63,7 @@ class Service:
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
         self._last_time = 0.0
+        self._rejection_logged_at = 0.0
         self._events: deque[ev.Event] = deque()
         self._draining = False
         self._since_snapshot = 0
@@ -286,6 +289,9 @@ class Service:
                 self._agent_registered(event)
             case agents.AgentDisconnected():
                 self._agent_disconnected(event)
+            case agents.AgentRefused():
+                text = "an agent with a valid token was refused: its placeholder is taken (run twice, or token stolen)"
+                log.warning(text, placeholder=str(event.placeholder), host=event.host, address=event.address)
             case agents.AgentTaskStarted():
                 self.applications.started(event.task)
             case agents.AgentTaskEnded():
@@ -296,6 +302,12 @@ class Service:
                         time=self.now(), placeholder=event.placeholder, reason=event.reason, detail=event.detail
                     )
                 )
+
+    def _on_rejected(self, address: str, fault: str) -> None:
+        """Log a peer that did not prove itself, but not every one: whoever reaches the port can be one."""
+        if self.now() - self._rejection_logged_at > REJECTION_LOG_INTERVAL:
+            self._rejection_logged_at = self.now()
+            log.warning("turned away somebody at the control center", address=address, fault=fault)
 
     def _on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
         self.applications.output(task, stream, offset, data)
@@ -350,6 +362,7 @@ class Service:
             on_event=self._on_agent,
             output_path=self.applications.output_path,
             on_output=self._on_output,
+            on_rejected=self._on_rejected,
             lease=settings.lease,
             heartbeat=settings.heartbeat,
         )
