@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people paste from the README and the manual works: commands parse, files load, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from koala_adapter import errors
+from koala_adapter.cli.koala import koala
+from koala_adapter.config import load_site_text
+from koala_adapter.jobfile import load_job
+from koala_adapter.model import Directives, JobId
+from koala_adapter.plugin import load_plugins
+from koala_slurm.directives import problem_of
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = (ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+FENCE = re.compile(r"^```(?P<language>\{?\w*\}?)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"(?<!`)`(?P<text>koala(?: [^`]*)?)`(?!`)")
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+PROMPT = "$ "
+CHECKOUT = "/path/to/koala-adapter"
+"""Stands in the manual for where the reader has put our repository."""
+SHELL = frozenset({"&", ">", "|", ";", "&&"})
+"""Words at which our part of a shell command ends."""
+NOT_TYPED = re.compile(r"[\[…]|\.\.\.|\bCOMMAND\b")
+"""Marks a text that shows the form of a command and is no command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Something to be tried, and the page it stands on."""
+
+    page: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        """Name the place in a report."""
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path, language: str) -> list[Piece]:
+    """Return the fenced blocks of a page in one language."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Piece(page=page, line=text.count("\n", 0, match.start("text")) + 1, text=match["text"])
+        for match in FENCE.finditer(text)
+        if match["language"] == language
+    ]
+
+
+def lines(page: Path, language: str) -> list[Piece]:
+    """Return the lines of the blocks of a page in one language."""
+    return [
+        Piece(page=page, line=block.line + number, text=line)
+        for block in blocks(page, language)
+        for number, line in enumerate(block.text.splitlines())
+    ]
+
+
+def inline(page: Path) -> list[Piece]:
+    """Return the koala commands within the sentences of a page."""
+    prose = FENCE.sub(lambda match: "\n" * match[0].count("\n"), page.read_text(encoding="utf-8"))
+    return [
+        Piece(page=page, line=prose.count("\n", 0, match.start()) + 1, text=" ".join(match["text"].split()))
+        for match in INLINE.finditer(prose)
+    ]
+
+
+def commands() -> list[Piece]:
+    """Return every koala command on every page: in shell blocks, after a prompt, and within sentences."""
+    found = []
+    for page in PAGES:
+        shown = [piece for piece in lines(page, "text") if piece.text.startswith(PROMPT)]
+        typed = [replace(piece, text=piece.text.removeprefix(PROMPT)) for piece in shown]
+        found += [*lines(page, "sh"), *typed, *(piece for piece in inline(page) if not is_name(piece))]
+    return [
+        piece for piece in found if piece.text.split(maxsplit=1)[:1] == ["koala"] and not NOT_TYPED.search(piece.text)
+    ]
+
+
+def is_name(piece: Piece) -> bool:
+    """Tell whether a sentence only names a command, as in "`koala run` ends with ..."."""
+    return len(piece.text.split()) == len(["koala", "run"])
+
+
+def toml_blocks(table: str) -> list[Piece]:
+    """Return the TOML blocks that have tables of this name in a list at the top: they can be read on their own."""
+    found = [piece for page in PAGES for piece in blocks(page, "toml")]
+    return [piece for piece in found if isinstance(tomllib.loads(piece.text).get(table), list)]
+
+
+def places(pieces: list[Piece]) -> list[ParameterSet]:
+    """Return pieces as parameters of a test, called by their places."""
+    number: Counter[str] = Counter()
+    found = []
+    for piece in pieces:
+        number[str(piece)] += 1
+        again = "" if number[str(piece)] == 1 else f"#{number[str(piece)]}"
+        found.append(pytest.param(piece, id=f"{piece}{again}"))
+    return found
+
+
+def arguments_of(line: str) -> list[str]:
+    """Return what follows ``koala`` in a line, up to where the shell takes over."""
+    words = shlex.split(line, comments=True)[1:]
+    end = next((number for number, word in enumerate(words) if word in SHELL), len(words))
+    return words[:end]
+
+
+def parse(arguments: list[str]) -> None:
+    """Have click read a command line without running it. Raises click.UsageError."""
+    if not arguments:
+        return
+    try:
+        with koala.make_context("koala", list(arguments)) as context:
+            name, command, rest = koala.resolve_command(context, left_by(context))
+            assert command is not None
+            with command.make_context(name, rest, parent=context):
+                pass
+    except click.exceptions.Exit:
+        pass  # --help and --version: all is shown and nothing done
+
+
+def left_by(context: click.Context) -> list[str]:
+    """Return what the options of koala itself have left over; click has no one name for it in all its versions."""
+    held = vars(context)
+    return [*(held.get("_protected_args") or held.get("protected_args") or []), *context.args]
+
+
+@pytest.mark.parametrize("piece", places(commands()))
+def test_commands_parse(piece: Piece) -> None:
+    """The command line takes every command that the manual shows."""
+    parse(arguments_of(piece.text))
+
+
+@pytest.mark.parametrize("line", ["koala run --sight x job.toml", "koala walk job.toml", "koala run", "koala -x"])
+def test_wrong_commands_are_found(line: str) -> None:
+    """The test above would notice an unknown option, an unknown command and a missing argument."""
+    with pytest.raises(click.UsageError):
+        parse(arguments_of(line))
+
+
+def test_named_commands_exist() -> None:
+    """What sentences call a command of koala is one."""
+    named = {piece.text.split()[1]: str(piece) for page in PAGES for piece in inline(page) if is_name(piece)}
+    assert {name: place for name, place in named.items() if name not in koala.commands and name != "--help"} == {}
+
+
+def test_many_commands_are_found() -> None:
+    """The search for commands finds those in blocks, after prompts and in sentences."""
+    found = {piece.text for piece in commands() if piece.page == ROOT / "docs" / "getting-started.md"}
+    assert {"koala check", "koala explain 4", "koala serve --stop"} <= found
+
+
+@pytest.mark.parametrize("piece", places(toml_blocks("clusters")))
+def test_site_files_load(piece: Piece) -> None:
+    """Every site file in the manual is a good one."""
+    site = load_site_text(piece.text, load_plugins(), source=str(piece))
+    assert site.enabled_clusters
+
+
+def directives() -> list[Piece]:
+    """Return the examples of directives that stand without their cluster; they are in the words of Slurm."""
+    found = [piece for page in PAGES for piece in blocks(page, "toml")]
+    return [piece for piece in found if isinstance(tomllib.loads(piece.text).get("clusters"), dict)]
+
+
+@pytest.mark.parametrize("piece", places(directives()))
+def test_directives_can_be_used(piece: Piece) -> None:
+    """The plugin accepts the directives that the manual shows."""
+    table = tomllib.loads(piece.text)["clusters"]["directives"]
+    shown = Directives(add=tuple(table["add"]), drop=tuple(table["drop"]), rename=tuple(table["rename"].items()))
+    assert problem_of(shown) == ""
+
+
+@pytest.mark.parametrize("piece", places(toml_blocks("components")))
+def test_job_files_load(piece: Piece, tmp_path: Path) -> None:
+    """Every job file in the manual is a good one, once the files it names are there."""
+    for component in tomllib.loads(piece.text)["components"]:
+        for name in component.get("input_files", ()):
+            (tmp_path / name).touch()
+    path = tmp_path / "job.toml"
+    path.write_text(piece.text, encoding="utf-8")
+    assert load_job(path, job_id=JobId("1"), user="me", submitted_at=0.0).components
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link and picture is there; those to headings of other pages are checked by Sphinx."""
+    targets = [match["target"].partition("#")[0] for match in LINK.finditer(page.read_text(encoding="utf-8"))]
+    local = [target for target in targets if target and "://" not in target]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_paths_in_our_repository_exist() -> None:
+    """What the reader is told to copy from our repository is there."""
+    named = {
+        (page.name, match["path"])
+        for page in PAGES
+        for match in re.finditer(rf"{CHECKOUT}/(?P<path>[\w./-]+)", page.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert {(page, path) for page, path in named if not (ROOT / path).exists()} == set()
+
+
+def test_make_targets_exist() -> None:
+    """Every `make` command of the README is in the Makefile."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(
+        re.findall(
+            r"\bmake ([a-z]+)$", "\n".join(block.text for block in blocks(ROOT / "README.md", "sh")), re.MULTILINE
+        )
+    )
+    assert named == {"demo", "test"}
+    assert named <= targets
+
+
+def test_exit_codes_are_described() -> None:
+    """The table of exit codes has every code of ours, and no other above 200."""
+    table = (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
+    described = {int(code) for code in re.findall(r"^\| (2\d\d) \|", table, re.MULTILINE)}
+    assert described == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+
+
+def test_the_manual_is_whole() -> None:
+    """Every page of the manual stands in its table of contents."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert {page for page in pages if not re.search(rf"^{page}$", index, re.MULTILINE)} == set()
