@@ -76,17 +76,20 @@ def test_interrupted_run_cancels_and_leaves_nothing(koala: Koala, number: signal
     assert process.stdout is not None
     assert "started" in process.stdout.readline()
     process.send_signal(number)
-    output(process)
+    written, _ = output(process)
     assert process.returncode == 243
+    assert written.count("started") <= 1, "what was printed before is not printed again"
     assert koala.placeholders() == []
 
 
 def test_interrupt_at_the_beginning_is_quiet(koala: Koala) -> None:
-    """Ctrl-C while the program starts, or while it cancels nothing yet, ends it without a traceback or a job left."""
-    for _ in range(3):
+    """Ctrl-C while clusters are asked, or just after the submission, ends it without a traceback or a job left."""
+    lock = koala.state / "service.lock"
+    for delay in (0.0, 0.1, 0.2, 0.4, 0.8):
         process = koala.start("run", koala.job("sleep 60"))
+        eventually(lambda: lock.exists() and f"pid {process.pid})" in lock.read_text())  # noqa: B023 - called at once
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.3)
+            process.wait(delay)
         process.send_signal(signal.SIGINT)
         output(process)
         assert process.returncode in {130, 243}

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from koala_adapter.reports import JobReport
 
 
-def follow(reports: Iterable[JobReport], console: Console, *, quiet: bool) -> JobReport:
-    """Show a job until it is over and return its last report. ``quiet``: show nothing."""
+def follow(reports: Iterable[JobReport], display: Display) -> JobReport:
+    """Show a job until it is over and return its last report."""
     last: JobReport | None = None
-    with Display(console, quiet=quiet) as display:
+    with display:
         for report in reports:
             display.show(report)
             last = report
@@ -39,21 +39,28 @@ def follow(reports: Iterable[JobReport], console: Console, *, quiet: bool) -> Jo
 
 
 class Display:
-    """What a person sees while a job goes on: a live table on a terminal, a line per change elsewhere."""
+    """What a person sees while a job goes on: a live table on a terminal, a line per change elsewhere.
+
+    It may be left and entered again; what was shown is not shown again.
+    """
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        """Show on ``console``; the output of the processes goes to standard output unless ``quiet``."""
+        """Show on ``console``; the output of the processes goes to standard output. ``quiet``: show nothing."""
         self._console = console
         self._quiet = quiet
-        self._live = Live(console=console, refresh_per_second=8, transient=True, redirect_stdout=False)
+        self._live = self._new_live()
         self._printer: LogPrinter | None = None
         self._said = ""
 
     def __enter__(self) -> Self:
         """Begin the live display, if there is a terminal."""
         if self._console.is_terminal and not self._quiet:
+            self._live = self._new_live()
             self._live.start()
         return self
+
+    def _new_live(self) -> Live:
+        return Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
 
     def __exit__(self, *_: object) -> None:
         """End it."""

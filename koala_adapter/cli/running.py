@@ -17,7 +17,7 @@ from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.cli.asking import PATIENCE, lost
 from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
-from koala_adapter.cli.following import closing, follow
+from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.offline import read_record
 from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
 from koala_adapter.hosting import LOG_NAME, host, ownership, start_in_background
@@ -189,18 +189,19 @@ def log_to_file(session: Session) -> Iterator[None]:
 def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
     """Submit a job and follow it to its end; an interrupt cancels it and follows on, a second one only cancels."""
     with Interrupts() as interrupts, service(session) as patience:
+        display = Display(session.progress, quiet=quiet)
         job_id = ""
         try:
             with interrupts.put_off():
                 job_id = session.client.submit(job)
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
-            return follow(watched, session.progress, quiet=quiet)
+            return follow(watched, display)
         except KeyboardInterrupt:
             session.remark(f"cancelling job {job_id} (again Ctrl-C: without waiting for its end) ...")
             with interrupts.put_off():
                 session.client.cancel(job_id)
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
-            return follow(watched, session.progress, quiet=quiet)
+            return follow(watched, display)
         except ServiceUnavailableError as error:
             hint = f"job {job_id} is not lost: start the service with `koala serve`, then `koala logs {job_id} -f`"
             raise ServiceUnavailableError(error.message, hint=hint if job_id else error.hint) from error

@@ -127,32 +127,21 @@ def jobs_table(reports: Sequence[JobReport]) -> Table:
 def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
     """Return one line for each cluster."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in (
-        "cluster",
-        "system",
-        "processors",
-        "idle",
-        "others",
-        "ours",
-        "queued",
-        "threshold",
-        "seen",
-        "requests/min",
-    ):
-        table.add_column(heading)
+    for heading in ("cluster", "system", "size", "idle", "others", "ours", "kept", "seen ago", "req/min"):
+        table.add_column(heading, no_wrap=heading != "system", min_width=7 if heading == "system" else None)
     table.add_column("state", overflow="fold")
     for report in reports:
+        queued = f" ({report.placeholders_queued} queued)" if report.placeholders_queued else ""
         table.add_row(
             report.name,
             report.lrm or report.plugin,
             "-" if report.processors is None else str(report.processors),
             "-" if report.idle is None else str(report.idle),
             "-" if report.others is None else str(report.others),
-            str(report.placeholders),
-            str(report.placeholders_queued),
+            f"{report.placeholders}{queued}",
             str(report.threshold),
-            "never" if report.polled_at is None else f"{seconds(max(0.0, now - report.polled_at))} ago",
-            f"{report.largest_requests_per_minute} of {report.requests_per_minute}",
+            "never" if report.polled_at is None else seconds(max(0.0, now - report.polled_at)),
+            f"{report.largest_requests_per_minute}/{report.requests_per_minute}",
             "[green]open[/]" if report.closed is None else f"[red]{escape(report.closed)}[/]",
         )
     return table

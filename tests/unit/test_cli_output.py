@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+@pytest.fixture(autouse=True)
+def _no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not let the shell around the tests say how wide a line may be."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def printed(*renderables: str | Table) -> str:
     """Return what is printed where there is no terminal."""
     file = io.StringIO()
