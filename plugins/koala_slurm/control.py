@@ -28,8 +28,11 @@ def cancel_command(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def signal_command(arguments: Sequence[str], signal: int) -> tuple[str, ...]:
-    """Return the command line that signals the script of each job and all its processes (scancel --full)."""
-    return ("scancel", "--full", f"--signal={int(signal)}", *arguments)
+    """Return the command line that signals the script of each running job and all its processes (scancel --full).
+
+    Without --state scancel tries for a minute and a half to signal a job that waits.
+    """
+    return ("scancel", "--full", "--state=RUNNING", f"--signal={int(signal)}", *arguments)
 
 
 def job_command(verb: str, arguments: Sequence[str]) -> tuple[str, ...]:

@@ -114,8 +114,8 @@ def parse_job(row: Sequence[str]) -> LrmJob:
 
 def parse_exit(text: str) -> tuple[int, int]:
     """Return exit code and signal: ``3:0`` (since 23.02), or a wait status such as 768 (before)."""
-    match = _EXIT.fullmatch(text.strip())
+    match = _EXIT.fullmatch(text)
     if match:
         return int(match["code"]), int(match["signal"])
-    status = int(text) if text.strip().isdecimal() else 0
+    status = int(text) if text.isdecimal() else 0
     return status >> 8 & 0xFF, status & 0x7F

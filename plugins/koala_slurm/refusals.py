@@ -146,4 +146,6 @@ def reading_error(result: CommandResult, *, action: str) -> LrmError | None:
     return error_from(result.complaint, action=action, otherwise=LrmUnavailableError)
 
 
-_FAILED_LISTING = re.compile(r"slurm_load_\w+|unable to contact|socket timed out", re.IGNORECASE)
+_FAILED_LISTING = re.compile(r"slurm_load_\w+|unable to contact|socket timed out|error: invalid", re.IGNORECASE)
+"""Among them "Invalid user", when the directory of users does not answer: squeue of 26.05 then lists nothing and ends
+with status 0."""

@@ -168,6 +168,14 @@ async def test_environment_of_the_job(slurm_a: SlurmCluster, tmp_path: Path, kin
     assert ("SLURM_EXPORT_ENV" in environment) == (kind == "login")
 
 
+async def test_signal_of_a_waiting_job_costs_no_time(lrm: SlurmLrm) -> None:
+    """A job that does not run is not signalled, and nobody waits for it."""
+    ids = await lrm.submit(submission("koala-quiet", 2, held=True))
+    with anyio.fail_after(10):
+        await lrm.signal(ids, signal.SIGUSR1)
+    await wait_for(lrm, "koala-quiet", LrmJobState.HELD, LrmJobState.HELD)
+
+
 async def test_busy_node(lrm: SlurmLrm, slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """A job that cannot start on its node in time is held again, and can be started elsewhere later."""
     quick = await plugin(slurm_a, tmp_path / "quick", start_timeout=3)

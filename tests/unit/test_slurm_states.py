@@ -197,8 +197,9 @@ def test_failed_listing_is_no_listing(stderr: str, returncode: int) -> None:
 def test_listing_with_a_warning_is_one() -> None:
     """A word on stderr alone does not make a listing fail, but Slurm's own failure does, whatever the exit status."""
     assert reading_error(result("squeue: debug: nothing", returncode=0), action="listing") is None
-    failed = result("slurm_load_jobs error: Socket timed out", returncode=0)
-    assert isinstance(reading_error(failed, action="listing"), LrmUnavailableError)
+    for words in ("slurm_load_jobs error: Socket timed out", "squeue: error: Invalid user: nobody"):
+        failed = result(words, returncode=0)
+        assert isinstance(reading_error(failed, action="listing"), LrmUnavailableError)
 
 
 KILL = "scancel: error: Kill job error on job id "

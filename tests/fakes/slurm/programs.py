@@ -77,7 +77,7 @@ def scancel(store: Store, arguments: list[str]) -> None:
     """Cancel or signal jobs."""
     parser = Parser("scancel")
     parser.flags("--full")
-    parser.values("--signal")
+    parser.values("--signal", "--state")
     parser.add_argument("jobs", nargs="+")
     options = parser.parse_args(arguments)
     complaints: list[str] = []
@@ -87,7 +87,8 @@ def scancel(store: Store, arguments: list[str]) -> None:
             if options.signal:
                 complaints += [] if found else [f"scancel: error: Kill job error on job id {text}: {INVALID_ID}"]
                 for job in found:
-                    send(store, job, int(options.signal))
+                    if job.state == options.state:
+                        send(store, job, int(options.signal))
             else:
                 _cancel(store, found)
         schedule(store, state)

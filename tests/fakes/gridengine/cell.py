@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fake Grid Engine cell in a directory, from the side of the test that uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.testing import eventually
+from tests.fakes.gridengine.engine import DOWN, STATE, Engine, State, Task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+COMMANDS = ("qstat", "qhost", "qacct", "qconf", "qalter")
+
+
+class FakeCell:
+    """A fake cell of one host."""
+
+    def __init__(self, directory: Path, *, slots: int = 4) -> None:
+        """Make the cell in ``directory``."""
+        self.root = directory
+        self.bin = directory / "bin"
+        for part in ("bin", "exits", "job_scripts", "default/common"):
+            (directory / part).mkdir(parents=True)
+        (directory / "default" / "common" / "act_qmaster").write_text("fakehost\n")
+        (directory / STATE).write_text(json.dumps(asdict(State(slots=slots))))
+        self.engine = Engine(directory)
+        for name in COMMANDS:
+            self._command(name)
+        argv = [sys.executable, "-m", "tests.fakes.gridengine.qmaster", str(directory)]
+        self._qmaster = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.PIPE)
+
+    def close(self) -> None:
+        """End the fake qmaster and all jobs."""
+        self._qmaster.communicate(timeout=30)
+
+    def _command(self, name: str) -> None:
+        path = self.bin / name
+        path.write_text(
+            f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
+            "from tests.fakes.gridengine.commands import main\nsys.exit(main())\n"
+        )
+        path.chmod(0o755)
+
+    @property
+    def helper_variables(self) -> dict[str, str]:
+        """Variables with which a helper process imports the fake library."""
+        modules = Path(__file__).parent / "modules"
+        return {"PYTHONPATH": f"{modules}:{REPOSITORY}", "SGE_ROOT": str(self.root)}
+
+    async def stop(self) -> None:
+        """Let the fake qmaster not answer; jobs go on."""
+        (self.root / DOWN).touch()
+
+    async def start(self) -> None:
+        """Let it answer again."""
+        (self.root / DOWN).unlink(missing_ok=True)
+
+    def misbehave(self, how: str, *, on: bool = True) -> None:
+        """Switch a failure of the fake library: ``crash-after-submission``, ``hang`` or ``static-tls``."""
+        if on:
+            (self.root / how).touch()
+        else:
+            (self.root / how).unlink()
+
+    def set_queue(self, letters: str) -> None:
+        """Give the queue a state, such as ``d``."""
+        with self.engine.open() as state:
+            state.queue_letters = letters
+
+    @asynccontextmanager
+    async def foreign_job(self, processors: int) -> AsyncIterator[None]:
+        """Run a job of another user while the context is open."""
+        with self.engine.open() as state:
+            number = state.next_number
+            state.next_number += 1
+            tasks = [
+                Task(
+                    number=number,
+                    index=index,
+                    name="foreign",
+                    user="nobody",
+                    command=["sleep", "600"],
+                    output="/dev/null",
+                    state="qw",
+                    submitted_at=time.time(),
+                )
+                for index in range(1, processors + 1)
+            ]
+            state.tasks.extend(tasks)
+
+        async def occupied() -> int:
+            return sum(task.occupies for task in self._tasks(number))
+
+        try:
+            await eventually(occupied, lambda count: count == processors, what="foreign job runs", seconds=30)
+            yield
+        finally:
+            self._delete(number)
+
+    def _tasks(self, number: int) -> list[Task]:
+        with self.engine.open() as state:
+            return [task for task in state.tasks if task.number == number]
+
+    def _delete(self, number: int) -> None:
+        with self.engine.open() as state:
+            for task in state.tasks:
+                if not task.ended_at and task.number == number:
+                    self.engine.delete(task)
