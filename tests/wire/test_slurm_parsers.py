@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin's parsers on what real Slurm commands of several releases printed in one and the same situation.
+
+Each file of samples/slurm_plugin holds the plugin's own commands as run on a cluster of one release: four nodes of
+four processors, of which n3 was lost and n4 drained, and one job for each way to wait, to run and to end.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.commands import CommandResult
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import EndReason, LrmJob, LrmJobState, NodeState
+from koala_slurm.accounting import parse_history
+from koala_slurm.control import cancel_error, control_error, is_ambiguous
+from koala_slurm.controller import parse_config, parse_version, release_of
+from koala_slurm.listing import FIELDS, SEPARATOR, parse_jobs
+from koala_slurm.nodes import parse_nodes, parse_partitions
+from koala_slurm.refusals import reading_error, submission_error
+from koala_slurm.submission import parse_job_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SAMPLES = Path(__file__).parent / "samples" / "slurm_plugin"
+RELEASES = sorted(path.stem for path in SAMPLES.glob("*.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The commands recorded with one release."""
+
+    release: str
+    results: Mapping[str, CommandResult]
+
+    def text(self, name: str) -> str:
+        """Return what a command printed."""
+        return self.results[name].text
+
+    def jobs(self, name: str = "jobs") -> dict[str, list[LrmJob]]:
+        """Return the jobs of a listing by their names."""
+        found: dict[str, list[LrmJob]] = {}
+        for job in parse_jobs(self.text(name)):
+            found.setdefault(job.name, []).append(job)
+        return found
+
+
+@pytest.fixture(params=RELEASES)
+def samples(request: pytest.FixtureRequest) -> Samples:
+    """Return the recorded commands of each release."""
+    release = str(request.param)
+    records = json.loads((SAMPLES / f"{release}.json").read_text())
+    results = {
+        record["name"]: CommandResult(
+            argv=tuple(record["argv"]),
+            returncode=record["returncode"],
+            stdout=record["stdout"].encode(),
+            stderr=record["stderr"].encode(),
+        )
+        for record in records
+    }
+    return Samples(release, results)
+
+
+def test_releases_from_first_to_last_are_recorded() -> None:
+    """There are samples of the oldest release that we take and of the newest one."""
+    assert RELEASES[0] == "20.11"
+    assert RELEASES[-1] >= "25.11"
+
+
+def test_version(samples: Samples) -> None:
+    """The version is found, whatever the distribution calls its Slurm."""
+    version = parse_version(samples.text("version"))
+    assert version is not None
+    assert release_of(version) == samples.release
+
+
+def test_config(samples: Samples) -> None:
+    """The controller's settings are found; no accounting has several names."""
+    config = parse_config(samples.text("config"))
+    assert (config.cluster, config.max_array_size, config.accounting) == ("rec", 10001, False)
+    assert (config.slurm_user, release_of(config.version)) == ("root", samples.release)
+
+
+def test_no_jobs(samples: Samples) -> None:
+    """An empty listing is one without jobs."""
+    assert reading_error(samples.results["jobs_none"], action="listing") is None
+    assert parse_jobs(samples.text("jobs_none")) == ()
+
+
+def test_no_jobs_of_a_user(samples: Samples) -> None:
+    """A user without jobs has none; where the user could not be looked up (26.05), nothing is known."""
+    result = samples.results["jobs_user"]
+    assert (reading_error(result, action="listing") is None) == (result.stderr == b"")
+    assert result.text == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cancelled", (LrmJobState.ENDED, EndReason.CANCELLED, None)),
+        ("stubborn", (LrmJobState.ENDED, EndReason.CANCELLED, None)),
+        ("killed", (LrmJobState.ENDED, EndReason.SIGNALLED, 9)),
+        ("nodefail", (LrmJobState.ENDED, EndReason.NODE_LOST, None)),
+        ("timeout", (LrmJobState.ENDED, EndReason.WALLTIME, None)),
+        ("deadline", (LrmJobState.ENDED, EndReason.WALLTIME, None)),
+        ("dependent", (LrmJobState.QUEUED, None, None)),
+        ("requeued", (LrmJobState.HELD, None, None)),
+        ("two-nodes", (LrmJobState.RUNNING, None, None)),
+        ("suspended", (LrmJobState.SUSPENDED, None, None)),
+    ],
+)
+def test_one_job_of_each_kind(
+    samples: Samples, name: str, expected: tuple[LrmJobState, EndReason | None, int | None]
+) -> None:
+    """Every way to wait, to run and to end is told, the same for all releases."""
+    (job,) = samples.jobs()[name]
+    assert (job.state, job.end, job.signal) == expected
+    assert job.exit_code is None
+    assert (job.user, job.queue) == ("root", "main")
+    assert job.raw_state
+
+
+def test_elements_that_exited(samples: Samples) -> None:
+    """Elements of an array are told apart, with their exit codes."""
+    jobs = samples.jobs()["koala-exits"]
+    assert [(job.array_index, job.end, job.exit_code) for job in jobs] == [
+        (index, EndReason.EXITED, index * 3) for index in (0, 1, 2)
+    ]
+    assert [job.id for job in jobs] == [f"{jobs[0].id.partition('_')[0]}_{index}" for index in (0, 1, 2)]
+
+
+def test_output_that_could_not_be_opened(samples: Samples) -> None:
+    """A job without a place for its output failed to launch; the oldest release shows it as an exit."""
+    (job,) = samples.jobs()["badoutput"]
+    assert job.end is (EndReason.EXITED if samples.release == "20.11" else EndReason.LAUNCH_FAILED)
+    assert job.exit_code != 0
+
+
+def test_jobs_on_their_nodes(samples: Samples) -> None:
+    """Running jobs have nodes, processors and times; names are not cut."""
+    jobs = samples.jobs("jobs_early")
+    (two,) = jobs["two-nodes"]
+    assert (two.nodes, two.processors) == (("n1", "n2"), 2)
+    running = jobs["koala-k1x-running-with-a-name-that-is-longer-than-any-column"]
+    assert [job.array_index for job in running] == [1, 2, 3]
+    for job in running:
+        assert job.state is LrmJobState.RUNNING
+        assert job.started_at is not None
+        assert job.ends_at == job.started_at + 300
+        assert job.submitted_at is not None
+        assert job.submitted_at <= job.started_at
+    assert [job.state for job in jobs["stubborn"]] == [LrmJobState.ENDING]
+
+
+def test_elements_that_wait_together(samples: Samples) -> None:
+    """One row for four held elements, at most two at a time, is four jobs; an estimated start is no start."""
+    held = samples.jobs()["held|a strange name"]
+    assert [(job.array_index, job.state, job.nodes, job.reason) for job in held] == [
+        (index, LrmJobState.HELD, (), "JobHeldUser") for index in (1, 2, 3, 4)
+    ]
+    assert {job.started_at for job in held} == {job.ends_at for job in held} == {None}
+    waiting = samples.jobs()["waits"]
+    assert [(job.array_index, job.processors) for job in waiting] == [(1, 16), (2, 16)]
+    assert all(job.state is LrmJobState.QUEUED and "UnavailableNodes" in job.reason for job in waiting)
+    assert len({job.id for job in (*held, *waiting)}) == 6
+
+
+def test_every_second_element(samples: Samples) -> None:
+    """Elements in steps are all there, the last one, which squeue --array leaves out, too."""
+    jobs = samples.jobs("jobs_steps")["steps"]
+    assert [job.array_index for job in jobs] == list(range(2, 101, 2))
+
+
+def test_cancelled_elements(samples: Samples) -> None:
+    """After elements 1, 2 and 4 were cancelled only element 3 waits."""
+    jobs = samples.jobs("jobs_cancelled")["held|a strange name"]
+    assert [job.array_index for job in jobs if job.state is LrmJobState.HELD] == [3]
+    assert {job.end for job in jobs if job.array_index != 3} <= {EndReason.CANCELLED}
+
+
+def test_nodes(samples: Samples) -> None:
+    """Each node is there once, with its partitions, and idle processors on healthy ones only."""
+    nodes = {node.name: node for node in parse_nodes(samples.text("nodes"))}
+    assert {name: (node.state, node.processors, node.processors_idle) for name, node in nodes.items()} == {
+        "n1": (NodeState.UP, 4, 3),
+        "n2": (NodeState.UP, 4, 3),
+        "n3": (NodeState.DOWN, 4, 0),
+        "n4": (NodeState.DRAINING, 4, 0),
+    }
+    assert {name: set(node.queues) for name, node in nodes.items()} == {
+        "n1": {"main", "short"},
+        "n2": {"main", "short"},
+        "n3": {"main"},
+        "n4": {"main", "shut"},
+    }
+    assert {node.memory_mib for node in nodes.values()} == {4000}
+    assert all(node.load is not None and node.raw_state for node in nodes.values())
+
+
+def test_nodes_at_work(samples: Samples) -> None:
+    """Processors of ending jobs are not idle, and a draining node has none to give."""
+    nodes = {node.name: node for node in parse_nodes(samples.text("nodes_early"))}
+    assert (nodes["n1"].raw_state, nodes["n1"].processors_used) == ("completing", 2)
+    assert (nodes["n3"].state, nodes["n3"].processors_used) == (NodeState.UP, 4)
+    assert (nodes["n4"].state, nodes["n4"].processors_used) == (NodeState.DRAINING, 4)
+
+
+def test_partitions(samples: Samples) -> None:
+    """Partitions come with their state, size, walltime limit and which one is the default."""
+    queues = {queue.name: queue for queue in parse_partitions(samples.text("partitions"))}
+    assert {
+        name: (queue.up, queue.processors, queue.walltime_limit, queue.default) for name, queue in queues.items()
+    } == {
+        "main": (True, 16, None, True),
+        "short": (True, 8, 5400, False),
+        "shut": (False, 4, 172800, False),
+    }
+
+
+def test_submitted(samples: Samples) -> None:
+    """The id that sbatch printed is that of the jobs listed afterwards."""
+    job = parse_job_id(samples.text("sbatch"))
+    assert job is not None
+    assert [seen.id for seen in parse_jobs(samples.text("jobs_cancelled")) if seen.id.startswith(f"{job}_")] == [
+        f"{job}_{index}" for index in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("what", ["partition", "array", "memory", "option", "reservation", "gres", "script"])
+def test_refused_submissions(samples: Samples, what: str) -> None:
+    """What Slurm or sbatch refuses is refused for good."""
+    result = samples.results[f"err_sbatch_{what}"]
+    assert parse_job_id(result.text) is None
+    assert type(submission_error(result)) is LrmRejectedError
+
+
+@pytest.mark.parametrize("what", ["time", "shut"])
+def test_accepted_although_they_cannot_start(samples: Samples, what: str) -> None:
+    """Too long a walltime, or a partition that is down, is taken by Slurm: the job waits for ever, not refused."""
+    job = parse_job_id(samples.results[f"err_sbatch_{what}"].text)
+    (seen,) = (seen for seen in parse_jobs(samples.text("jobs_cancelled")) if seen.id == job)
+    assert seen.state is LrmJobState.QUEUED
+    assert seen.nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("err_uhold_unknown", LrmNotFoundError),
+        ("err_release_unknown", LrmNotFoundError),
+        ("err_requeue_unknown", LrmNotFoundError),
+        ("err_modify_unknown", LrmNotFoundError),
+        ("err_pin_unknown_job", LrmNotFoundError),
+        ("err_show_unknown", LrmNotFoundError),
+        ("err_pin_unknown_node", LrmRejectedError),
+        ("err_suspend_held", LrmRejectedError),
+        ("err_down_release", LrmUnavailableError),
+    ],
+)
+def test_refused_changes(samples: Samples, name: str, kind: type[LrmError]) -> None:
+    """An unknown job, a wrong request and no answer are told apart."""
+    assert type(control_error(samples.results[name], action="change")) is kind
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume"])
+def test_unknown_job_of_suspend(samples: Samples, verb: str) -> None:
+    """For an unknown job scontrol suspend says the same as for no answer in some releases: that is noticed."""
+    result = samples.results[f"err_{verb}_unknown"]
+    error = control_error(result, action=verb)
+    assert isinstance(error, LrmNotFoundError) or (isinstance(error, LrmUnavailableError) and is_ambiguous(result))
+
+
+def test_cancelled_what_was_not_there(samples: Samples) -> None:
+    """Unknown and ended jobs are no error."""
+    assert cancel_error(samples.results["cancel_unknown"]) is None
+    assert cancel_error(samples.results["cancel_elements"]) is None
+
+
+@pytest.mark.parametrize("what", ["squeue", "sinfo", "partitions", "config"])
+def test_listings_without_controller(samples: Samples, what: str) -> None:
+    """No answer is no empty listing."""
+    result = samples.results[f"err_down_{what}"]
+    assert isinstance(reading_error(result, action="listing"), LrmUnavailableError)
+
+
+def test_writing_without_controller(samples: Samples) -> None:
+    """A submission and a cancellation without an answer are told as such."""
+    assert type(submission_error(samples.results["err_down_sbatch"])) is LrmUnavailableError
+    assert type(cancel_error(samples.results["err_down_scancel"])) is LrmUnavailableError
+
+
+def test_accounting_that_is_not_there(samples: Samples) -> None:
+    """An sacct without accounting is noticed, whatever its exit status."""
+    result = samples.results["err_sacct"]
+    assert result.returncode != 0 or result.stderr.strip()
+
+
+def test_history() -> None:
+    """Rows of sacct are jobs: a cancelled one names who did it, an unknown state stays unknown."""
+    rows = (
+        ("12_1", "root", "CANCELLED by 1000", "1", "main", "n1", "100", "200", "300", "0:15", "koala-a"),
+        ("12_2", "root", "OUT_OF_ME+", "1", "main", "n[1-2]", "100", "200", "300", "0:125", "koala-a|b"),
+        ("13", "root", "COMPLETED", "2", "main", "None assigned", "100", "Unknown", "Unknown", "0:0", ""),
+    )
+    cancelled, strange, done = parse_history("".join(f"{SEPARATOR.join(row)}\n" for row in rows))
+    assert (cancelled.end, cancelled.reason, cancelled.ends_at) == (EndReason.CANCELLED, "1000", 300.0)
+    assert (strange.state, strange.raw_state, strange.name) == (LrmJobState.UNKNOWN, "OUT_OF_ME", "koala-a|b")
+    assert (done.state, done.nodes, done.started_at) == (LrmJobState.ENDED, (), None)
+
+
+@pytest.mark.parametrize("text", ["slurm_load_jobs error: Unexpected message\n", "1_1\x1froot\n", "x" * 5000])
+def test_what_is_no_listing(text: str) -> None:
+    """Text that is no listing is an error, and quoted in part only."""
+    for parse in (parse_jobs, parse_nodes, parse_partitions, parse_history):
+        with pytest.raises(LrmUnavailableError) as caught:
+            parse(text)
+        assert len(str(caught.value)) < 1000
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_characters="\n"), max_size=20), min_size=12, max_size=14))
+def test_any_row_is_a_job_or_an_error(values: list[str]) -> None:
+    """Whatever stands in the fields, the listing is read or refused; nothing else is raised."""
+    assert len(FIELDS) == 12
+    try:
+        jobs = parse_jobs(SEPARATOR.join(values))
+    except LrmUnavailableError:
+        return
+    assert all(isinstance(job, LrmJob) for job in jobs)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_nodes_or_an_error(output: bytes) -> None:
+    """The parsers of nodes and partitions bear anything."""
+    text = output.decode("utf-8", "surrogateescape")
+    for parse in (parse_nodes, parse_partitions):
+        try:
+            parse(text)
+        except LrmUnavailableError:
+            continue
