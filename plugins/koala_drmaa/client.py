@@ -28,6 +28,7 @@ from koala_drmaa.protocol import (
     NumberedRequest,
     Opened,
     OpenSession,
+    ReachLrm,
     Refusal,
     SubmitBulk,
     Submitted,
@@ -110,6 +111,10 @@ class DrmaaClient:
         """Return the batches of the ledger whose name begins with ``prefix``."""
         return (await self._ask(ListBatches(prefix=prefix), Listed)).batches
 
+    async def reach(self) -> None:
+        """Return when the LRM has answered something."""
+        await self._ask(ReachLrm(), Done)
+
     async def abandon(self, keys: Sequence[str]) -> None:
         """Stop reporting batches of unknown outcome."""
         await self._ask(AbandonBatches(keys=tuple(keys)), Done, urgent=True)
@@ -182,7 +187,8 @@ class DrmaaClient:
         except (LrmUnavailableError, ProtocolError) as error:
             await self._give_up()
             raise LrmUnavailableError(error.message, hint=error.hint) from None
-        self._deaths = 0
+        if not isinstance(request, OpenSession):
+            self._deaths = 0
         return answer.result
 
     async def _give_up(self) -> None:

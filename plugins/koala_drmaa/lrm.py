@@ -229,7 +229,7 @@ async def check_library(client: DrmaaClient, library: Path | None) -> CheckResul
     subject = f"DRMAA library {library or 'libdrmaa.so'}"
     try:
         opened = await client.open()
-        await client.control(ControlAction.TERMINATE, ())
+        await client.reach()
     except LrmError as error:
         remedy = error.hint or "install the batch system's DRMAA library and name it in the settings"
         return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)

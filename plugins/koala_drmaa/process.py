@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 FAREWELL_SECONDS = 5.0
 """How long a helper may take to end its session when its stdin is closed."""
 
+BURIAL_SECONDS = 0.1
+"""How long asyncio may take to notice that a process has died."""
+
 LOG_TAIL = 2000
 """Bytes of the helper's stderr that go into an error message, at most."""
 
@@ -96,6 +99,9 @@ class HelperProcess:
     async def kill(self) -> None:
         """Kill it at once; return when it is gone. It may hang in a library call, so nothing else is sure."""
         with anyio.CancelScope(shield=True):
+            # If it has just died, it must not be buried twice: by asyncio's watcher, and on the way of a signal to it.
+            with anyio.move_on_after(BURIAL_SECONDS):
+                await self._process.wait()
             if self.is_running():
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()

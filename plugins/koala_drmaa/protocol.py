@@ -106,6 +106,12 @@ class ListBatches(_Message):
     prefix: str = ""
 
 
+class ReachLrm(_Message):
+    """Ask the LRM something that changes nothing, to see whether it answers."""
+
+    op: Literal["reach"] = "reach"
+
+
 class AbandonBatches(_Message):
     """Stop reporting batches whose submission has an unknown outcome."""
 
@@ -113,7 +119,9 @@ class AbandonBatches(_Message):
     keys: tuple[str, ...]
 
 
-Request = Annotated[OpenSession | SubmitBulk | ControlJobs | ListBatches | AbandonBatches, Field(discriminator="op")]
+Request = Annotated[
+    OpenSession | SubmitBulk | ControlJobs | ListBatches | AbandonBatches | ReachLrm, Field(discriminator="op")
+]
 
 
 class Opened(_Message):

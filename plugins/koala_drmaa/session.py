@@ -36,6 +36,7 @@ from koala_drmaa.protocol import (
     ListedJob,
     Opened,
     OpenSession,
+    ReachLrm,
     Refusal,
     SubmitBulk,
     Submitted,
@@ -50,7 +51,11 @@ LOADER_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD")
 
 WATCHED = {JobStatus.DONE, JobStatus.FAILED, JobStatus.GONE}
 NO_WAIT = 0
-EXIT_TIMEOUT = "ExitTimeoutException"
+PROBE_ID = "999999999"
+"""Id of a job that never was."""
+
+COMMUNICATION = frozenset({"DrmCommunicationException", "TryLaterException", "NoActiveSessionException"})
+"""Exceptions that mean no answer; what else the library complains of is one."""
 
 
 class HelperSession:
@@ -84,6 +89,9 @@ class HelperSession:
                 return self._control(request)
             case ListBatches():
                 return self._list(request)
+            case ReachLrm():
+                self._reach()
+                return Done()
             case AbandonBatches():
                 self._record([abandoned_record(key) for key in request.keys])
                 return Done()
@@ -167,7 +175,17 @@ class HelperSession:
         if self._ledger is None:
             return Failure(kind=FailureKind.UNSUPPORTED, message="this helper keeps no ledger")
         batches = [batch for key, batch in self._ledger.read().items() if key.startswith(request.prefix)]
+        if not any(batch.live() for batch in batches):
+            self._reach()
         return Listed(batches=tuple(self._look(batch) for batch in batches))
+
+    def _reach(self) -> None:
+        """Raise when the LRM does not answer; an empty list must not mean that nobody was asked."""
+        try:
+            self._session.jobStatus(PROBE_ID)
+        except Exception as error:
+            if type(error).__name__ in COMMUNICATION:
+                raise
 
     def _look(self, batch: LedgerBatch) -> ListedBatch:
         ends = dict(batch.ends)
@@ -198,7 +216,7 @@ class HelperSession:
         try:
             info = self._session.wait(id_, NO_WAIT)
         except Exception as error:
-            if _failure(error).kind is FailureKind.UNAVAILABLE and type(error).__name__ in COMMUNICATION:
+            if type(error).__name__ in COMMUNICATION:
                 raise
             return JobEnd(at=at, failed=failed)
         signal = _signal_number(str(info.terminatedSignal)) if info.hasSignal else None
@@ -214,9 +232,6 @@ class HelperSession:
     def _record(self, records: list[dict[str, object]]) -> None:
         if self._ledger is not None and records:
             self._ledger.append(records)
-
-
-COMMUNICATION = frozenset({"DrmCommunicationException", "TryLaterException", "NoActiveSessionException"})
 
 
 def _failure(error: Exception) -> Failure:

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin ``drmaa`` on a fake library: the conformance kit, and a helper that dies, hangs or cannot load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
+from koala_adapter.plugin import Submission
+from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
+from koala_drmaa import PLUGIN, DrmaaLrm, DrmaaSettings
+from koala_drmaa.environment import Loading
+from koala_drmaa.scripts import ScriptDelivery
+from tests.fakes.gridengine import FakeCell
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from koala_adapter.testing import Trial
+
+SLOTS = 3
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCell]:
+    """Give a fake cell for all tests of this module."""
+    cell = FakeCell(tmp_path_factory.mktemp("fake") / "cell", slots=SLOTS)
+    yield cell
+    cell.close()
+
+
+def settings_of(cell: FakeCell, delivery: ScriptDelivery = ScriptDelivery.PRIVATE) -> DrmaaSettings:
+    """Return settings for the fake library."""
+    return DrmaaSettings(
+        processors=SLOTS,
+        environment=cell.helper_variables,
+        native_specification="-b n" if delivery is ScriptDelivery.COPIED else "-shell n",
+        walltime_specification="-l h_rt={walltime}",
+        queue_specification="-q {queue}",
+        script_delivery=delivery,
+        request_timeout=3,
+    )
+
+
+class TestDrmaaOnFake(LrmConformance):
+    """The conformance kit."""
+
+    @pytest.fixture(params=list(ScriptDelivery))
+    async def under_test(
+        self, cell: FakeCell, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> AsyncIterator[LrmUnderTest]:
+        """Give the plugin on the fake library, with either way of delivering scripts."""
+        settings, context = settings_of(cell, request.param), new_context(tmp_path)
+        lrm = PLUGIN.factory(context, settings)
+        await lrm.start()
+        yield LrmUnderTest(
+            definition=PLUGIN,
+            settings=settings,
+            context=context,
+            lrm=lrm,
+            scratch=tmp_path,
+            processors=SLOTS,
+            unknown_id=LrmJobId("999999.1"),
+            real=False,
+            stop_lrm=cell.stop,
+            start_lrm=cell.start,
+            walltime_precision=5,
+        )
+        await lrm.close()
+
+    async def test_script_file_is_private(self, trial: Trial) -> None:
+        """The file that holds the script can be read by nobody else, and neither can its directory."""
+        trial.lrm.render(trial.prepare().submission)
+        await trial.submit(held=True)
+        directory = trial.under_test.context.state_directory / "scripts"
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert [path.stat().st_mode & 0o777 for path in directory.iterdir()] in ([0o600], [])
+
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def lrm(cell: FakeCell, tmp_path: Path) -> AsyncIterator[DrmaaLrm]:
+    """Give the plugin on the fake library, started."""
+    lrm = DrmaaLrm(new_context(tmp_path), settings_of(cell))
+    await lrm.start()
+    yield lrm
+    left = [job.id for job in await lrm.jobs() if job.state is not LrmJobState.ENDED]
+    await lrm.cancel(left)
+    await lrm.close()
+
+
+def submission(key: str, count: int = 2) -> Submission:
+    """Return a submission in hold: its jobs stay."""
+    return Submission(
+        key=BatchKey(key), count=count, script="#!/bin/sh\nexit 0\n", walltime=60, held=True, output_directory="/tmp"
+    )
+
+
+def helper_of(lrm: DrmaaLrm) -> int:
+    """Return the process id of the running helper."""
+    pid = lrm.client.helper_pid
+    assert pid is not None
+    return pid
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_idle_helper_killed(lrm: DrmaaLrm) -> None:
+    """A helper that was killed between two requests is replaced, and the caller notices nothing."""
+    await lrm.submit(submission("before"))
+    first = helper_of(lrm)
+    os.kill(first, signal.SIGKILL)
+    await eventually(lambda: _dead(first), bool, what="helper is dead", seconds=10)
+    assert {job.name for job in await lrm.jobs()} == {"before"}
+    assert helper_of(lrm) != first
+
+
+async def _dead(pid: int) -> bool:
+    return not alive(pid)
+
+
+async def test_helper_dies_after_the_submission_went_out(lrm: DrmaaLrm, cell: FakeCell) -> None:
+    """The submission is unavailable, then listed as UNKNOWN under its key, never as absent; cancelling forgets it."""
+    cell.misbehave("crash-after-submission")
+    with pytest.raises(LrmUnavailableError):
+        await lrm.submit(submission("torn", count=3))
+    cell.misbehave("crash-after-submission", on=False)
+    jobs = await lrm.jobs(name_prefix="torn")
+    assert [(job.name, job.state, job.array_index) for job in jobs] == [
+        ("torn", LrmJobState.UNKNOWN, index) for index in (1, 2, 3)
+    ]
+    await lrm.cancel([job.id for job in jobs])
+    assert await lrm.jobs(name_prefix="torn") == ()
+
+
+async def test_helper_that_dies_again_and_again_is_given_a_pause(lrm: DrmaaLrm, cell: FakeCell) -> None:
+    """After the second death in a row a request fails at once and says when the helper is started again."""
+    cell.misbehave("crash-after-submission")
+    for number in range(2):
+        with pytest.raises(LrmUnavailableError, match="died"):
+            await lrm.submit(submission(f"again{number}"))
+    cell.misbehave("crash-after-submission", on=False)
+    with pytest.raises(LrmUnavailableError, match="started again in"):
+        await lrm.jobs()
+    await anyio.sleep(1.1)
+    left = await lrm.jobs()
+    await lrm.cancel([job.id for job in left])
+
+
+async def test_hanging_library(lrm: DrmaaLrm, cell: FakeCell) -> None:
+    """A call that does not return is given up after the time-out, its process is killed, and the next one works."""
+    cell.misbehave("hang")
+    hung = helper_of(lrm)
+    with anyio.fail_after(15), pytest.raises(LrmUnavailableError, match="did not answer"):
+        await lrm.submit(submission("hung"))
+    cell.misbehave("hang", on=False)
+    assert not alive(hung)
+    await lrm.cancel([job.id for job in await lrm.jobs(name_prefix="hung")])
+
+
+async def test_cancelled_caller(lrm: DrmaaLrm) -> None:
+    """When the task that waits for an answer is cancelled, the next answer still goes to the one who asked for it."""
+    for patience in (0.0, 0.001, 0.003, 0.01):
+        with anyio.move_on_after(patience):
+            await lrm.submit(submission(f"cancelled{str(patience).partition('.')[2]}", count=5))
+        assert len(await lrm.submit(submission(f"next{str(patience).partition('.')[2]}", count=2))) == 2
+
+
+async def test_closing_ends_the_helper(lrm: DrmaaLrm) -> None:
+    """``close`` returns when the helper is gone; a later request starts another."""
+    pid = helper_of(lrm)
+    await lrm.close()
+    assert not alive(pid)
+    await lrm.version()
+
+
+async def test_static_tls_is_cured_by_preloading(cell: FakeCell, tmp_path: Path) -> None:
+    """A library that finds no room for its thread-local variables is loaded by preloading what it names."""
+    cell.misbehave("static-tls")
+    lrm = DrmaaLrm(new_context(tmp_path), settings_of(cell))
+    await lrm.start()
+    try:
+        assert await lrm.version() == "SGE 8.1.9 (DRMAA 1.0)"
+        assert (lrm.client.launch.loading, lrm.client.launch.preload) == (Loading.PRELOAD, "libm.so.6")
+    finally:
+        cell.misbehave("static-tls", on=False)
+        await lrm.close()
+
+
+async def test_missing_library(tmp_path: Path) -> None:
+    """Without a library everything is unavailable, and ``check`` says what is missing; nothing is raised there."""
+    settings = DrmaaSettings(processors=1, library=Path("/nonexistent/libdrmaa.so"))
+    lrm = DrmaaLrm(new_context(tmp_path), settings)
+    await lrm.start()
+    with pytest.raises(LrmUnavailableError, match=r"/nonexistent/libdrmaa\.so"):
+        await lrm.jobs()
+    library, scripts = await lrm.check()
+    await lrm.close()
+    assert not library.ok
+    assert library.remedy
+    assert scripts.ok
+
+
+async def test_helper_does_not_outlive_its_parent(cell: FakeCell, tmp_path: Path) -> None:
+    """When the process that started it is killed, the helper ends although nobody told it to."""
+    program = textwrap.dedent("""
+        import sys, time, anyio
+        from pathlib import Path
+        from koala_adapter.testing import new_context
+        from koala_drmaa import DrmaaLrm, DrmaaSettings
+
+        async def main():
+            settings = DrmaaSettings.model_validate_json(sys.argv[2])
+            lrm = DrmaaLrm(new_context(Path(sys.argv[1])), settings)
+            await lrm.start()
+            print(lrm.client.helper_pid, flush=True)
+            time.sleep(60)
+
+        anyio.run(main)
+    """)
+    argv = [sys.executable, "-c", program, str(tmp_path), settings_of(cell).model_dump_json()]
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": paths}
+    # ASYNC220: it is to be killed without notice, and outlives no await of the event loop.
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE) as parent:  # noqa: ASYNC220
+        assert parent.stdout is not None
+        pid = int(await anyio.to_thread.run_sync(parent.stdout.readline))
+        assert alive(pid)
+        parent.kill()
+    await eventually(lambda: _dead(pid), bool, what="the helper has ended", seconds=20)
