@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from koala_adapter.errors import KoalaError
+from koala_adapter.errors import KoalaError, ProtocolError
 from koala_adapter.model import EndReason, JobId, Launcher, TaskEnd
 from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
 from koala_adapter.runners.process import ProcessRunner
@@ -146,7 +146,17 @@ class Applications:
     def _send(self, launches: Iterable[AddressedLaunch]) -> None:
         if self.center is not None:
             for one in launches:
-                self.center.launch(one.placeholder, one.launch)
+                try:
+                    self.center.launch(one.placeholder, one.launch)
+                except ProtocolError as error:  # for one, files that have grown between the check and their copying
+                    self._cannot_launch(one.launch.task, str(error))
+
+    def _cannot_launch(self, task: str, why: str) -> None:
+        job_id, _, rank = task.partition(":")
+        log.warning("application cannot be launched", job=job_id, error=why)
+        end = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=1, detail=why)
+        number = int(rank) if rank.isdecimal() else None
+        self._report(RankEnded(time=self._clock(), job_id=JobId(job_id), rank=number, end=end))
 
     def _job_in(self, placeholder: PlaceholderId) -> JobRecord | None:
         found = self._state().placeholders.get(placeholder)
@@ -170,10 +180,7 @@ class Applications:
                 self._runners[job.id] = runner = _RUNNERS[job.launcher](application)
                 self._reread(job.id, runner)
             except (OSError, KoalaError) as error:
-                log.warning("application cannot be launched", job=job.id, error=str(error))
-                end = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=1, detail=str(error))
-                rank = None if job.launcher is Launcher.MPI else 0
-                self._report(RankEnded(time=self._clock(), job_id=job.id, rank=rank, end=end))
+                self._cannot_launch(f"{job.id}:{LAUNCHER_TASK if job.launcher is Launcher.MPI else 0}", str(error))
                 return None
         return self._runners[job.id]
 

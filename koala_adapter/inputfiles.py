@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from koala_adapter.diagnosis import Problems
     from koala_adapter.tomlfile import KeyPath
 
-LARGEST_SUM = 64 * 1024 * 1024
-"""Bytes of all different input files of a job together."""
+LARGEST_SUM = 20 * 1024 * 1024
+"""Bytes of the input files of a component together: each of its ranks gets them all in one message."""
 
 
 def _source(value: str) -> str:
@@ -71,25 +71,26 @@ def collect_input_files(
     problems: Problems, components: Sequence[tuple[int, Sequence[InputFileTable]]], directory: Path
 ) -> list[tuple[InputFile, ...]]:
     """Return the input files of each component, given with its index; note in ``problems`` what cannot be sent."""
-    sizes: dict[str, int] = {}
     collected = []
     for index, tables in components:
+        total = 0
         targets: dict[str, int] = {}
         files = []
         for number, table in enumerate(tables):
             path: KeyPath = ("components", index, "input_files", number)
             source = os.path.abspath(directory / table.source)  # noqa: PTH100 - resolves "..", but follows no links
-            problem, sizes[source] = _problem_and_size(source)
+            problem, size = _problem_and_size(source)
+            total += size
             if problem:
                 problems.add(path, f"found {show_value(table.source)}, {problem}")
             elif targets.setdefault(table.name, number) != number:
                 problems.add(path, f"another input file is already called {show_value(table.name)}: give it a target")
             files.append(InputFile(source=source, target=table.name))
         collected.append(tuple(files))
-    if (total := sum(sizes.values())) > LARGEST_SUM:
-        most = LARGEST_SUM // 1024**2
-        text = f"the input files have {math.ceil(total / 1024**2)} MiB, allowed are {most}: put large data on the nodes"
-        problems.add(("components",), text)
+        if total > LARGEST_SUM:
+            found, most = math.ceil(total / 1024**2), LARGEST_SUM // 1024**2
+            text = f"the input files have {found} MiB, allowed are {most} MiB: put large data on the nodes"
+            problems.add(("components", index, "input_files"), text)
     return collected
 
 

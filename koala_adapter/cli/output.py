@@ -36,11 +36,9 @@ class LogPrinter:
         for path in found:
             data = self._rest.pop(path, b"") + self._read(path)
             *lines, last = data.split(b"\n")
-            if rest and last:
-                lines.append(last)
-            elif last:
+            if last and not rest:
                 self._rest[path] = last
-            self._print(path, lines, marked=len(found) > 1)
+            self._print(path, lines, marked=len(found) > 1, last=last if rest else b"")
 
     def _read(self, path: Path) -> bytes:
         with path.open("rb") as file:
@@ -49,10 +47,13 @@ class LogPrinter:
             self.files[path] = file.tell()
         return data
 
-    def _print(self, path: Path, lines: list[bytes], *, marked: bool) -> None:
+    def _print(self, path: Path, lines: list[bytes], *, marked: bool, last: bytes) -> None:
+        """Print complete lines and a last one without an end: what is not marked comes out byte for byte."""
         mark = f"{path.parent.name}/{path.stem}: ".encode() if marked else b""
-        if lines:
-            self._write(b"".join(mark + line + b"\n" for line in lines))
+        if last and marked:
+            lines, last = [*lines, last], b""
+        if lines or last:
+            self._write(b"".join(mark + line + b"\n" for line in lines) + last)
 
 
 def _order(path: Path) -> tuple[str, int]:

@@ -29,10 +29,16 @@ def listing(system: System) -> str:
 
 def placeholders(system: System, *, running: bool = False) -> list[str]:
     """Return the names of our placeholders that a batch system has now, one for each; ``running``: on a node."""
+    return jobs_named(system, OURS, running=running)
+
+
+def jobs_named(system: System, prefix: str, *, running: bool = False) -> list[str]:
+    """Return the names, one for each task, of the jobs that a batch system has now and whose name has a prefix."""
     if isinstance(system, SlurmCluster):
         states = ("--states=RUNNING",) if running else ()
-        return [row[0] for row in system.squeue(*states, form="%j") if row[0].startswith(OURS)]
-    return [name for name, state in sge_tasks(system) if name.startswith(OURS) and ("q" not in state or not running)]
+        return [row[0] for row in system.squeue(*states, form="%j") if row[0].startswith(prefix)]
+    tasks = sge_tasks(system)
+    return [name for name, state in tasks if name.startswith(prefix) and not (running and "q" in state)]
 
 
 def sge_tasks(cell: GridEngineCell) -> list[tuple[str, str]]:
@@ -85,14 +91,13 @@ def local_job(system: System, processors: int, *, user: str = "nobody") -> Itera
     else:
         options = ("-N", LOCAL, "-t", f"1-{processors}", "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
         number = system.submit(script, *options, user=user)
-    wait_until(lambda: _running(system) == processors, seconds=60, what="local job", details=lambda: listing(system))
+    wait_until(
+        lambda: len(jobs_named(system, LOCAL, running=True)) == processors,
+        seconds=60,
+        what="a local user's job runs",
+        details=lambda: listing(system),
+    )
     try:
         yield
     finally:
         system.run("scancel" if isinstance(system, SlurmCluster) else "qdel", number)
-
-
-def _running(system: System) -> int:
-    if isinstance(system, SlurmCluster):
-        return len([row for row in system.squeue("--states=RUNNING", form="%j") if row[0] == LOCAL])
-    return [name == LOCAL and "r" in state and "q" not in state for name, state in sge_tasks(system)].count(True)

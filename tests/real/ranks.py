@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.scheduler.outcome import JobState
 from tests.real.user import part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from koala_adapter.reports import JobReport
+    from tests.real.user import KoalaUser
 
 CODE = 5
 """Exit code of the last rank, once all others have ended with 0."""
@@ -72,3 +76,15 @@ class NotedRanks:
 
     def _numbers(self, name: str) -> list[int]:
         return sorted(int(line) for line in (self._notes / name).read_text().split())
+
+
+def expect_noted_end(user: KoalaUser, job: str, ranks: NotedRanks, report: JobReport) -> None:
+    """Insist that each rank ran once and wrote everything, and that the code of the last one is the job's."""
+    assert report.outcome is not None
+    assert (report.state, report.outcome.exit_code) == (JobState.FAILED, CODE), report
+    assert report.outcome.rank == ranks.size - 1
+    assert ranks.ran() == list(range(ranks.size))
+    for component in report.components:
+        for rank in range(component.processors):
+            for stream in ("out", "err"):
+                assert user.output_of(job, component.name, rank, stream) == ranks.written(stream)

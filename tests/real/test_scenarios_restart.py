@@ -12,7 +12,7 @@ import pytest
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import local_job, placeholders, submissions
-from tests.real.ranks import CODE, NotedRanks
+from tests.real.ranks import NotedRanks, expect_noted_end
 from tests.real.slow_commands import PausedCommand
 from tests.real.systems.processes import wait_until
 
@@ -41,18 +41,6 @@ def killed_and_started(user: KoalaUser) -> None:
 def runs(report: JobReport) -> bool:
     """Tell whether all processes of a job run."""
     return report.state is JobState.RUNNING
-
-
-def expect_noted_end(user: KoalaUser, job: str, ranks: NotedRanks, report: JobReport) -> None:
-    """Insist that each rank ran once and wrote everything, and that the code of the last one is the job's."""
-    assert report.outcome is not None
-    assert (report.state, report.outcome.exit_code) == (JobState.FAILED, CODE), report
-    assert report.outcome.rank == ranks.size - 1
-    assert ranks.ran() == list(range(ranks.size))
-    for component in report.components:
-        for rank in range(component.processors):
-            for stream in ("out", "err"):
-                assert user.output_of(job, component.name, rank, stream) == ranks.written(stream)
 
 
 @pytest.mark.real("sge_qmaster")

@@ -232,15 +232,15 @@ def test_input_files_that_cannot_be_sent_are_refused(tmp_path: Path, files: str,
     assert re.search(expected, refusal(f"{HEAD}{COMPONENT}input_files = {files}", tmp_path))
 
 
-def test_input_files_count_once_and_have_a_largest_sum(tmp_path: Path) -> None:
-    """The same file for two components counts once; beyond the largest sum the job is refused."""
+def test_the_input_files_of_a_component_have_a_largest_sum(tmp_path: Path) -> None:
+    """What one rank can be sent may be given to each component; beyond it the job is refused."""
     for name in ("a", "b"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(LARGEST_SUM // 2 + 1)
     one = f'{COMPONENT}input_files = ["a"]\n'
-    assert len(loaded(HEAD + one + one, tmp_path).components) == 2
-    text = HEAD + one + one.replace('"a"]', '"b"]')
-    assert "the input files have 65 MiB, allowed are 64" in refusal(text, tmp_path)
+    assert len(loaded(HEAD + one + one.replace('"a"]', '"b"]'), tmp_path).components) == 2
+    text = HEAD + one.replace('"a"]', '"a", "b"]')
+    assert "components[0].input_files: the input files have 21 MiB, allowed are 20 MiB" in refusal(text, tmp_path)
 
 
 def test_clusters_must_be_those_of_the_site(site: SiteConfig) -> None:
