@@ -61,7 +61,8 @@ def main() -> None:
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    print(f"{'N':>4} {'bare running':>13} {'koala held':>11} {'ratio':>6} {'launch':>7}   (medians of {options.repeat}, s)")
+    print(f"medians of {options.repeat}, seconds")
+    print(f"{'N':>4} {'bare running':>13} {'koala held':>11} {'ratio':>6} {'launch':>7}")
     for row in rows:
         print(f"{row.processors:4} {row.bare_running:13.2f} {row.held:11.2f} {row.ratio:6.2f} {row.launch:7.2f}")
 
@@ -92,14 +93,14 @@ def bare_array(cluster: SlurmCluster, size: int) -> float:
         script = f'#!/bin/sh\n: > "{directory}/$SLURM_ARRAY_TASK_ID"\nexec sleep {DEADLINE:g}\n'
         begun = time.time()
         cluster.submit(script, f"--array=1-{size}", "--ntasks=1", "--output=/dev/null", "--chdir=/tmp")
-        wait_for(lambda: len(os.listdir(directory)) == size)
+        wait_for(lambda: sum(1 for _ in os.scandir(directory)) == size)
         last = max(entry.stat().st_mtime for entry in os.scandir(directory))
     cluster.reset()
     return last - begun
 
 
 def koala_job(cluster: SlurmCluster, size: int) -> tuple[float, float]:
-    """Return the seconds from a job's submission to its last placeholder held, and from there to its last first output."""
+    """Return the seconds from a job's submission to its last placeholder held, and from there to all first output."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         site, job, state = directory / "site.toml", directory / "job.toml", directory / "state"
@@ -108,9 +109,7 @@ def koala_job(cluster: SlurmCluster, size: int) -> tuple[float, float]:
             '[[clusters]]\nname = "bench"\nplugin = "slurm"\nrequests_per_minute = 240\npoll_interval = 2\n'
             f'[clusters.settings]\nconf = "{cluster.conf}"\n'
         )
-        job.write_text(
-            f'walltime = 60\n[[components]]\ncommand = ["sh", "-c", "echo; sleep 2"]\nprocessors = {size}\n'
-        )
+        job.write_text(f'walltime = 60\n[[components]]\ncommand = ["sh", "-c", "echo; sleep 2"]\nprocessors = {size}\n')
         command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site), "--state", str(state)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
         subprocess.run([*command, "run", "--quiet", str(job)], check=True, env=environment, timeout=DEADLINE)
@@ -125,13 +124,9 @@ def times(journal: Path) -> tuple[float, float]:
     with sqlite3.connect(journal) as database:
         found = database.execute("SELECT type, body FROM events ORDER BY number").fetchall()
     events = [(kind, json.loads(body)["time"]) for kind, body in found]
-    submitted = max(at for kind, at in events if kind in {"JobSubmitted", "ClusterPolled"} and at <= first_batch(events))
+    taken = min(at for kind, at in events if kind == "BatchSubmitted")
+    submitted = max(at for kind, at in events if kind in {"JobSubmitted", "ClusterPolled"} and at <= taken)
     return submitted, max(at for kind, at in events if kind == "PlaceholderHeld")
-
-
-def first_batch(events: list[tuple[str, float]]) -> float:
-    """Return when the LRM had taken the placeholders."""
-    return min(at for kind, at in events if kind == "BatchSubmitted")
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

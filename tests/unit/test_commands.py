@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import pwd
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,6 +17,7 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.testing import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Mapping
 
 pytestmark = pytest.mark.anyio
