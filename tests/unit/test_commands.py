@@ -17,8 +17,8 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.testing import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Mapping
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
