@@ -8,7 +8,7 @@ import re
 from time import strptime
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_sge.states import job_reason, job_state
 from koala_sge.values import seconds_of
 from koala_sge.xml import number_of, parse_xml, text_of
@@ -83,6 +83,7 @@ def _job(element: _Element, name: str, id_: LrmJobId, index: int | None, process
         nodes=(host,) if host else (),
         queue=queue,
         reason=job_reason(letters),
+        end=EndReason.CANCELLED if state is LrmJobState.ENDING else None,
         submitted_at=moment_of(text_of(element, "JB_submission_time")),
         started_at=started,
         ends_at=started + limit if started is not None and limit is not None else None,

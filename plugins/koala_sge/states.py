@@ -48,12 +48,12 @@ def job_state(letters: str) -> LrmJobState:
 
 
 def job_reason(letters: str) -> str:
-    """Return why a job waits, as far as its letters tell."""
+    """Return why a job waits or ends, as far as its letters tell."""
     if "E" in letters:
         return f"error state {letters}: Grid Engine could not start it and will not try again"
     if "h" in letters and "q" in letters:
         return "held"
-    return ""
+    return "deleted from Grid Engine" if "d" in letters else ""
 
 
 def queue_instance_state(letters: str) -> NodeState:

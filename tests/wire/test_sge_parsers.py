@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsers of Grid Engine's output, on what Grid Engine 8.1.9 printed (samples/sge819, COMMANDS.txt says with what)."""
+
+from __future__ import annotations
+
+import calendar
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.model import EndReason, LrmJobState, NodeState
+from koala_drmaa.classify import kind_of_text
+from koala_drmaa.protocol import FailureKind
+from koala_sge.accounting import parse_accounting
+from koala_sge.hosts import parse_nodes
+from koala_sge.jobs import LONGEST_EXPANSION, parse_jobs, task_indices
+from koala_sge.queues import parse_limits, parse_queues
+from koala_sge.reasons import parse_error_reasons
+from koala_sge.states import job_state, queue_instance_state
+from koala_sge.values import mebibytes_of, seconds_of
+from koala_sge.xml import LARGEST_DOCUMENT, parse_xml
+
+SAMPLES = Path(__file__).parent / "samples" / "sge819"
+
+QUEUE = (
+    "<queue name='{name}'><queuevalue name='qtype_string'>{kind}</queuevalue><queuevalue name='slots_used'>{used}"
+    "</queuevalue><queuevalue name='slots'>{slots}</queuevalue><queuevalue name='slots_resv'>0</queuevalue>"
+    "<queuevalue name='state_string'>{letters}</queuevalue></queue>"
+)
+
+
+def sample(name: str) -> bytes:
+    """Return a recorded output."""
+    return (SAMPLES / name).read_bytes()
+
+
+def host(*queues: str) -> bytes:
+    """Return a qhost document of one host with these queues."""
+    return f"<qhost><host name='h'>{''.join(queues)}</host></qhost>".encode()
+
+
+def queue(name: str = "a.q", *, kind: str = "BI", used: int = 0, slots: int = 4, letters: str = "") -> str:
+    """Return a queue instance as qhost prints it."""
+    return QUEUE.format(name=name, kind=kind, used=used, slots=slots, letters=letters)
+
+
+class TestJobs:
+    """qstat -xml -r -u '*'."""
+
+    def test_running_and_waiting_tasks(self) -> None:
+        """Running tasks come singly, waiting ones as ranges; all get the ids that DRMAA gave them."""
+        jobs = {job.id: job for job in parse_jobs(sample("qstat_r.xml"), name_prefix="koala-run")}
+        number = min(jobs).partition(".")[0]
+        assert set(jobs) == {f"{number}.{index}" for index in range(1, 9)}
+        states = [jobs[id_].state for id_ in sorted(jobs)]
+        assert states == [LrmJobState.RUNNING] * 6 + [LrmJobState.QUEUED] * 2
+        assert [jobs[id_].array_index for id_ in sorted(jobs)] == list(range(1, 9))
+        assert {job.processors for job in jobs.values()} == {1}
+
+    def test_places_and_times(self) -> None:
+        """A running task tells node, queue, start and end of its walltime (as UTC); a waiting one when it was submitted."""
+        jobs = parse_jobs(sample("qstat_r.xml"), name_prefix="koala-run")
+        running = next(job for job in jobs if job.state is LrmJobState.RUNNING)
+        waiting = next(job for job in jobs if job.state is LrmJobState.QUEUED)
+        assert (running.nodes, running.queue, running.user) == (("localhost",), "all.q", "root")
+        assert running.started_at is not None
+        assert running.ends_at == running.started_at + 3600
+        assert (waiting.nodes, waiting.started_at, waiting.ends_at) == ((), None, None)
+        first_day, last_day = (calendar.timegm((2026, 11, day, 0, 0, 0)) for day in (21, 23))
+        assert first_day < (waiting.submitted_at or 0) < last_day
+
+    def test_held_and_broken(self) -> None:
+        """hqw and Eqw are both HELD, and the reason tells them apart."""
+        jobs = parse_jobs(sample("qstat_r.xml"))
+        held = [job for job in jobs if job.name == "koala-held"]
+        broken = [job for job in jobs if job.name == "noout"]
+        assert [(job.state, job.reason) for job in held] == [(LrmJobState.HELD, "held")] * 3
+        assert {job.state for job in broken} == {LrmJobState.HELD}
+        assert all(job.reason.startswith("error state Eqw") for job in broken)
+
+    def test_jobs_of_everybody(self) -> None:
+        """Without a prefix all users' jobs are there; a job that is no array has a plain number and no index."""
+        jobs = {job.name: job for job in parse_jobs(sample("qstat_mixed.xml"))}
+        other = jobs["other"]
+        assert (other.user, other.array_index, other.state) == ("nobody", None, LrmJobState.QUEUED)
+        assert other.id.isdigit()
+
+    def test_steps_between_tasks(self) -> None:
+        """A range with a step (2-8:2) is the tasks that exist, not those between."""
+        held = parse_jobs(sample("qstat_mixed.xml"), name_prefix="held")
+        assert [job.array_index for job in held] == [2, 4, 6, 8]
+
+    def test_deleted_is_ending(self) -> None:
+        """A task that was deleted and has not gone yet is ENDING."""
+        states = {job.raw_state: job.state for job in parse_jobs(sample("qstat_just_deleted.xml"))}
+        assert states["dr"] is LrmJobState.ENDING
+
+    def test_zombies_are_ended(self) -> None:
+        """Jobs that some cells keep in the listing after their end are ENDED."""
+        assert {job.state for job in parse_jobs(sample("qstat_s_z_r_t.xml"))} == {LrmJobState.ENDED}
+
+    def test_empty(self) -> None:
+        """A cell without jobs gives no jobs."""
+        assert parse_jobs(sample("qstat_empty.xml")) == ()
+
+    @pytest.mark.parametrize(
+        "name",
+        sorted(path.name for path in SAMPLES.glob("qstat_*.xml") if not re.match(r"qstat_(j|g_c)", path.name)),
+    )
+    def test_all_listings(self, name: str) -> None:
+        """Every recorded form of the job listing is read, without a state that is not understood."""
+        assert all(job.state is not LrmJobState.UNKNOWN and job.id for job in parse_jobs(sample(name)))
+
+    def test_huge_array_of_somebody_is_one_entry(self) -> None:
+        """An array with more waiting tasks than are listed singly counts as one job of that many processors."""
+        raw = (
+            "<job_info><job_list><JB_job_number>7</JB_job_number><JB_name>big</JB_name><JB_owner>eve</JB_owner>"
+            f"<state>qw</state><slots>2</slots><tasks>1-{LONGEST_EXPANSION + 1}:1</tasks></job_list></job_info>"
+        )
+        (job,) = parse_jobs(raw.encode())
+        assert (job.id, job.array_index, job.processors) == ("7", None, 2 * (LONGEST_EXPANSION + 1))
+
+    @pytest.mark.parametrize(
+        ("text", "indices"),
+        [("3", (3,)), ("1,2", (1, 2)), ("1-3:1,7", (1, 2, 3, 7)), ("2-9:3", (2, 5, 8)), ("", ()), ("x,1-", ())],
+    )
+    def test_task_ranges(self, text: str, indices: tuple[int, ...]) -> None:
+        """Lists of ranges with and without steps; what is no range is left out."""
+        assert task_indices(text) == indices
+
+
+class TestStates:
+    """Letters of jobs and queues."""
+
+    @pytest.mark.parametrize(
+        ("letters", "state"),
+        [
+            ("qw", "queued"), ("hqw", "held"), ("hRwq", "held"), ("Rq", "queued"), ("r", "running"), ("hr", "running"),
+            ("t", "starting"), ("Rt", "starting"), ("Rr", "running"), ("s", "suspended"), ("ts", "suspended"),
+            ("S", "suspended"), ("tS", "suspended"), ("T", "suspended"), ("Eqw", "held"), ("Ehqw", "held"),
+            ("EhRqw", "held"), ("dr", "ending"), ("dt", "ending"), ("dRr", "ending"), ("ds", "ending"),
+            ("dS", "ending"), ("z", "ended"), ("", "unknown"), ("x", "unknown"), ("rX", "unknown"),
+        ],
+    )  # fmt: skip
+    def test_job_letters(self, letters: str, state: str) -> None:
+        """Every combination that sge_status(5) lists, and that what it does not list is UNKNOWN."""
+        assert job_state(letters) is LrmJobState(state)
+
+    @pytest.mark.parametrize(
+        ("letters", "state"),
+        [("", "up"), ("d", "draining"), ("a", "draining"), ("au", "down"), ("E", "down"), ("S", "draining"),
+         ("C", "draining"), ("D", "draining"), ("dE", "down"), ("o", "down"), ("P", "unknown"), ("?", "unknown")],
+    )  # fmt: skip
+    def test_queue_letters(self, letters: str, state: str) -> None:
+        """Only a queue instance without letters takes jobs; those of a lost host or a broken queue are DOWN."""
+        assert queue_instance_state(letters) is NodeState(state)
+
+
+class TestNodes:
+    """qhost -xml -q -F slots."""
+
+    def test_full_host(self) -> None:
+        """Slots that anybody uses are used; load and memory are told; the pseudo host is no node."""
+        (node,) = parse_nodes(sample("qhost_q.xml"))
+        assert (node.name, node.state, node.processors, node.processors_used) == ("localhost", NodeState.UP, 4, 4)
+        assert (node.queues, node.load, node.memory_mib) == (("all.q",), 0.71, 24064)
+        assert node.processors_idle == 0
+
+    def test_host_limit_counts_over_all_queues(self) -> None:
+        """Where the host as a whole has no slots left, no queue of it has, although one is empty."""
+        (node,) = parse_nodes(sample("qhost_q_F_slots.xml"), queue="second.q")
+        assert (node.processors, node.processors_idle) == (3, 0)
+
+    def test_one_queue_disabled(self) -> None:
+        """A node is as usable as its most usable queue, and only that one's slots count."""
+        (both,) = parse_nodes(sample("qhost_q_F_slots_disabled.xml"))
+        (second,) = parse_nodes(sample("qhost_q_F_slots_disabled.xml"), queue="second.q")
+        assert (both.state, both.processors) == (NodeState.UP, 6)
+        assert (second.state, second.processors_idle, second.raw_state) == (NodeState.DRAINING, 0, "d")
+
+    def test_lost_host(self) -> None:
+        """A host that is not heard of is DOWN, with no load."""
+        (node,) = parse_nodes(sample("qhost_q_j_execd_dead.xml"))
+        assert (node.state, node.load, node.raw_state, node.processors_idle) == (NodeState.DOWN, None, "u", 0)
+
+    def test_host_without_batch_queue_is_no_node(self) -> None:
+        """Hosts without queues (submit hosts) and queues for parallel or interactive jobs only give nothing."""
+        assert parse_nodes(sample("qhost.xml")) == ()
+        assert parse_nodes(host(queue(kind="IP"), queue(kind="P"))) == ()
+
+    def test_unknown_queue_gives_no_nodes(self) -> None:
+        """Slots of other queues do not count when the cluster is one queue."""
+        assert parse_nodes(sample("qhost_q.xml"), queue="other.q") == ()
+
+    def test_reserved_slots_are_used(self) -> None:
+        """More slots used than there are (a queue was made smaller) leaves none idle, never less than none."""
+        (node,) = parse_nodes(host(queue(used=9, slots=4), queue("b.q", used=1, slots=4)))
+        assert (node.processors, node.processors_used, node.processors_idle) == (8, 8, 0)
+
+
+class TestQueues:
+    """qstat -xml -g c and qconf -sq."""
+
+    def test_queues(self) -> None:
+        """Names, slots and walltime limits; with several queues none is the default unless the settings name it."""
+        limits = parse_limits(sample("qconf_sq_all.txt").decode())
+        first, second = parse_queues(sample("qstat_g_c_two.xml"), limits, default=None)
+        assert (first.name, first.processors, first.walltime_limit, first.up) == ("all.q", 6, None, True)
+        assert (second.name, second.walltime_limit) == ("second.q", 9000)
+        assert not first.default
+        assert not second.default
+        _, second = parse_queues(sample("qstat_g_c_two.xml"), limits, default="second.q")
+        assert second.default
+
+    def test_only_queue_is_the_default(self) -> None:
+        """A single queue is the default."""
+        (only,) = parse_queues(sample("qstat_g_c.xml"), {}, default=None)
+        assert only.default
+
+    @pytest.mark.parametrize(
+        ("lines", "limit"),
+        [
+            ("h_rt INFINITY\ns_rt INFINITY", None),
+            ("s_rt 00:30:00\nh_rt 01:00:00", 1800),
+            ("h_rt 3600,[a=7200],[b=60]", 7200),
+            ("h_rt 3600,[a=INFINITY]", None),
+            ("h_rt 1:0:0, \\\n   [@group=2:0:0]", 7200),
+        ],
+    )
+    def test_limits(self, lines: str, limit: int | None) -> None:
+        """The smaller of soft and hard limit, of hosts that differ the longest; INFINITY is none."""
+        assert parse_limits(f"qname q\n{lines}\n") == {"q": limit}
+
+
+class TestAccounting:
+    """qacct -j."""
+
+    ENDS = {job.name: job for job in parse_accounting(sample("qacct_j_ends.txt").decode())}
+
+    @pytest.mark.parametrize(
+        ("name", "end", "code", "signal"),
+        [
+            ("hrt", EndReason.WALLTIME, None, 9),
+            ("self9", None, None, 9),
+            ("self15", EndReason.SIGNALLED, None, 15),
+            ("exit137", EndReason.EXITED, 137, None),
+            ("noout", EndReason.LAUNCH_FAILED, None, None),
+            ("nointerp", EndReason.LAUNCH_FAILED, None, None),
+            ("deleted", None, None, 9),
+        ],
+    )
+    def test_ends(self, name: str, end: EndReason | None, code: int | None, signal: int | None) -> None:
+        """What is certain is told: who sent SIGKILL is not, and an exit status of 137 is one."""
+        job = self.ENDS[name]
+        assert (job.state, job.end, job.exit_code, job.signal) == (LrmJobState.ENDED, end, code, signal)
+
+    def test_reason_and_times(self) -> None:
+        """The LRM's own words, and times in UTC; a job that never started has none and was on no node."""
+        walltime, unstarted = self.ENDS["hrt"], self.ENDS["noout"]
+        assert walltime.reason == "failed 37: qmaster enforced h_rt, h_cpu, or h_vmem limit"
+        assert (walltime.ends_at or 0) - (walltime.started_at or 0) == 2
+        assert (unstarted.started_at, unstarted.ends_at, unstarted.nodes) == (None, None, ())
+
+    def test_plain_job(self) -> None:
+        """A job that is no array has a plain number."""
+        (job,) = parse_accounting(sample("qacct_j_exit_3.txt").decode())
+        assert (job.id.isdigit(), job.array_index, job.exit_code) == (True, None, 3)
+
+    def test_memory_limit(self) -> None:
+        """A job that asked for memory, and was killed by a limit long before its walltime, had too little of it."""
+        text = (
+            "=====\njobnumber 5\ntaskid 1\nstart_time Sat Nov 21 11:00:00 2026\nend_time Sat Nov 21 11:00:09 2026\n"
+            "failed 37 : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status 137\n"
+            "category -l h_rt=3600,h_vmem=2G\n"
+        )
+        (job,) = parse_accounting(text)
+        assert job.end is EndReason.MEMORY
+
+    def test_last_run_counts(self) -> None:
+        """Of a job that was started again, the later end is the end."""
+        run = "=====\njobnumber 5\ntaskid 1\nend_time Sat Nov 21 11:00:0{0} 2026\nfailed 0\nexit_status {0}\n"
+        (job,) = parse_accounting(run.format(7) + run.format(3))
+        assert job.exit_code == 7
+
+    def test_nothing_known(self) -> None:
+        """No output is no jobs."""
+        assert parse_accounting("") == ()
+
+
+def test_error_reasons() -> None:
+    """Each task in error state has its reason, without the shepherd's date and process id."""
+    reasons = parse_error_reasons(sample("qstat_j_error_reasons.txt").decode())
+    output = 'can\'t open output file "/nosuch/dir/x": No such file or directory'
+    program = 'execvlp(/nosuch/program, "/nosuch/program") failed: No such file or directory'
+    assert set(reasons.values()) == {output, program}
+    assert sum("." in id_ for id_ in reasons) == 3
+
+
+class TestComplaints:
+    """What commands and library print when they refuse."""
+
+    COMPLAINTS = tuple(
+        line.strip().removeprefix("stderr: ")
+        for line in (SAMPLES / "COMMANDS.txt").read_text().splitlines()
+        if line.strip().startswith("stderr: ")
+    )
+
+    @pytest.mark.parametrize(
+        ("wording", "kind"),
+        [
+            ("unable to send message to qmaster", FailureKind.UNAVAILABLE),
+            ("commlib error", FailureKind.UNAVAILABLE),
+            ("unknown queue", FailureKind.REJECTED),
+            ("unknown resource", FailureKind.REJECTED),
+            ("is not a valid object name", FailureKind.REJECTED),
+            ("requires manager privileges", FailureKind.REJECTED),
+            ("not found", FailureKind.NOT_FOUND),
+        ],
+    )
+    def test_recorded_wording(self, wording: str, kind: FailureKind) -> None:
+        """Every recorded complaint of this kind is told right."""
+        recorded = [line for line in self.COMPLAINTS if wording in line]
+        assert recorded
+        assert {kind_of_text(line) for line in recorded} == {kind}
+
+    def test_other_users_job(self) -> None:
+        """Somebody else's job cannot be deleted: refused for good."""
+        assert kind_of_text(sample("err_qdel_other_user.txt").decode()) is FailureKind.REJECTED
+
+    def test_unknown_job(self) -> None:
+        """A job that does not exist is not found, although Grid Engine says that it denies."""
+        assert kind_of_text(sample("err_qdel_unknown.txt").decode()) is FailureKind.NOT_FOUND
+
+
+class TestXml:
+    """Reading XML from a program that is not ours."""
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            b"",
+            b"error: unable to contact qmaster",
+            b"<job_info><job_list>",
+            b"<other/>",
+            b"<!DOCTYPE job_info [<!ENTITY x SYSTEM 'file:///etc/passwd'>]><job_info>&x;</job_info>",
+            b"<!DOCTYPE job_info SYSTEM 'http://127.0.0.1:1/x.dtd'><job_info/>",
+        ],
+    )
+    def test_refused(self, raw: bytes) -> None:
+        """What is no listing is refused as unavailable; entities and document types are never followed."""
+        with pytest.raises(LrmUnavailableError):
+            parse_xml(raw, root="job_info", source="qstat")
+
+    def test_too_large(self) -> None:
+        """A document beyond the bound is refused unread."""
+
+        class Large(bytes):
+            __slots__ = ()
+
+            def __len__(self) -> int:
+                return LARGEST_DOCUMENT + 1
+
+        with pytest.raises(LrmUnavailableError, match="bytes"):
+            parse_xml(Large(b"<job_info/>"), root="job_info", source="qstat")
+
+    def test_control_characters_in_names(self) -> None:
+        """A job whose name holds what XML forbids does not hide all other jobs."""
+        raw = sample("qstat_mixed.xml").replace(b"<JB_name>other", b"<JB_name>ot\x01er")
+        assert len(parse_jobs(raw)) == len(parse_jobs(sample("qstat_mixed.xml")))
+
+    @given(st.binary(max_size=400))
+    def test_any_bytes(self, noise: bytes) -> None:
+        """Whatever bytes come, nothing but our own error is raised."""
+        for raw in (noise, b"<job_info><job_list>" + noise + b"</job_list></job_info>"):
+            try:
+                parse_jobs(raw)
+            except LrmUnavailableError:
+                continue
+
+    @given(st.text(max_size=60))
+    def test_any_values(self, text: str) -> None:
+        """Whatever stands where a time, a size or a range belongs, it is read or it is None."""
+        assert seconds_of(text) is None or isinstance(seconds_of(text), int)
+        assert mebibytes_of(text) is None or isinstance(mebibytes_of(text), int)
+        parse_accounting(f"===\njobnumber 1\nfailed {text}\nexit_status {text}\nstart_time {text}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("3600", 3600),
+        ("1:00:00", 3600),
+        ("::5", 5),
+        ("00:02:", 120),
+        ("3600.000", 3600),
+        ("INFINITY", None),
+        ("", None),
+    ],
+)
+def test_times(text: str, seconds: int | None) -> None:
+    """All forms of sge_types(1); INFINITY is no limit."""
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "mebibytes"), [("23.5G", 24064), ("476.6M", 476), ("1024K", 1), ("0.0", 0), ("-", None), ("2Q", None)]
+)
+def test_sizes(text: str, mebibytes: int | None) -> None:
+    """Sizes with and without a unit, in MiB."""
+    assert mebibytes_of(text) == mebibytes
