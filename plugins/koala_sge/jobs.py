@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import calendar
 import re
+from itertools import chain
 from time import strptime
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 LONGEST_EXPANSION = 10_000
 """Waiting tasks of one array that are listed singly; what a user submits beyond that is one entry for all."""
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+_RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10})(?::(\d{1,10}))?)?")
 
 
 def parse_jobs(raw: bytes, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
@@ -47,23 +48,21 @@ def _jobs(element: _Element, name: str) -> Iterator[LrmJob]:
     if not tasks:
         yield _job(element, name, LrmJobId(number), None, processors)
         return
-    indices = task_indices(tasks)
-    if len(indices) > LONGEST_EXPANSION:
-        yield _job(element, name, LrmJobId(number), None, processors * len(indices))
+    ranges = task_ranges(tasks)
+    count = sum(map(len, ranges))
+    if count > LONGEST_EXPANSION:
+        yield _job(element, name, LrmJobId(number), None, processors * count)
         return
-    for index in indices:
+    for index in chain.from_iterable(ranges):
         yield _job(element, name, LrmJobId(f"{number}.{index}"), index, processors)
 
 
-def task_indices(text: str) -> tuple[int, ...]:
+def task_ranges(text: str) -> tuple[range, ...]:
     """Return the task numbers of a list such as ``1,4-9:1,12-20:2``; pieces that are no range are left out."""
-    found: list[int] = []
-    for piece in text.split(","):
-        match = _RANGE.fullmatch(piece.strip())
-        if match:
-            first, last, step = match.group(1), match.group(2), match.group(3)
-            found.extend(range(int(first), int(last or first) + 1, max(1, int(step or 1))))
-    return tuple(found)
+    matches = (_RANGE.fullmatch(piece.strip()) for piece in text.split(","))
+    return tuple(
+        range(int(match[1]), int(match[2] or match[1]) + 1, max(1, int(match[3] or 1))) for match in matches if match
+    )
 
 
 def _job(element: _Element, name: str, id_: LrmJobId, index: int | None, processors: int) -> LrmJob:
@@ -106,8 +105,3 @@ def moment_of(text: str) -> float | None:
         return float(calendar.timegm(strptime(text[:19], "%Y-%m-%dT%H:%M:%S")))
     except ValueError:
         return None
-
-
-def waits(job: LrmJob) -> bool:
-    """Tell whether a job is released and has not started: it starts wherever it is pinned to."""
-    return job.state is LrmJobState.QUEUED

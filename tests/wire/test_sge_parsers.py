@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import calendar
 import re
+from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from koala_drmaa.classify import kind_of_text
 from koala_drmaa.protocol import FailureKind
 from koala_sge.accounting import parse_accounting
 from koala_sge.hosts import parse_nodes
-from koala_sge.jobs import LONGEST_EXPANSION, parse_jobs, task_indices
+from koala_sge.jobs import LONGEST_EXPANSION, parse_jobs, task_ranges
 from koala_sge.queues import parse_limits, parse_queues
 from koala_sge.reasons import parse_error_reasons
 from koala_sge.states import job_state, queue_instance_state
@@ -62,7 +64,7 @@ class TestJobs:
         assert {job.processors for job in jobs.values()} == {1}
 
     def test_places_and_times(self) -> None:
-        """A running task tells node, queue, start and end of its walltime (as UTC); a waiting one when it was submitted."""
+        """A running task tells node, queue, start and end (as UTC); a waiting one when it was submitted."""
         jobs = parse_jobs(sample("qstat_r.xml"), name_prefix="koala-run")
         running = next(job for job in jobs if job.state is LrmJobState.RUNNING)
         waiting = next(job for job in jobs if job.state is LrmJobState.QUEUED)
@@ -74,7 +76,7 @@ class TestJobs:
         assert first_day < (waiting.submitted_at or 0) < last_day
 
     def test_held_and_broken(self) -> None:
-        """hqw and Eqw are both HELD, and the reason tells them apart."""
+        """States hqw and Eqw are both HELD, and the reason tells them apart."""
         jobs = parse_jobs(sample("qstat_r.xml"))
         held = [job for job in jobs if job.name == "koala-held"]
         broken = [job for job in jobs if job.name == "noout"]
@@ -95,9 +97,9 @@ class TestJobs:
         assert [job.array_index for job in held] == [2, 4, 6, 8]
 
     def test_deleted_is_ending(self) -> None:
-        """A task that was deleted and has not gone yet is ENDING."""
-        states = {job.raw_state: job.state for job in parse_jobs(sample("qstat_just_deleted.xml"))}
-        assert states["dr"] is LrmJobState.ENDING
+        """A task that was deleted and has not gone yet is ENDING, because it was cancelled."""
+        jobs = {job.raw_state: job for job in parse_jobs(sample("qstat_just_deleted.xml"))}
+        assert (jobs["dr"].state, jobs["dr"].end) == (LrmJobState.ENDING, EndReason.CANCELLED)
 
     def test_zombies_are_ended(self) -> None:
         """Jobs that some cells keep in the listing after their end are ENDED."""
@@ -130,7 +132,7 @@ class TestJobs:
     )
     def test_task_ranges(self, text: str, indices: tuple[int, ...]) -> None:
         """Lists of ranges with and without steps; what is no range is left out."""
-        assert task_indices(text) == indices
+        assert tuple(chain.from_iterable(task_ranges(text))) == indices
 
 
 class TestStates:
@@ -239,7 +241,7 @@ class TestQueues:
 class TestAccounting:
     """qacct -j."""
 
-    ENDS = {job.name: job for job in parse_accounting(sample("qacct_j_ends.txt").decode())}
+    ENDS: ClassVar = {job.name: job for job in parse_accounting(sample("qacct_j_ends.txt").decode())}
 
     @pytest.mark.parametrize(
         ("name", "end", "code", "signal"),
