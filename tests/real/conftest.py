@@ -67,8 +67,9 @@ class NewUser(Protocol):
         center: Values | None = None,
         clusters: Mapping[str, Values] | None = None,
         path: Path | None = None,
+        serve: bool = True,
     ) -> KoalaUser:
-        """Return a user with a site of these systems; see KoalaUser for the settings."""
+        """Return a user with a site of these systems; see KoalaUser for the settings. ``serve``: the service runs."""
 
 
 @pytest.fixture(scope="session")
@@ -174,12 +175,14 @@ def new_user(tmp_path: Path) -> Iterator[NewUser]:
             center: Values | None = None,
             clusters: Mapping[str, Values] | None = None,
             path: Path | None = None,
+            serve: bool = True,
         ) -> KoalaUser:
             user = KoalaUser(
                 tmp_path / "user", systems, scheduler=scheduler, center=center, clusters=clusters, path=path
             )
             users.callback(user.close)
-            user.serve()
+            if serve:
+                user.serve()
             return user
 
         yield make
