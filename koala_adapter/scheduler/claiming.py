@@ -21,8 +21,8 @@ from koala_adapter.scheduler.waiting import leave_queue, place, refuse
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.placement import ClusterView, PlacedComponent
+    from koala_adapter.scheduler.context import Context, Views
+    from koala_adapter.scheduler.placement import PlacedComponent
     from koala_adapter.scheduler.queue import Lane
     from koala_adapter.scheduler.records import JobRecord
 
@@ -40,21 +40,19 @@ def scan_queue(context: Context) -> None:
     def may_fit(lane: Lane) -> bool:
         return lane not in hopeless and rooms.may_hold(lane)
 
-    for position, job_id in context.queue.scan(may_fit, largest=rooms.largest):
+    for position, job_id in context.queue.scan(may_fit, most=rooms.total):
+        record = state.jobs[job_id]
         if guard_position is not None and position > guard_position:
             guard_position = None
-            if state.guarded == guarded:
-                rooms.keep(kept)
-                if not may_fit(context.queue.lane_of(state.jobs[job_id])):
-                    continue
-        record = state.jobs[job_id]
+            rooms.keep(kept if state.guarded == guarded else {})
+            if not may_fit(context.queue.lane_of(record)):
+                continue
         result = place(context, record, rooms.views)
         if isinstance(result, Placed):
             leave_queue(context, record)
             claim_placement(context, record, result)
             rooms.refresh({placed.cluster for placed in result.components})
         else:
-            record.last_trouble = result.reason
             hopeless.add(context.queue.lane_of(record))
 
 
@@ -141,7 +139,7 @@ def retake(context: Context, record: JobRecord) -> None:
             _submit(context, record, claim, claim.cluster)
 
 
-def _reserve(settled: list[Claim], views: dict[ClusterName, ClusterView]) -> str | None:
+def _reserve(settled: list[Claim], views: Views) -> str | None:
     """Take the room for what settled components miss out of the views; return the trouble when there is too little."""
     needed: dict[ClusterName, int] = {}
     for claim in settled:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -11,6 +12,8 @@ from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.placement import ClusterView, ComponentRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.queue import PlacementQueue
@@ -48,9 +51,9 @@ class Context:
             closed=closed_reason(cluster, self.now),
         )
 
-    def views(self) -> dict[ClusterName, ClusterView]:
+    def views(self) -> Views:
         """Return the views of all clusters of the site."""
-        return {name: self.view(cluster) for name, cluster in self.state.clusters.items() if cluster.configured}
+        return Views(self)
 
     def request(self, record: JobRecord, claim: Claim) -> ComponentRequest:
         """Return what a component asks of a placement policy."""
@@ -67,6 +70,41 @@ class Context:
     def requests(self, record: JobRecord) -> list[ComponentRequest]:
         """Return the requests of all components of a job."""
         return [self.request(record, claim) for claim in record.claims]
+
+
+class Views(Mapping["ClusterName", ClusterView]):
+    """Views of the clusters of the site, each made when it is first looked at: of a thousand few are needed."""
+
+    __slots__ = ("_clusters", "_context", "_made")
+
+    def __init__(self, context: Context) -> None:
+        """Look at the clusters as they are while this is used."""
+        self._context = context
+        self._clusters = {name: one for name, one in context.state.clusters.items() if one.configured}
+        self._made: dict[ClusterName, ClusterView] = {}
+
+    def __getitem__(self, name: ClusterName) -> ClusterView:
+        """Return the view of a cluster. Raises KeyError when it is not in the site file."""
+        view = self._made.get(name)
+        if view is None:
+            view = self._made[name] = self._context.view(self._clusters[name])
+        return view
+
+    def __setitem__(self, name: ClusterName, view: ClusterView) -> None:
+        """Put another view in the place of a cluster's."""
+        self._made[name] = view
+
+    def __iter__(self) -> Iterator[ClusterName]:
+        """Yield the names in the order of the site file."""
+        return iter(self._clusters)
+
+    def __len__(self) -> int:
+        """Number of clusters."""
+        return len(self._clusters)
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether a cluster is in the site file."""
+        return name in self._clusters
 
 
 def closed_reason(cluster: ClusterRecord, now: float) -> str | None:

@@ -213,17 +213,19 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
 
 
 def _measure(cluster: ClusterRecord, now: float) -> bool:
-    """Keep the yardstick of what can never run on a cluster; tell whether it changed."""
+    """Keep the yardstick of what can never run on a cluster; tell whether that may be more than before."""
     seen, before = cluster.processors, cluster.largest
     if seen is None or seen == before:
         cluster.smaller_since = None
     elif before is None or seen > before:
         cluster.largest, cluster.smaller_since = seen, None
+        return before is None
     elif cluster.smaller_since is None:
         cluster.smaller_since = now
     elif now - cluster.smaller_since >= SHRINK_PROOF:
         cluster.largest, cluster.smaller_since = seen, None
-    return cluster.largest != before
+        return True
+    return False
 
 
 def _cluster_unavailable(context: Context, event: ev.ClusterUnavailable) -> None:

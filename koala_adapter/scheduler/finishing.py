@@ -139,8 +139,8 @@ def _hand_on(context: Context, record: JobRecord, spares: list[PlaceholderRecord
         most = max((len(some) for some in free.values()), default=0)
         return all(need.minimum <= (len(free.get(need.cluster, ())) if need.cluster else most) for need in lane.needs)
 
-    most = max((len(some) for some in free.values()), default=0)
-    for position, job_id in islice(context.queue.scan(may_fit, largest=most), REUSE_LOOK):
+    most = sum(len(some) for some in free.values())
+    for position, job_id in islice(context.queue.scan(may_fit, most=most), REUSE_LOOK):
         taker = state.jobs[job_id]
         behind = guard_position is not None and position > guard_position
         fit = _fit(context, taker, {n: some for n, some in free.items() if not (behind and n in barred)})

@@ -115,10 +115,27 @@ def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterNa
 
     Clusters that have not been seen yet count as able to hold anything. All components must fit at the same time.
     """
+    if _first_fit(requests, views):
+        return None
     for request in requests:
         if all(request.never(view) is not None for view in _allowed(request, views)):
             return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)})"
     return _joint_infeasibility(requests, views)
+
+
+def _first_fit(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> bool:
+    """Tell whether each component fits into the first cluster with room for it: a quick yes; no means nothing."""
+    taken: dict[ClusterName, int] = {}
+    for request in requests:
+        need = request.component.minimum
+        for view in _allowed(request, views):
+            most = _most(view)
+            if request.never(view) is None and (most is None or taken.get(view.name, 0) + need <= most):
+                taken[view.name] = taken.get(view.name, 0) + need
+                break
+        else:
+            return False
+    return True
 
 
 def _allowed(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> Iterable[ClusterView]:

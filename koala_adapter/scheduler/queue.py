@@ -41,15 +41,11 @@ class Lane(NamedTuple):
     """What all jobs of a lane have in common: everything that decides whether they can be placed."""
 
     needs: tuple[Need, ...]
-    """The largest last."""
     walltime_class: int
     """How many of the site's walltime limits are below the job's walltime: equal classes may use the same clusters."""
     policy: str
-
-    @property
-    def largest(self) -> int:
-        """Least need of the neediest component."""
-        return self.needs[-1].minimum
+    total: int
+    """Least need of all components together."""
 
 
 def position_of(record: JobRecord) -> Position:
@@ -63,7 +59,7 @@ class PlacementQueue:
     def __init__(self) -> None:
         """Start empty."""
         self._lanes: dict[Lane, list[Entry]] = {}
-        self._by_need: list[tuple[int, Lane]] = []
+        self._by_total: list[tuple[int, Lane]] = []
         self._entries: dict[JobId, tuple[Lane, Entry]] = {}
         self._limits: tuple[int, ...] = ()
         self._margin = 0
@@ -81,24 +77,24 @@ class PlacementQueue:
         self._limits = tuple(sorted(set(walltime_limits)))
         self._margin = margin
         self._lanes.clear()
-        self._by_need.clear()
+        self._by_total.clear()
         self._entries.clear()
 
     def lane_of(self, record: JobRecord) -> Lane:
         """Return the lane in which a job waits."""
-        needs = (
+        needs = sorted(
             Need(component.minimum, component.cluster or ANY_CLUSTER, tuple(sorted(claim.excluded)))
             for component, claim in record.components()
         )
         walltime_class = bisect_left(self._limits, record.job.walltime + self._margin)
-        return Lane(tuple(sorted(needs)), walltime_class, record.job.placement)
+        return Lane(tuple(needs), walltime_class, record.job.placement, sum(need.minimum for need in needs))
 
     def push(self, record: JobRecord) -> None:
         """Enter a job at the place that its priority, submission time and number give it."""
         lane, entry = self.lane_of(record), (position_of(record), record.job.id)
         if lane not in self._lanes:
             self._lanes[lane] = []
-            insort(self._by_need, (lane.largest, lane))
+            insort(self._by_total, (lane.total, lane))
         insort(self._lanes[lane], entry)
         self._entries[record.job.id] = lane, entry
 
@@ -112,16 +108,16 @@ class PlacementQueue:
         del entries[bisect_left(entries, entry)]
         if not entries:
             del self._lanes[lane]
-            del self._by_need[bisect_left(self._by_need, (lane.largest, lane))]
+            del self._by_total[bisect_left(self._by_total, (lane.total, lane))]
 
-    def scan(self, may_fit: Callable[[Lane], bool], *, largest: int) -> Iterator[tuple[Position, JobId]]:
+    def scan(self, may_fit: Callable[[Lane], bool], *, most: int) -> Iterator[tuple[Position, JobId]]:
         """Yield jobs in queue order, passing over a lane as soon as ``may_fit`` says no.
 
-        Lanes that need more than ``largest`` processors on one cluster are not even asked. The job just yielded may be
-        removed from the queue before the next one is asked for.
+        Lanes whose jobs need more than ``most`` processors are not even asked. The job just yielded may be removed from
+        the queue before the next one is asked for.
         """
-        below = bisect_left(self._by_need, (largest + 1,))
-        lanes = [lane for _, lane in self._by_need[:below] if may_fit(lane)]
+        below = bisect_left(self._by_total, (most + 1,))
+        lanes = [lane for _, lane in self._by_total[:below] if may_fit(lane)]
         heap = [(self._lanes[lane][0], number) for number, lane in enumerate(lanes)]
         heapq.heapify(heap)
         while heap:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.queue import ANY_CLUSTER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.context import Context
@@ -18,41 +19,51 @@ if TYPE_CHECKING:
 
 
 class Rooms:
-    """Views of all clusters, kept true while jobs are placed."""
+    """Views of the clusters that have room, kept true while jobs are placed."""
 
     def __init__(self, context: Context) -> None:
         """Take the views of now."""
         self._context = context
         self._kept: Mapping[ClusterName, int] = {}
-        self.views = context.views()
+        self.views: dict[ClusterName, ClusterView] = {}
+        """Open clusters with room, in the order of the site file."""
         self.largest = 0
-        """Most room on any open cluster."""
+        """Most room on any of them."""
+        self.total = 0
+        """Room on all of them together."""
+        for name, cluster in context.state.clusters.items():
+            if cluster.room > 0 and cluster.configured and closed_reason(cluster, context.now) is None:
+                self.views[name] = context.view(cluster)
         self._measure()
 
-    def refresh(self, names: set[ClusterName]) -> None:
+    def refresh(self, names: Iterable[ClusterName]) -> None:
         """Look at these clusters again: something was placed there."""
         for name in names:
-            view = self._context.view(self._context.state.clusters[name])
-            self.views[name] = less(view, self._kept.get(name, 0))
+            view = less(self._context.view(self._context.state.clusters[name]), self._kept.get(name, 0))
+            if view.room > 0:
+                self.views[name] = view
+            else:
+                del self.views[name]
         self._measure()
 
     def keep(self, kept: Mapping[ClusterName, int]) -> None:
         """Leave so many processors to another job from now on."""
         self._kept = kept
-        self.refresh({name for name in kept if name in self.views})
+        self.refresh([name for name in kept if name in self.views])
 
     def may_hold(self, lane: Lane) -> bool:
-        """Tell whether each component of a lane's jobs would fit by itself; False is certain, True is not."""
-        return all(self._may_hold(need) for need in lane.needs)
+        """Tell whether a lane's jobs could fit, by each component and by their sum; only False is certain."""
+        return lane.total <= self.total and all(self._may_hold(need) for need in lane.needs)
 
     def _may_hold(self, need: Need) -> bool:
         if need.cluster == ANY_CLUSTER:
             return need.minimum <= self.largest
         view = self.views.get(need.cluster)
-        return view is not None and view.closed is None and view.room >= need.minimum
+        return view is not None and view.room >= need.minimum
 
     def _measure(self) -> None:
-        self.largest = max((view.room for view in self.views.values() if view.closed is None), default=0)
+        rooms = [view.room for view in self.views.values()]
+        self.largest, self.total = max(rooms, default=0), sum(rooms)
 
 
 def less(view: ClusterView, processors: int) -> ClusterView:

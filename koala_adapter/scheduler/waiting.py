@@ -136,17 +136,18 @@ def _guard(context: Context, views: Mapping[ClusterName, ClusterView]) -> None:
         ):
             return
         state.guarded, state.kept_room = None, {}
+    waiting = [state.jobs[job_id] for job_id in context.queue.first(GUARD_LOOK)]
+    long_waiting = [record for record in waiting if _guardable(context, record)]
+    if not long_waiting:
+        return
     emptied = {
         name: replace(view, room=min(view.capacity or 0, view.in_flight or 0), available=0, load_free=view.room)
         for name, view in views.items()
     }
-    for job_id in context.queue.first(GUARD_LOOK):
-        record = state.jobs[job_id]
-        if not _guardable(context, record):
-            continue
+    for record in long_waiting:
         result = place(context, record, emptied)
         if isinstance(result, Placed):
-            state.guarded = job_id
+            state.guarded = record.job.id
             for placed in result.components:
                 state.kept_room[placed.cluster] = state.kept_room.get(placed.cluster, 0) + placed.processors
             return
