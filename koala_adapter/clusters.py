@@ -13,7 +13,13 @@ import anyio
 import structlog
 
 from koala_adapter.commands import CommandRunner, login_name
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
+from koala_adapter.errors import (
+    LrmError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnreachableError,
+    LrmUnsupportedError,
+)
 from koala_adapter.information import Poller, Reading
 from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId
 from koala_adapter.plugin import ClusterContext, Submission
@@ -224,6 +230,9 @@ class ClusterDriver:
             ids = await self.lrm.submit(submission)
         except (LrmRejectedError, LrmUnsupportedError) as error:
             return BatchRejected(time=self._around.clock(), batch=key, reason=str(error))
+        except LrmUnreachableError as error:
+            self.poller.breaker.failed(anyio.current_time())
+            return BatchAbsent(time=self._around.clock(), batch=key, reason=error.message)
         except LrmUnavailableError as error:
             self.poller.breaker.failed(anyio.current_time())
             log.warning("outcome of a submission is unknown", cluster=self.name, batch=key, error=str(error))

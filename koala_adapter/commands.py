@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
 from koala_adapter.limits import RequestWindow
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class CommandRunner:
     ) -> CommandResult:
         """Run one command and return what it printed, whatever its exit status.
 
-        Raises LrmUnavailableError when the program cannot be started, or does not end within ``timeout`` seconds (it is
-        killed then, and what it did is unknown).
+        Raises LrmUnreachableError when the program cannot be started, and LrmUnavailableError when it does not end
+        within ``timeout`` seconds (it is killed then, and what it did is unknown).
         """
         await self.admit(urgent=urgent)
         built = child_environment({**self._environment, **(environment or {})})
@@ -118,7 +118,7 @@ class CommandRunner:
             raise LrmUnavailableError(message, hint="the LRM is overloaded or hangs; it is asked again later") from None
         except OSError as error:
             message = f"cannot run {argv[0]}: {error.strerror or error}"
-            raise LrmUnavailableError(
+            raise LrmUnreachableError(
                 message, hint="install the LRM's client commands or give their directory"
             ) from error
         return CommandResult(argv=tuple(argv), returncode=returncode, stdout=stdout, stderr=stderr)

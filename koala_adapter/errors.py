@@ -73,6 +73,10 @@ class LrmUnavailableError(LrmError):
     transient = True
 
 
+class LrmUnreachableError(LrmUnavailableError):
+    """The LRM could not even be asked: after a submission it means that the job is certainly not in."""
+
+
 class LrmRejectedError(LrmError):
     """The LRM refused for good: asking again in the same way will be refused again. Nothing was done."""
 

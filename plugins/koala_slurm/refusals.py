@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 
 if TYPE_CHECKING:
     from koala_adapter.commands import CommandResult
@@ -34,6 +34,8 @@ _LIMIT = "a limit on jobs, size or time of your account or QOS; lower the thresh
 _DIRECTIVES = "correct the directives or the settings of this cluster in the site file"
 
 RULES: tuple[Rule, ...] = (
+    # The connection itself failed, so that nothing of the request can have arrived.
+    *_rules(LrmUnreachableError, {"unable to contact slurm controller (connect failure)": _NO_CONTROLLER}),
     *_rules(
         LrmUnavailableError,
         {

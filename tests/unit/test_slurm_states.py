@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.commands import CommandResult
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import EndReason, LrmJobState, NodeState
 from koala_slurm.control import cancel_error, control_error
 from koala_slurm.refusals import reading_error, submission_error
@@ -140,7 +140,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
 @pytest.mark.parametrize(
     ("stderr", "kind"),
     [
-        (FAILED + "Unable to contact slurm controller (connect failure)", LrmUnavailableError),
+        (FAILED + "Unable to contact slurm controller (connect failure)", LrmUnreachableError),
         (FAILED + "Socket timed out on send/recv operation", LrmUnavailableError),
         (FAILED + "Connection refused", LrmUnavailableError),
         (FAILED + "Zero Bytes were transmitted or received", LrmUnavailableError),
@@ -212,7 +212,7 @@ KILL = "scancel: error: Kill job error on job id "
         (KILL + "5: Invalid job id specified", None),
         (KILL + "5: Job/step already completing or completed", None),
         (KILL + "5: Access/permission denied", LrmRejectedError),
-        (KILL + "5: Unable to contact slurm controller (connect failure)", LrmUnavailableError),
+        (KILL + "5: Unable to contact slurm controller (connect failure)", LrmUnreachableError),
         (
             KILL + "5: Access/permission denied\n" + KILL + "6: Socket timed out on send/recv operation",
             LrmUnavailableError,
@@ -243,7 +243,7 @@ def test_silent_failure_of_scancel_is_unknown() -> None:
             "Job update not available right now, the DB index is being set, try again in a bit for job 5",
             LrmRejectedError,
         ),
-        ("slurm_suspend error: Unable to contact slurm controller (connect failure)", LrmUnavailableError),
+        ("slurm_suspend error: Unable to contact slurm controller (connect failure)", LrmUnreachableError),
         ("something new", LrmRejectedError),
     ],
 )
