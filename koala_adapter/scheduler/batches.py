@@ -54,6 +54,7 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     if not gone:
         return
     record = context.state.jobs[gone[0].job_id]
+    record.take_back({placeholder.id for placeholder in gone})
     for placeholder in gone:
         forget_placeholder(context, placeholder)
     if record.state is not JobState.CLAIMING:

@@ -47,7 +47,7 @@ def ending_timer(context: Context, placeholder: PlaceholderRecord) -> None:
 
 
 def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Drop the record of a placeholder that is certainly gone (or never was)."""
+    """Drop the record of a placeholder that is certainly gone (or never was); no claim counts on it any more."""
     state = context.state
     record = state.jobs[placeholder.job_id]
     state.count(placeholder, -1)
@@ -58,10 +58,7 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
     if batch.live == 0:
         del state.batches[batch.key]
     record.live -= 1
-    if record.state.final:
-        drop_if_forgotten(context, record)
-    else:
-        record.take_back({placeholder.id})
+    drop_if_forgotten(context, record)
     context.scan_wanted = True
 
 

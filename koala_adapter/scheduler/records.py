@@ -146,9 +146,14 @@ class JobRecord:
 
     def take_back(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""
+        if len(placeholders) == 1:  # of thousands that are lost one by one, each is among the first
+            (one,) = placeholders
+            for claim in self.claims:
+                if one in claim.placeholders:
+                    claim.placeholders.remove(one)
+            return
         for claim in self.claims:
-            if not placeholders.isdisjoint(claim.placeholders):
-                claim.placeholders = [id_ for id_ in claim.placeholders if id_ not in placeholders]
+            claim.placeholders = [id_ for id_ in claim.placeholders if id_ not in placeholders]
 
     def claim(self, component: str) -> Claim:
         """Return the claim of a component by name."""
