@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pure parts of the DRMAA plugin: templates, native options, complaints, states; and the files of scripts."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from koala_adapter.errors import (
+    LrmNotFoundError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnsupportedError,
+)
+from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobId, LrmJobState
+from koala_adapter.plugin import Submission
+from koala_drmaa import DrmaaSettings
+from koala_drmaa.classify import error_of, kind_of_exception, kind_of_text
+from koala_drmaa.environment import HelperLaunch, Loading, first_library
+from koala_drmaa.lrm import native_options, raise_for
+from koala_drmaa.protocol import FailureKind, JobStatus, ListedBatch, ListedJob, Refusal
+from koala_drmaa.scripts import KEEP_SECONDS, ScriptDelivery, ScriptStore
+from koala_drmaa.states import end_of, jobs_of_batch, unknown_key
+from koala_drmaa.template import apply_directives, job_template, render_template
+
+NATIVE = ("-b y", "-r n", "-l h_rt=60", "-l h_vmem=5M", "-q all.q")
+
+
+def submission(*, queue: str | None = None, memory: int | None = None, held: bool = False) -> Submission:
+    """Return a submission of two placeholders."""
+    return Submission(
+        key=BatchKey("k1"), count=2, script="#!/bin/sh\n", walltime=61, queue=queue, memory_mib=memory, held=held,
+        output_directory="/scratch/",
+    )  # fmt: skip
+
+
+class TestTemplate:
+    """From a submission to a job template."""
+
+    def test_private_script(self) -> None:
+        """The job runs /bin/sh on our file; what it prints goes to one file per index."""
+        template = job_template(
+            submission(held=True), script=Path("/s/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=("-a 1", "-b")
+        )
+        assert (template.remote_command, template.arguments, template.held) == ("/bin/sh", ("/s/k1.sh",), True)
+        assert (template.name, template.output_path) == ("k1", "/scratch/k1.{index}.out")
+        assert template.native_specification == "-a 1 -b"
+
+    def test_copied_script(self) -> None:
+        """The program is the script itself, which the LRM copies."""
+        template = job_template(submission(), script=Path("/s/k1.sh"), delivery=ScriptDelivery.COPIED, native=())
+        assert (template.remote_command, template.arguments) == ("/s/k1.sh", ())
+        assert "drmaa_js_state=drmaa_active" in render_template(template, 2)
+
+    @pytest.mark.parametrize(
+        ("directives", "expected"),
+        [
+            (Directives(), NATIVE),
+            (Directives(drop=("-r",)), ("-b y", "-l h_rt=60", "-l h_vmem=5M", "-q all.q")),
+            (Directives(drop=("-l",)), ("-b y", "-r n", "-q all.q")),
+            (Directives(drop=("-l h_vmem",)), ("-b y", "-r n", "-l h_rt=60", "-q all.q")),
+            (Directives(drop=("-l h",)), NATIVE),
+            (Directives(rename=(("-l h_rt", "-l s_rt"),)), ("-b y", "-r n", "-l s_rt=60", "-l h_vmem=5M", "-q all.q")),
+            (Directives(add=("-P physics",)), (*NATIVE, "-P physics")),
+        ],
+    )
+    def test_directives(self, directives: Directives, expected: tuple[str, ...]) -> None:
+        """A site drops, renames and adds options by flag, or by flag and resource, and never by half a name."""
+        assert apply_directives(NATIVE, directives) == expected
+
+
+class TestNativeOptions:
+    """Options as the settings spell them."""
+
+    SETTINGS = DrmaaSettings(
+        processors=1,
+        native_specification="-r n",
+        walltime_specification="-l h_rt={walltime},m={walltime_minutes}",
+        queue_specification="-q {queue}",
+        memory_specification="-l h_vmem={memory_mib}M",
+    )
+
+    def test_all(self) -> None:
+        """Walltime, queue and memory are filled in; minutes are rounded up."""
+        options = native_options(self.SETTINGS, submission(queue="long.q", memory=512))
+        assert options == ("-r n", "-l h_rt=61,m=2", "-q long.q", "-l h_vmem=512M")
+
+    def test_least(self) -> None:
+        """What is not asked for is not mentioned."""
+        assert native_options(DrmaaSettings(processors=1), submission(memory=5)) == ()
+
+    def test_queue_that_cannot_be_expressed(self) -> None:
+        """A queue without a way to name it is refused instead of being ignored."""
+        with pytest.raises(LrmRejectedError, match=r"queue_specification"):
+            native_options(DrmaaSettings(processors=1), submission(queue="long.q"))
+
+    def test_unknown_field(self) -> None:
+        """A field that nobody fills in is refused when the settings are read, with the known ones."""
+        with pytest.raises(ValidationError, match=r"unknown field \{partition\}; known are memory_mib, queue"):
+            DrmaaSettings(processors=1, queue_specification="--partition={partition}")
+
+
+class TestComplaints:
+    """From complaints to the four errors."""
+
+    @pytest.mark.parametrize(
+        ("name", "text", "kind"),
+        [
+            ("DrmCommunicationException", "unable to contact qmaster", FailureKind.UNAVAILABLE),
+            ("DeniedByDrmException", "unknown resource", FailureKind.REJECTED),
+            ("DeniedByDrmException", "unable to send message to qmaster using port 1", FailureKind.UNAVAILABLE),
+            ("DeniedByDrmException", 'queue "x" does not exist', FailureKind.REJECTED),
+            ("InvalidJobException", 'denied: job "9" does not exist', FailureKind.NOT_FOUND),
+            ("InternalException", "", FailureKind.UNAVAILABLE),
+            ("SomethingNewException", "job 9 does not exist", FailureKind.NOT_FOUND),
+            ("SomethingNewException", "", FailureKind.UNAVAILABLE),
+        ],
+    )
+    def test_exceptions(self, name: str, text: str, kind: FailureKind) -> None:
+        """The class decides, except that a lost connection is one whatever class it comes in."""
+        assert kind_of_exception(name, text) is kind
+
+    def test_wording_that_is_not_known(self) -> None:
+        """What is not recognized promises nothing: unavailable."""
+        assert kind_of_text("segmentation violation") is FailureKind.UNAVAILABLE
+
+    @pytest.mark.parametrize(
+        ("kind", "error"),
+        [
+            (FailureKind.UNAVAILABLE, LrmUnavailableError),
+            (FailureKind.LIBRARY, LrmUnavailableError),
+            (FailureKind.REJECTED, LrmRejectedError),
+            (FailureKind.NOT_FOUND, LrmNotFoundError),
+            (FailureKind.UNSUPPORTED, LrmUnsupportedError),
+        ],
+    )
+    def test_errors(self, kind: FailureKind, error: type[Exception]) -> None:
+        """Each kind has its error, with the complaint and a way out."""
+        made = error_of(kind, "said so")
+        assert type(made) is error
+        assert (made.message, bool(made.hint)) == ("said so", True)
+
+    def test_first_grave_refusal_is_raised(self) -> None:
+        """Of several jobs with which it did not work all are named; jobs that are gone need no cancelling."""
+        gone = Refusal(id="1.1", kind=FailureKind.NOT_FOUND, message="gone")
+        denied = Refusal(id="1.2", kind=FailureKind.REJECTED, message="not yours")
+        raise_for([])
+        raise_for([gone], gone_is_fine=True)
+        with pytest.raises(LrmRejectedError, match=r"^1\.2: not yours"):
+            raise_for([gone, denied], gone_is_fine=True)
+        with pytest.raises(LrmNotFoundError, match=r"1\.1, 1\.2"):
+            raise_for([gone, denied])
+
+
+class TestStates:
+    """From DRMAA's words to ours."""
+
+    @pytest.mark.parametrize("status", list(JobStatus))
+    def test_every_status_has_a_state(self, status: JobStatus) -> None:
+        """No status is left out, and only a running job is on a node."""
+        batch = ListedBatch(key="k1", count=1, submitted_at=1.0, jobs=(ListedJob(id="7.1", status=status),))
+        (job,) = jobs_of_batch(batch, user="me", node="cluster", queue="q")
+        assert (job.raw_state, job.array_index, job.name) == (status.value, 1, "k1")
+        assert bool(job.nodes) == (job.state in {LrmJobState.RUNNING, LrmJobState.SUSPENDED})
+
+    def test_unknown_outcome(self) -> None:
+        """A batch without ids is its count of jobs in state UNKNOWN, whose ids lead back to the key."""
+        jobs = jobs_of_batch(ListedBatch(key="k.1", count=2, submitted_at=1.0), user="me", node="c", queue="q")
+        assert [(job.state, job.array_index) for job in jobs] == [(LrmJobState.UNKNOWN, 1), (LrmJobState.UNKNOWN, 2)]
+        assert {unknown_key(job.id) for job in jobs} == {"k.1"}
+        assert unknown_key(LrmJobId("7.1")) is None
+
+    @pytest.mark.parametrize(
+        ("job", "end"),
+        [
+            (ListedJob(id="1", status=JobStatus.DONE, exit_code=3), EndReason.EXITED),
+            (ListedJob(id="1", status=JobStatus.FAILED, signal=11), EndReason.SIGNALLED),
+            (ListedJob(id="1", status=JobStatus.FAILED, signal=9), None),
+            (ListedJob(id="1", status=JobStatus.FAILED, signal=15, aborted=True), None),
+            (ListedJob(id="1", status=JobStatus.DONE), None),
+        ],
+    )
+    def test_ends(self, job: ListedJob, end: EndReason | None) -> None:
+        """What DRMAA cannot know is not told: a SIGKILL may be the walltime's, a cancel's or the job's own."""
+        assert end_of(job) is end
+
+
+class TestEnvironment:
+    """How the helper is started."""
+
+    def test_environment_is_built(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing of ours goes in but what is needed; the locale is one that Python reads bytes in safely."""
+        monkeypatch.setenv("SGE_ROOT", "/wrong")
+        monkeypatch.setenv("SECRET", "s")
+        launch = HelperLaunch(library=Path("/l/libdrmaa.so"), variables={"SGE_CELL": "c"})
+        environment = launch.environment()
+        assert environment["DRMAA_LIBRARY_PATH"] == "/l/libdrmaa.so"
+        assert environment["LC_ALL"] == "C.UTF-8"
+        assert environment["SGE_CELL"] == "c"
+        assert not {"SGE_ROOT", "SECRET"} & set(environment)
+
+    def test_cures_for_static_tls(self) -> None:
+        """First room is made; if that does not help, what the loader names is preloaded; then there is nothing left."""
+        first = HelperLaunch(library=None)
+        assert first.loading is Loading.TUNABLES
+        assert "optional_static_tls" in first.environment()["GLIBC_TUNABLES"]
+        second = first.after("/lib/x/libjemalloc.so.2: cannot allocate memory in static TLS block")
+        assert second is not None
+        assert second.environment()["LD_PRELOAD"] == "/lib/x/libjemalloc.so.2"
+        assert second.after("/lib/x/libjemalloc.so.2: cannot allocate memory in static TLS block") is None
+        assert first.after("No such file or directory") is None
+
+    def test_plain(self) -> None:
+        """Where no cure is wanted none is set."""
+        environment = HelperLaunch(library=None, loading=Loading.PLAIN).environment()
+        assert not {"GLIBC_TUNABLES", "LD_PRELOAD"} & set(environment)
+
+    def test_first_library(self, tmp_path: Path) -> None:
+        """The first existing file of a list of patterns is taken."""
+        library = tmp_path / "lib" / "lx-amd64" / "libdrmaa.so.1.0"
+        library.parent.mkdir(parents=True)
+        library.touch()
+        assert first_library((f"{tmp_path}/none/lib.so", f"{tmp_path}/lib/lx-*/libdrmaa.so*")) == library
+        assert first_library((f"{tmp_path}/none/*",)) is None
+
+
+class TestScripts:
+    """Scripts on disk."""
+
+    def test_private_and_whole(self, tmp_path: Path) -> None:
+        """File 0600, directory 0700, the text byte for byte; written again, it is the new text in a new file."""
+        store = ScriptStore(tmp_path / "scripts")
+        path = store.write(BatchKey("k1"), "#!/bin/sh\n: é \udcff\n")
+        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert path.read_bytes() == "#!/bin/sh\n: é ".encode() + b"\xff\n"
+        other = tmp_path / "other"
+        path.unlink()
+        path.symlink_to(other)
+        store.write(BatchKey("k1"), "new")
+        assert (path.read_text(), path.is_symlink(), other.exists()) == ("new", False, False)
+
+    @pytest.mark.parametrize("key", ["", "../x", "a/b", "1a", "a b", "a\n", ".x", "a" * 129])
+    def test_keys_that_are_no_file_names(self, tmp_path: Path, key: str) -> None:
+        """A key that could leave the directory, or that Grid Engine takes for no name, is refused."""
+        with pytest.raises(LrmRejectedError):
+            ScriptStore(tmp_path).path(BatchKey(key))
+
+    def test_sweep(self, tmp_path: Path) -> None:
+        """Old scripts without a job go; those of live jobs, fresh ones and other files stay."""
+        store, now = ScriptStore(tmp_path), time.time()
+        for key in ("live", "old", "fresh"):
+            store.write(BatchKey(key), "x")
+        (tmp_path / "note.txt").touch()
+        for name in ("live.sh", "old.sh", "note.txt"):
+            os.utime(tmp_path / name, (now - KEEP_SECONDS - 60,) * 2)
+        store.sweep({"live"}, now)
+        assert {path.name for path in tmp_path.iterdir()} == {"live.sh", "fresh.sh", "note.txt"}
+
+    def test_full_disk_is_said(self, tmp_path: Path) -> None:
+        """A script that cannot be written is unavailable, with where and why."""
+        (tmp_path / "file").touch()
+        with pytest.raises(LrmUnavailableError, match=r"cannot write the script .*/file/k1\.sh"):
+            ScriptStore(tmp_path / "file").write(BatchKey("k1"), "x")
+
+    def test_removing_twice(self, tmp_path: Path) -> None:
+        """A script that is not there is no error."""
+        store = ScriptStore(tmp_path)
+        store.write(BatchKey("k1"), "x")
+        store.remove(BatchKey("k1"))
+        store.remove(BatchKey("k1"))
+        assert list(tmp_path.iterdir()) == []
