@@ -324,16 +324,18 @@ def test_check_tells_which_address_is_out_of_reach(koala: Koala) -> None:
     eventually(lambda: koala.placeholders() == [])
 
 
-def test_interrupted_check_leaves_no_placeholder(koala: Koala) -> None:
-    """Ctrl-C while a placeholder is awaited takes it away."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupted_check_leaves_no_placeholder(koala: Koala, number: signal.Signals) -> None:
+    """Ctrl-C, or the end of the terminal, while a placeholder is awaited takes it away, and temporary files, too."""
     text = koala.site_file.read_text()
     koala.site_file.write_text(text.replace("lease = 120", 'lease = 120\naddress = "127.0.0.9"'))
     process = koala.start("check", "--timeout", "60")
     eventually(lambda: len(koala.placeholders()) == 2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output(process)
     assert process.returncode == 130
     assert koala.placeholders() == []
+    assert list(koala.directory.glob("koala-check-*")) == []
 
 
 def test_check_says_what_is_wrong_with_the_site(koala: Koala) -> None:

@@ -27,6 +27,7 @@ from rich.text import Text
 from koala_adapter.cli.context import Session, command_body, pass_session
 from koala_adapter.cli.demofiles import JOB, LOCAL_USER, PROGRAM, SITE
 from koala_adapter.cli.following import closing
+from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.offline import close_lrm
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.planning import free_port
@@ -73,18 +74,18 @@ def demo(session: Session) -> None:
     """
     story = Story(session.console)
     story.title()
-    with temporary_site() as inner:
+    with Interrupts() as interrupts, temporary_site(interrupts) as inner:
         story.clusters(inner)
         everywhere(inner, local_users_job)
         story.job(inner)
-        with ownership(inner.directory, "koala demo"), inner_service(inner):
+        with ownership(inner.directory, "koala demo"), inner_service(inner, interrupts):
             report = story.run(inner)
     story.end(report)
     raise SystemExit(0 if report.state is JobState.COMPLETED else report.outcome.exit_code if report.outcome else 1)
 
 
 @contextmanager
-def temporary_site() -> Iterator[Session]:
+def temporary_site(interrupts: Interrupts) -> Iterator[Session]:
     """Yield a session with a site of its own; afterwards its clusters end, and everything is removed."""
     base = tempfile.gettempdir()
     directory = Path(tempfile.mkdtemp(prefix="koala-demo-", dir=base if len(base) < LONGEST_DIRECTORY else "/tmp"))  # noqa: S108 - its own directory is private
@@ -98,9 +99,10 @@ def temporary_site() -> Iterator[Session]:
         try:
             yield inner
         finally:
-            everywhere(inner, cancel_all)
-            for cluster in (state / "clusters").iterdir():
-                end_daemon(cluster)
+            with interrupts.put_off():
+                everywhere(inner, cancel_all)
+                for cluster in (state / "clusters").iterdir():
+                    end_daemon(cluster)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

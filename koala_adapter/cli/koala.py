@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # In the orderly way in which Ctrl-C ends a command: what it has in the clusters goes with it.
+        signal.signal(number, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
     if level > logging.INFO:
         # What asyncio complains of on its own is for us, not for the person at the terminal.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from anyio.from_thread import start_blocking_portal
 from koala_adapter.cli.asking import PATIENCE, lost
 from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
 from koala_adapter.cli.following import Display, closing, follow
+from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.offline import read_record
 from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
 from koala_adapter.hosting import LOG_NAME, host, ownership, start_in_background
@@ -26,8 +26,6 @@ from koala_adapter.reports import JOB_REPORT
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import FrameType
-    from typing import Self
 
     from koala_adapter.cli.context import Session
     from koala_adapter.model import Job
@@ -105,7 +103,7 @@ def go_on_in_background(session: Session, text: str) -> None:
 
 
 @contextmanager
-def service(session: Session) -> Iterator[float]:
+def service(session: Session, interrupts: Interrupts) -> Iterator[float]:
     """Make sure that a service answers during the block: the running one, or one inside this process.
 
     Yields for how many seconds its return is to be awaited when it goes away. When jobs are unfinished at the end of
@@ -115,7 +113,7 @@ def service(session: Session) -> Iterator[float]:
     try:
         with ExitStack() as stack:
             if not session.client.running():
-                inner = _own(session, stack)
+                inner = _own(session, stack, interrupts)
             yield PATIENCE if inner is None else 0.0
     finally:
         # Only now, when nobody can submit any more, is it certain what is left.
@@ -124,7 +122,7 @@ def service(session: Session) -> Iterator[float]:
             go_on_in_background(session, text)
 
 
-def _own(session: Session, stack: ExitStack) -> InnerService | None:
+def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerService | None:
     """Become the service inside this process; None when another one comes up at the same moment."""
     try:
         stack.enter_context(ownership(session.directory, "koala run"))
@@ -133,7 +131,7 @@ def _own(session: Session, stack: ExitStack) -> InnerService | None:
             if not session.client.wait_until_running(COMING_UP):
                 raise
         return None
-    return stack.enter_context(inner_service(session))
+    return stack.enter_context(inner_service(session, interrupts))
 
 
 @dataclass(slots=True)
@@ -145,14 +143,15 @@ class InnerService:
 
 
 @contextmanager
-def inner_service(session: Session) -> Iterator[InnerService]:
-    """Run a service inside this process during the block."""
+def inner_service(session: Session, interrupts: Interrupts) -> Iterator[InnerService]:
+    """Run a service inside this process during the block, the only part of this that an interrupt may end."""
     inner = InnerService()
-    with log_to_file(session), start_blocking_portal() as portal:
-        with session.progress.status(f"starting: asking {len(session.site.enabled_clusters)} clusters"):
+    with log_to_file(session), interrupts.put_off(), start_blocking_portal() as portal:
+        with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
             future, server = portal.start_task(host, session.site, session.plugins, session.directory)
         try:
-            yield inner
+            with interrupts.let_in():
+                yield inner
         except ServiceUnavailableError:
             # It is our own that is gone, so we know why.
             error = future.exception(timeout=CLOSING)
@@ -188,7 +187,7 @@ def log_to_file(session: Session) -> Iterator[None]:
 
 def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
     """Submit a job and follow it to its end; an interrupt cancels it and follows on, a second one only cancels."""
-    with Interrupts() as interrupts, service(session) as patience:
+    with Interrupts() as interrupts, service(session, interrupts) as patience:
         display = Display(session.progress, quiet=quiet)
         job_id = ""
         try:
@@ -205,41 +204,3 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
         except ServiceUnavailableError as error:
             hint = f"job {job_id} is not lost: start the service with `koala serve`, then `koala logs {job_id} -f`"
             raise ServiceUnavailableError(error.message, hint=hint if job_id else error.hint) from error
-
-
-class Interrupts:
-    """Has Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, but not where that would lose track of a job."""
-
-    def __init__(self) -> None:
-        """Nothing is changed before the block."""
-        self._former: dict[signal.Signals, signal._HANDLER] = {}
-        self._put_off = False
-        self._pending = False
-
-    def __enter__(self) -> Self:
-        """Take over the signals."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._former[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Give them back."""
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    @contextmanager
-    def put_off(self) -> Iterator[None]:
-        """Let the block come to its end first."""
-        self._put_off = True
-        try:
-            yield
-        finally:
-            self._put_off = False
-        if self._pending:
-            self._pending = False
-            raise KeyboardInterrupt
-
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._put_off:
-            raise KeyboardInterrupt
-        self._pending = True

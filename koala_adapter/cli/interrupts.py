@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C at any moment, and yet never in the middle of what would leave a job, a thread or a process behind."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+    from typing import Self
+
+
+class Interrupts:
+    """Has Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, but not where that would lose track of something."""
+
+    def __init__(self) -> None:
+        """Nothing is changed before the block."""
+        self._former: dict[signal.Signals, signal._HANDLER] = {}
+        self._put_off = False
+        self._pending = False
+
+    def __enter__(self) -> Self:
+        """Take over the signals."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._former[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give them back."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Let the block come to its end first; an interrupt meanwhile is raised then."""
+        former, self._put_off = self._put_off, True
+        try:
+            yield
+        finally:
+            self._put_off = former
+        self._deliver()
+
+    @contextmanager
+    def let_in(self) -> Iterator[None]:
+        """Inside a block that puts them off: a part that an interrupt may end."""
+        former, self._put_off = self._put_off, False
+        try:
+            self._deliver()
+            yield
+        finally:
+            self._put_off = former
+
+    def _deliver(self) -> None:
+        if self._pending and not self._put_off:
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._pending = True
+        self._deliver()
