@@ -6,6 +6,7 @@ Requests of one kind go out one after the other; every answer, and every failure
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from koala_adapter.errors import (
     LrmUnreachableError,
     LrmUnsupportedError,
 )
-from koala_adapter.information import Poller, Reading
+from koala_adapter.information import Poller, Reading, answering
 from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId
 from koala_adapter.plugin import ClusterContext, Submission
 from koala_adapter.reconciliation import Witness
@@ -105,6 +106,8 @@ class ClusterDriver:
         """Submissions that this process itself is sending: their outcome is about to be known."""
         self.version: str | None = None
         """Name and version of the LRM, once it answered."""
+        self._not_cancelled: set[LrmJobId] = set()
+        """What the LRM did not hear: it is told when it answers again."""
         self._recovered_at = surroundings.clock()
         self._polled: tuple[int, int, int] | None = None
         self._polled_at = 0.0
@@ -134,7 +137,8 @@ class ClusterDriver:
         try:
             if path is not None:
                 remove_token(path)
-            self.lrm.forget(batch)
+            with answering(self.name):
+                self.lrm.forget(batch)
         except (OSError, LrmError) as error:
             log.warning("what a submission needed cannot be removed", cluster=self.name, batch=batch, error=str(error))
 
@@ -152,7 +156,7 @@ class ClusterDriver:
                 sender.close()
             for receiver in (self._submissions, self._cancels, self._lost):
                 receiver.close()
-            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError), answering(self.name):
                 await self.lrm.close()
 
     async def _start(self, task_status: TaskStatus[None]) -> None:
@@ -160,8 +164,9 @@ class ClusterDriver:
         started = False
         while not started:
             try:
-                await self.lrm.start()
-                self.version = await self.lrm.version()
+                with answering(self.name):
+                    await self.lrm.start()
+                    self.version = await self.lrm.version()
                 started = True
             except LrmError as error:
                 self._unavailable(error.message)
@@ -184,6 +189,8 @@ class ClusterDriver:
             self._around.report(
                 ClusterPolled(time=now, cluster=self.name, processors=counts[0], idle=counts[1], ours=counts[2])
             )
+        if self._not_cancelled:
+            self._cancel_again()
         findings = self.witness.examine(
             self._around.state(),
             reading.jobs,
@@ -202,6 +209,16 @@ class ClusterDriver:
             log.warning("cancelling placeholders that nobody owns", cluster=self.name, ids=list(findings.orphans))
             self.cancel(findings.orphans)
         return findings.restless
+
+    def _cancel_again(self) -> None:
+        """Repeat the cancellations that the LRM did not hear, as far as they are still wanted."""
+        ending = {
+            placeholder.lrm_id
+            for placeholder in self._around.state().placeholders.values()
+            if placeholder.cluster == self.name and placeholder.state is PlaceholderState.ENDING
+        }
+        missed, self._not_cancelled = self._not_cancelled, set()
+        self.cancel(sorted(missed & ending))
 
     def _settled(self, batch: BatchRecord) -> bool:
         since = max(batch.submitted_at, self._recovered_at)
@@ -227,7 +244,8 @@ class ClusterDriver:
             reason = self.poller.failure or "out of reach"
             return BatchAbsent(time=self._around.clock(), batch=key, reason=reason)
         try:
-            ids = await self.lrm.submit(submission)
+            with answering(self.name):
+                ids = await self.lrm.submit(submission)
         except (LrmRejectedError, LrmUnsupportedError) as error:
             return BatchRejected(time=self._around.clock(), batch=key, reason=str(error))
         except LrmUnreachableError as error:
@@ -250,10 +268,13 @@ class ClusterDriver:
 
     async def _cancel_now(self, ids: Sequence[LrmJobId]) -> None:
         try:
-            await self.lrm.cancel(tuple(dict.fromkeys(ids)))
+            with answering(self.name):
+                await self.lrm.cancel(tuple(dict.fromkeys(ids)))
         except LrmError as error:
-            # The scheduler's own timer asks again until the placeholders are seen gone.
+            # The scheduler's own timer asks again, too, until the placeholders are seen gone.
             log.warning("cancelling failed", cluster=self.name, ids=list(ids), error=str(error))
+            if isinstance(error, LrmUnavailableError):
+                self._not_cancelled.update(ids)
         self.poller.poll_soon()
 
     async def _refine_all(self) -> None:
@@ -274,7 +295,8 @@ class ClusterDriver:
         if not ids:
             return {}
         try:
-            return {job.id: job for job in await self.lrm.history(ids)}
+            with answering(self.name):
+                return {job.id: job for job in await self.lrm.history(ids)}
         except LrmError as error:
             log.info("accounting does not tell", cluster=self.name, error=str(error))
             return {}

@@ -40,8 +40,8 @@ class CommandResult:
 
     @property
     def text(self) -> str:
-        """Standard output, decoded without ever failing."""
-        return self.stdout.decode("utf-8", "surrogateescape")
+        """Standard output, decoded without ever failing, into text that can be written as JSON and kept."""
+        return self.stdout.decode("utf-8", "backslashreplace")
 
     @property
     def complaint(self) -> str:

@@ -8,6 +8,7 @@ submissions would have to wait for the bound of requests.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from koala_adapter.limits import CircuitBreaker
 from koala_adapter.reconciliation import processors_held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from koala_adapter.config import ClusterConfig
     from koala_adapter.model import LrmJob, Node
@@ -31,6 +32,21 @@ RESTLESS_FACTOR = 2
 """A restless poll may use at most half of the ordinary requests."""
 
 log = structlog.get_logger()
+
+
+@contextmanager
+def answering(cluster: str) -> Iterator[None]:
+    """Take a defect of a plugin for an LRM that does not answer: it costs that cluster's jobs time, not the service.
+
+    Raises LrmUnavailableError for whatever is raised in the block and is no LrmError.
+    """
+    try:
+        yield
+    except LrmError:
+        raise
+    except Exception as error:
+        log.exception("a plugin failed", cluster=cluster)
+        raise LrmUnavailableError(f"its plugin failed: {error!r}", hint="the service's log tells where") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +152,9 @@ async def read_cluster(config: ClusterConfig, lrm: Lrm, *, name_prefix: str, rea
 
     In this order a job that starts between the two makes us think less is idle, never more.
     """
-    jobs = await lrm.jobs(name_prefix=name_prefix)
-    nodes = await lrm.nodes()
+    with answering(config.name):
+        jobs = await lrm.jobs(name_prefix=name_prefix)
+        nodes = await lrm.nodes()
     queue = config.queue
     if queue is not None:
         nodes = tuple(node for node in nodes if not node.queues or queue in node.queues)

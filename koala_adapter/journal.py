@@ -126,10 +126,16 @@ class Journal:
         """Store the state as of event ``number`` and drop what it makes superfluous."""
         body = _STATE.dump_json(state).decode()
         self._execute("BEGIN IMMEDIATE")
-        self._execute("INSERT OR REPLACE INTO snapshots (number, body) VALUES (?, ?)", (number, body))
-        self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
-        self._execute("DELETE FROM events WHERE number <= ?", (number,))
-        self._execute("COMMIT")
+        try:
+            self._execute("INSERT OR REPLACE INTO snapshots (number, body) VALUES (?, ?)", (number, body))
+            self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
+            self._execute("DELETE FROM events WHERE number <= ?", (number,))
+            self._execute("COMMIT")
+        except JournalError:
+            # What is appended from now on must not be part of a transaction that nobody ends.
+            with suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            raise
 
     def value(self, key: str) -> str | None:
         """Return a single stored value."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import BatchRecord, PlaceholderRecord, State
 
 ABSENCES_NEEDED = 2
+RESTLESS_FOR = 120.0
+"""Seconds for which an end is expected at any moment; after them the LRM is asked as often as always."""
 OCCUPYING = frozenset(
     {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.UNKNOWN}
 )
@@ -91,7 +93,7 @@ class Witness:
                 events += self._examine_one(placeholder, jobs.get(placeholder.id), now, in_contact(placeholder.id))
         self._forget(state)
         return Findings(
-            events=tuple(events), orphans=_orphans(state, jobs), restless=self._restless(state, uncertain=batches)
+            events=tuple(events), orphans=_orphans(state, jobs), restless=self._restless(state, now, uncertain=batches)
         )
 
     def _look_for(
@@ -162,11 +164,11 @@ class Witness:
         self.ended &= known
         self.farewells &= known
 
-    def _restless(self, state: State, *, uncertain: Iterable[BatchRecord]) -> bool:
+    def _restless(self, state: State, now: float, *, uncertain: Iterable[BatchRecord]) -> bool:
         ending = any(
-            placeholder.state is PlaceholderState.ENDING
+            placeholder.ending_since is not None and now < placeholder.ending_since + RESTLESS_FOR
             for placeholder in state.placeholders.values()
-            if placeholder.cluster == self.cluster
+            if placeholder.cluster == self.cluster and placeholder.state is PlaceholderState.ENDING
         )
         return ending or bool(self.absences) or any(batch.lrm_ids is None for batch in uncertain)
 

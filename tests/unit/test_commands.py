@@ -65,11 +65,11 @@ async def test_runner_and_call_add_to_the_environment() -> None:
 
 
 async def test_bytes_go_in_and_come_out_whole() -> None:
-    """Standard input is passed as bytes, output is returned as bytes, and undecodable ones never fail."""
+    """Standard input is passed as bytes, output is returned as bytes; undecodable ones never fail, then or later."""
     raw = bytes(range(256)) * 1000
     result = await CommandRunner().run(["cat"], stdin=raw)
     assert result.stdout == raw
-    assert result.text.encode("utf-8", "surrogateescape") == raw
+    assert result.text.encode("utf-8").startswith(raw[:128] + rb"\x80\x81")
 
 
 async def test_exit_status_is_no_error() -> None:

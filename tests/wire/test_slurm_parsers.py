@@ -340,7 +340,7 @@ def test_any_row_is_a_job_or_an_error(values: list[str]) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_nodes_or_an_error(output: bytes) -> None:
     """The parsers of nodes and partitions bear anything."""
-    text = output.decode("utf-8", "surrogateescape")
+    text = output.decode("utf-8", "backslashreplace")
     for parse in (parse_nodes, parse_partitions):
         try:
             parse(text)
