@@ -181,7 +181,7 @@ class LrmJob:
     reason: str = ""
     """The LRM's own word on why the job waits or ended."""
     end: EndReason | None = None
-    """Set only when ``state`` is ENDED and the LRM says why."""
+    """Set only when ``state`` is ENDED, or ENDING, and the LRM says why."""
     exit_code: int | None = None
     signal: int | None = None
     submitted_at: float | None = None

@@ -123,16 +123,8 @@ class Witness:
         if job.state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED}:
             if placeholder.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}:
                 return [PlaceholderStarted(time=now, placeholder=placeholder.id)]
-        elif (
-            job.state is LrmJobState.HELD
-            and job.reason.startswith("error")
-            and placeholder.state is not PlaceholderState.ENDING
-        ):
-            return [
-                PlaceholderEnding(
-                    time=now, placeholder=placeholder.id, reason=EndReason.LAUNCH_FAILED, detail=job.reason
-                )
-            ]
+        elif placeholder.state is not PlaceholderState.ENDING and (reason := _given_up(job)) is not None:
+            return [PlaceholderEnding(time=now, placeholder=placeholder.id, reason=reason, detail=job.reason)]
         return []
 
     def _ended(self, placeholder: PlaceholderRecord, job: LrmJob, now: float) -> list[Event]:
@@ -145,6 +137,9 @@ class Witness:
         detail = job.reason
         if reason is EndReason.EXITED and job.exit_code is not None:
             reason, detail = _AGENT_ENDS.get(job.exit_code, (reason, f"its agent ended with status {job.exit_code}"))
+        elif reason is EndReason.SIGNALLED and job.signal is not None:
+            # Not the reason of Slurm 22.05: it shows JobLaunchFailure.
+            detail = f"its agent was killed by signal {job.signal}"
         return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=reason, detail=detail)]
 
     def _absent(self, placeholder: PlaceholderRecord, now: float, *, in_contact: bool) -> list[Event]:
@@ -171,6 +166,13 @@ class Witness:
             if placeholder.cluster == self.cluster and placeholder.state is PlaceholderState.ENDING
         )
         return ending or bool(self.absences) or any(batch.lrm_ids is None for batch in uncertain)
+
+
+def _given_up(job: LrmJob) -> EndReason | None:
+    """Return why a job that its LRM still lists can be counted on no more."""
+    if job.state is LrmJobState.HELD and job.reason.startswith("error"):
+        return EndReason.LAUNCH_FAILED
+    return job.end if job.state is LrmJobState.ENDING else None
 
 
 def _orphans(state: State, jobs: dict[PlaceholderId, LrmJob]) -> tuple[LrmJobId, ...]:

@@ -144,6 +144,9 @@ class Service:
             self.journal.sync()
         for action in actions:
             self._act(action)
+        if isinstance(event, ev.PlaceholderEnded) and self._center is not None:
+            # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
+            self._center.release(event.placeholder, RELEASE_GRACE)
         self._since_snapshot += 1
         if self._since_snapshot >= SNAPSHOT_INTERVAL:
             self._snapshot(number)
@@ -333,6 +336,8 @@ class Service:
             driver.poller.poll_soon()
         else:
             self.post(ev.PlaceholderSilent(time=self.now(), placeholder=event.placeholder, detail=event.detail))
+            if driver is not None:
+                driver.poller.poll_soon()
 
     # ---- running --------------------------------------------------------------------------------------------------
 

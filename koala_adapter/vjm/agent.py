@@ -233,6 +233,24 @@ def read_bytes(path: str) -> bytes:
         return b""
 
 
+def own_output(batch: str) -> "Optional[str]":
+    """Return the file that the LRM made for our own words; one that does not bear our batch's name is not ours."""
+    with contextlib.suppress(OSError):
+        path = os.readlink("/proc/self/fd/2")
+        kept, named = os.fstat(2), os.lstat(path)
+        ours = (kept.st_dev, kept.st_ino) == (named.st_dev, named.st_ino) and kept.st_uid == os.geteuid()
+        if ours and stat.S_ISREG(kept.st_mode) and os.path.basename(path).startswith(batch):
+            return path
+    return None
+
+
+def remove_output(path: "Optional[str]", *, if_empty: bool = False) -> None:
+    """Remove the file of ``own_output``."""
+    with contextlib.suppress(OSError):
+        if path is not None and not (if_empty and os.lstat(path).st_size):
+            os.unlink(path)
+
+
 class Guard:
     """A process that outlives the agent for a moment, to end what the agent would have ended.
 
@@ -240,7 +258,8 @@ class Guard:
     group, and learns of the death by the end of a pipe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batch: str) -> None:
+        self._batch = batch
         self._pipe = -1
 
     def start(self, directory: str) -> None:
@@ -248,7 +267,7 @@ class Guard:
         reader, self._pipe = os.pipe()
         if os.fork() == 0:
             try:
-                self._be_guard(reader, directory)
+                self._be_guard(reader, directory, own_output(self._batch))
             finally:
                 os._exit(0)
         os.close(reader)
@@ -266,7 +285,7 @@ class Guard:
             os.write(self._pipe, line.encode() + b"\n")
 
     @staticmethod
-    def _be_guard(reader: int, directory: str) -> None:
+    def _be_guard(reader: int, directory: str, output: "Optional[str]") -> None:
         signal.set_wakeup_fd(-1)
         for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -286,6 +305,7 @@ class Guard:
         for session in sessions or {NO_SESSION}:
             kill_all(session, raw(f"KOALA_STDOUT={directory}/"))
         remove_tree(directory)
+        remove_output(output, if_empty=True)
 
 
 class Timers:
@@ -764,7 +784,7 @@ class Agent:
         self._session = random_name() + random_name()
         self._tasks: "Dict[str, Task]" = {}
         self._forgotten: "Set[str]" = set()
-        self.guard = Guard()
+        self.guard = Guard(settings.batch)
         self._directory: "Optional[str]" = None
         self._directories = 0
         self._lease = settings.lease
@@ -1037,16 +1057,6 @@ class Agent:
             task.look()
 
 
-def remove_own_output(batch: str) -> None:
-    """Remove the file that the LRM made for our own words; one that does not bear our batch's name is not ours."""
-    with contextlib.suppress(OSError):
-        path = os.readlink("/proc/self/fd/2")
-        kept, named = os.fstat(2), os.lstat(path)
-        ours = (kept.st_dev, kept.st_ino) == (named.st_dev, named.st_ino) and kept.st_uid == os.geteuid()
-        if ours and stat.S_ISREG(kept.st_mode) and os.path.basename(path).startswith(batch):
-            os.unlink(path)
-
-
 def main(configuration: str) -> int:
     """Run with the configuration of the job script; return the exit status."""
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -1059,7 +1069,7 @@ def main(configuration: str) -> int:
         agent = Agent(settings)
         status = agent.run()
         if agent.heard:
-            remove_own_output(settings.batch)
+            remove_output(own_output(settings.batch))
         return status
     except FatalError as error:
         say(str(error))

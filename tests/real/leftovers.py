@@ -62,7 +62,7 @@ class Traces:
         service = self._user.service
         found = find_processes(belongs)
         # The helper that speaks DRMAA is told of its cell, too, and lives as long as the service.
-        return [pid for pid in found if service is None or _parent(pid) != service.pid]
+        return [pid for pid in found if service is None or parent_of(pid) != service.pid]
 
     def _secrets(self) -> list[str]:
         with sqlite3.connect(f"{(self._user.state / 'journal.sqlite').as_uri()}?mode=ro", uri=True) as database:
@@ -72,6 +72,7 @@ class Traces:
         return [f"{count} {name}" for name, count in counts.items() if count]
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; -1 when the process is gone."""
     process = SeenProcess.read(pid)
     return -1 if process is None else process.parent
