@@ -64,12 +64,14 @@ class TestSgeOnFake(LrmConformance):
         assert (node.state, node.processors_idle, node.raw_state) == (NodeState.DRAINING, 0, "d")
         assert not queue.up
 
-    async def test_error_state_says_why(self, live_trial: Trial) -> None:
+    async def test_error_state_says_why(self, live_trial: Trial, cell: FakeCell) -> None:
         """A job that Grid Engine could not start is HELD, with the reason that Grid Engine gives; asked for once."""
         batch = live_trial.prepare()
         (batch.directory / "output").rmdir()
+        cell.misbehave("error-state")
         batch = await live_trial.send(batch)
         await live_trial.wait_states(batch, LrmJobState.HELD)
+        cell.misbehave("error-state", on=False)
         before = live_trial.requests()
         (job,) = (await live_trial.jobs(batch)).values()
         assert live_trial.requests() - before == 1

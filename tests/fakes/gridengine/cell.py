@@ -66,7 +66,7 @@ class FakeCell:
         (self.root / DOWN).unlink(missing_ok=True)
 
     def misbehave(self, how: str, *, on: bool = True) -> None:
-        """Switch a failure of the fake library: ``crash-after-submission``, ``hang`` or ``static-tls``."""
+        """Switch a failure of the library (``crash-after-submission``, ``hang``, ``static-tls``) or ``error-state``."""
         if on:
             (self.root / how).touch()
         else:

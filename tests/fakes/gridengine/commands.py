@@ -121,7 +121,7 @@ def _explained(state: State, numbers: Iterable[str]) -> str:
 
 
 def _accounted(state: State, number: str) -> tuple[str, str]:
-    ended = [task for task in state.tasks if str(task.number) == number and task.ended_at and task.pid]
+    ended = [task for task in state.tasks if str(task.number) == number and task.ended_at and (task.pid or task.failed)]
     if not ended:
         return "", f"error: job id {number} not found\n"
     return "".join(_record(task) for task in ended), ""

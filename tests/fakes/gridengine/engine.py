@@ -23,6 +23,9 @@ STATE = "state.json"
 DOWN = "down"
 """While a file of this name exists, the fake qmaster does not answer."""
 
+ERROR_STATE = "error-state"
+"""While a file of this name exists, a job that cannot start goes into error state instead of ending."""
+
 _WRAPPER = 'e="$1"; shift; "$@"; c=$?; echo $c > "$e.new"; mv "$e.new" "$e"'
 
 
@@ -150,7 +153,11 @@ class Engine:
             # SIM115: the job keeps it open.
             output = Path(task.output).open("ab")  # noqa: SIM115
         except OSError:
-            task.state = "Eqw"
+            # So it is with jobs that came through DRMAA; those of qsub stay in error state.
+            if (self.directory / ERROR_STATE).exists():
+                task.state = "Eqw"
+            else:
+                task.ended_at, task.failed = time.time(), 26
             return 0
         environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin",

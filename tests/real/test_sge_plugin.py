@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin ``sge`` on a real Grid Engine cell: the conformance kit, and what only a real system shows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, NodeState
+from koala_adapter.plugin import Submission
+from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventually, new_context
+from koala_drmaa.environment import HelperLaunch, Loading
+from koala_drmaa.scripts import ScriptDelivery
+from koala_sge import PLUGIN, SgeLrm, SgeSettings
+from tests.real.systems.processes import run_command, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from tests.real.conftest import NewGridEngine
+    from tests.real.systems import GridEngineCell
+
+pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.timeout(240)]
+
+SLOTS = 4
+MANY = 50
+
+
+def settings_of(
+    cell: GridEngineCell,
+    *,
+    delivery: ScriptDelivery = ScriptDelivery.PRIVATE,
+    queue: str | None = None,
+    request_timeout: float = 20.0,
+) -> SgeSettings:
+    """Return the settings of a private cell."""
+    return SgeSettings(
+        root=cell.root,
+        cell=cell.cell,
+        qmaster_port=cell.qmaster_port,
+        execd_port=cell.execd_port,
+        queue=queue,
+        trigger_scheduler=True,
+        script_delivery=delivery,
+        request_timeout=request_timeout,
+    )
+
+
+def foreign_job(cell: GridEngineCell) -> Callable[[int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which jobs of another user run."""
+
+    @contextlib.asynccontextmanager
+    async def running(processors: int) -> AsyncIterator[None]:
+        # The user has no home directory to start in.
+        options = ("-t", f"1-{processors}", "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
+        number = cell.submit("#!/bin/sh\nexec sleep 600\n", *options, user="nobody")
+        await anyio.to_thread.run_sync(
+            lambda: wait_until(
+                lambda: cell.qstat("-s", "r").count(" nobody ") == processors, seconds=30, what="job runs"
+            )
+        )
+        try:
+            yield
+        finally:
+            cell.run("qdel", number)
+
+    return running
+
+
+def restart(cell: GridEngineCell) -> None:
+    """Start sge_qmaster again, and sge_execd too.
+
+    Left alone, sge_execd tries to reach the new qmaster only after 30 s, and may then hold back the ends of jobs for
+    minutes ("delayed job reporting"). A new one looks once a minute for the ends of the jobs that it took over.
+    """
+    cell.start_qmaster()
+    cell.kill_execd(with_jobs=False)
+    cell.start_execd()
+    cell.wait_ready()
+
+
+class TestSge(LrmConformance):
+    """The conformance kit."""
+
+    @pytest.fixture
+    async def under_test(self, sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+        """Give the plugin on the shared cell."""
+        settings, context = settings_of(sge_cell), new_context(tmp_path)
+        lrm = PLUGIN.factory(context, settings)
+        await lrm.start()
+
+        stopped = False
+
+        async def stop() -> None:
+            nonlocal stopped
+            await anyio.to_thread.run_sync(sge_cell.stop_qmaster)
+            stopped = True
+
+        async def start() -> None:
+            nonlocal stopped
+            if stopped:
+                await anyio.to_thread.run_sync(restart, sge_cell)
+            stopped = False
+
+        yield LrmUnderTest(
+            definition=PLUGIN,
+            settings=settings,
+            context=context,
+            lrm=lrm,
+            scratch=tmp_path,
+            processors=SLOTS,
+            unknown_id=LrmJobId("999999.1"),
+            foreign_job=foreign_job(sge_cell),
+            stop_lrm=stop,
+            start_lrm=start,
+            patience=90,
+            walltime_precision=15,
+        )
+        await lrm.close()
+
+
+@contextlib.asynccontextmanager
+async def trial_on(
+    cell: GridEngineCell, directory: Path, settings: SgeSettings | None = None
+) -> AsyncIterator[tuple[SgeLrm, Trial]]:
+    """Give the plugin on a cell, and a trial with it; what the trial submits is removed at the end."""
+    settings, context = settings or settings_of(cell), new_context(directory)
+    lrm = SgeLrm(context, settings)
+    await lrm.start()
+    trial = Trial(
+        LrmUnderTest(
+            definition=PLUGIN,
+            settings=settings,
+            context=context,
+            lrm=lrm,
+            scratch=directory,
+            processors=SLOTS,
+            unknown_id=LrmJobId("999999.1"),
+        )
+    )
+    yield lrm, trial
+    await trial.close()
+    await lrm.close()
+
+
+@pytest.fixture
+async def sge(sge_cell: GridEngineCell, tmp_path: Path) -> AsyncIterator[tuple[SgeLrm, Trial]]:
+    """Give the plugin on the shared cell, and a trial with it."""
+    async with trial_on(sge_cell, tmp_path) as both:
+        yield both
+
+
+async def test_fifty_in_one_request(sge: tuple[SgeLrm, Trial]) -> None:
+    """Fifty placeholders go in as one request, are found by name as tasks 1 to 50, and go with one request."""
+    lrm, trial = sge
+    before = trial.requests()
+    batch = await trial.submit(count=MANY)
+    assert trial.requests() - before == 1
+    assert [id_.partition(".")[2] for id_ in batch.ids] == [str(index) for index in range(1, MANY + 1)]
+    await trial.wait_states(
+        batch,
+        *[LrmJobState.RUNNING] * SLOTS,
+        *[LrmJobState.QUEUED] * (MANY - SLOTS),
+        what="as many run as there are slots",
+    )
+    before = trial.requests()
+    await lrm.cancel(batch.ids)
+    assert trial.requests() - before == 1
+    await trial.wait_ended(batch)
+
+
+@pytest.mark.parametrize("loading", list(Loading))
+async def test_every_way_to_load_the_library(sge_cell: GridEngineCell, tmp_path: Path, loading: Loading) -> None:
+    """Both cures for jemalloc's thread-local variables work; without either the plugin comes to one by itself."""
+    lrm = SgeLrm(new_context(tmp_path), settings_of(sge_cell))
+    launch = lrm.client.launch
+    lrm.client._launch = HelperLaunch(library=launch.library, variables=launch.variables, loading=loading)
+    opened = await lrm.client.open()
+    await lrm.close()
+    assert opened.system == "SGE 8.1.9"
+    assert lrm.client.launch.loading in {loading, Loading.PRELOAD}
+
+
+async def test_helper_killed(sge: tuple[SgeLrm, Trial]) -> None:
+    """When the helper is killed, jobs stay, are found by their name, and can be cancelled through the next helper."""
+    lrm, trial = sge
+    batch = await trial.submit(count=2)
+    await trial.wait_running(batch)
+    first = lrm.client.helper_pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    assert set(await trial.jobs(batch)) == set(batch.ids)
+    await lrm.cancel(batch.ids)
+    assert lrm.client.helper_pid not in {first, None}
+    await trial.wait_ended(batch)
+
+
+async def test_helper_killed_in_the_middle_of_a_submission(sge_cell: GridEngineCell, tmp_path: Path) -> None:
+    """A submission whose helper dies is unavailable; its name tells whether it is in. Never is it in twice."""
+    async with trial_on(sge_cell, tmp_path) as (lrm, trial):
+        for delay in (0.0, 0.0005, 0.001, 0.002, 0.004):
+            await lrm.client.open()
+            pid = lrm.client.helper_pid
+            assert pid is not None
+            batch = trial.prepare(count=3, held=True)
+
+            async def kill(victim: int = pid, after: float = delay) -> None:
+                await anyio.sleep(after)
+                os.kill(victim, signal.SIGKILL)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kill)
+                with contextlib.suppress(LrmUnavailableError):
+                    await lrm.submit(batch.submission)
+            await anyio.sleep(0.2)
+            assert len(await trial.jobs(batch)) in {0, 3}
+            await _settle(lrm)
+
+
+async def _settle(lrm: SgeLrm) -> None:
+    """Wait until a helper that died is replaced: after several deaths in a row that takes a pause."""
+
+    async def reachable() -> bool:
+        try:
+            await lrm.client.reach()
+        except LrmUnavailableError:
+            return False
+        return True
+
+    await eventually(reachable, bool, what="helper replaced", seconds=30)
+
+
+async def test_job_that_cannot_start(sge: tuple[SgeLrm, Trial]) -> None:
+    """A job that cannot start ends at once (submitted with qsub it would stay in error state), and history says why."""
+    lrm, trial = sge
+    batch = trial.prepare(count=2)
+    (batch.directory / "output").rmdir()
+    batch = await trial.send(batch)
+    await trial.wait_ended(batch)
+
+    async def ends() -> list[tuple[EndReason | None, str]]:
+        return [(job.end, job.reason) for job in await lrm.history(batch.ids)]
+
+    expected = (EndReason.LAUNCH_FAILED, "failed 26: opening input/output file")
+    await trial.until(ends, lambda seen: seen == [expected] * 2, what="accounting knows why")
+
+
+async def test_error_state(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial]) -> None:
+    """A job in error state (Eqw) is HELD: it neither runs nor waits for processors; the reason is asked for our own."""
+    lrm, trial = sge
+    mine = sge_cell.submit("#!/bin/sh\n", "-o", "/nonexistent/x", "-j", "y", "-wd", "/tmp")
+
+    async def states() -> list[tuple[str, LrmJobState]]:
+        return [(job.raw_state, job.state) for job in await lrm.jobs() if job.id == mine]
+
+    await trial.until(states, lambda seen: seen == [("Eqw", LrmJobState.HELD)], what="error state")
+    (job,) = [job for job in await lrm.jobs() if job.id == mine]
+    await lrm.cancel([LrmJobId(mine)])
+    assert job.reason.startswith("error state Eqw: can't open output file")
+
+
+async def test_disabled_queue(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial]) -> None:
+    """A disabled queue has no idle processors and is not up; enabled, it is as before."""
+    lrm, _ = sge
+    sge_cell.run("qmod", "-d", "all.q")
+    try:
+        (node,), (queue,) = await lrm.nodes(), await lrm.queues()
+    finally:
+        sge_cell.run("qmod", "-e", "all.q")
+    assert (node.state, node.processors_idle, node.raw_state) == (NodeState.DRAINING, 0, "d")
+    assert not queue.up
+    (node,) = await lrm.nodes()
+    assert (node.state, node.processors_idle) == (NodeState.UP, SLOTS)
+
+
+async def test_pinning_one_task_of_several(sge: tuple[SgeLrm, Trial]) -> None:
+    """Tasks of one held array are started on a chosen node one after another, the others stay held."""
+    lrm, trial = sge
+    (node,) = await lrm.nodes()
+    batch = await trial.submit(count=3, held=True)
+    for started in (1, 2):
+        await lrm.start_on(batch.ids[started - 1], [node.name])
+        await trial.wait_states(
+            batch, *[LrmJobState.RUNNING] * started, *[LrmJobState.HELD] * (3 - started), what=f"{started} run"
+        )
+
+
+async def test_pinning_to_a_node_that_is_not_there(sge: tuple[SgeLrm, Trial]) -> None:
+    """A node that the cell does not have is refused, and the job stays held."""
+    lrm, trial = sge
+    batch = await trial.submit(held=True)
+    with pytest.raises(LrmRejectedError):
+        await lrm.start_on(batch.ids[0], ["no-such-host"])
+    await anyio.sleep(1)
+    assert await trial.states(batch) == [LrmJobState.HELD]
+
+
+@pytest.mark.parametrize("delivery", list(ScriptDelivery))
+async def test_who_can_read_the_script(sge_cell: GridEngineCell, tmp_path: Path, delivery: ScriptDelivery) -> None:
+    """Delivered privately, no other user finds the script's secret; copied, Grid Engine shows it to all, as we warn."""
+    secret = "koala-canary-6f1d"
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    async with trial_on(sge_cell, tmp_path, settings_of(sge_cell, delivery=delivery)) as (lrm, trial):
+        batch = await trial.submit(body=f": {secret}")
+        await trial.wait_running(batch)
+        shown = sge_cell.run("qstat", "-j", batch.ids[0].partition(".")[0], user="nobody")
+        places = (str(sge_cell.spool), str(sge_cell.root / "default"), str(tmp_path))
+        found = run_command(
+            ("grep", "-rl", secret, *places), environment=sge_cell.environment("nobody"), user="nobody", check=False
+        )
+        checked = {result.subject: result for result in await lrm.check()}["placeholder scripts"]
+    assert secret not in shown
+    if delivery is ScriptDelivery.PRIVATE:
+        assert found == ""
+        assert "private" in checked.found
+    else:
+        assert "job_scripts" in found
+        assert "other users of a node may read them" in checked.found
+
+
+async def test_scripts_do_not_pile_up(sge: tuple[SgeLrm, Trial]) -> None:
+    """A refused submission leaves no script, and that of one that is over is dropped when it is forgotten."""
+    lrm, trial = sge
+    scripts = trial.under_test.context.state_directory / "scripts"
+    with pytest.raises(LrmRejectedError):
+        await lrm.submit(trial.prepare(queue="koala-no-such-queue").submission)
+    assert list(scripts.iterdir()) == []
+    batch = await trial.submit(wait=False)
+    await trial.wait_ended(batch)
+    lrm.forget(batch.key)
+    assert list(scripts.iterdir()) == []
+
+
+async def test_second_user(sge_cell: GridEngineCell, sge: tuple[SgeLrm, Trial]) -> None:
+    """Another user's job can be seen, and not be cancelled by a user without rights: the refusal is for good."""
+    lrm, trial = sge
+    batch = await trial.submit()
+    await trial.wait_running(batch)
+    number = batch.ids[0].partition(".")[0]
+    complaint = sge_cell.run("qdel", number, user="nobody", check=False)
+    assert "necessary privileges" in complaint
+    assert await trial.states(batch) == [LrmJobState.RUNNING]
+    assert {job.user for job in await lrm.jobs()} == {trial.under_test.context.user}
+
+
+async def test_hanging_qmaster(new_grid_engine: NewGridEngine, tmp_path: Path) -> None:
+    """A qmaster that accepts connections and does not answer: each request ends in time, and later all is well."""
+    cell = new_grid_engine("hang", slots=2)
+    lrm = SgeLrm(new_context(tmp_path), settings_of(cell, request_timeout=4))
+    await lrm.start()
+    submission = Submission(key=BatchKey("khang"), count=2, script="#!/bin/sh\n", walltime=60, held=True)
+    assert cell._qmaster is not None
+    os.kill(cell._qmaster.pid, signal.SIGSTOP)
+    try:
+        for ask in (lrm.nodes, lrm.jobs, lrm.queues, lambda: lrm.submit(submission)):
+            with anyio.fail_after(15), pytest.raises(LrmUnavailableError):
+                await ask()
+    finally:
+        os.kill(cell._qmaster.pid, signal.SIGCONT)
+    await _settle(lrm)
+    found = await lrm.jobs(name_prefix="khang")
+    assert len(found) in {0, 2}
+    await lrm.cancel([job.id for job in found])
+    await lrm.close()
+
+
+async def test_lost_host(new_grid_engine: NewGridEngine, tmp_path: Path) -> None:
+    """When a host is lost with its jobs, the node is DOWN; the listing goes on to show the job, so it is not ENDED."""
+    cell = new_grid_engine("lost", slots=2, configuration={"max_unheard": "00:00:05"})
+    lrm = SgeLrm(new_context(tmp_path), settings_of(cell))
+    await lrm.start()
+    submission = Submission(key=BatchKey("klost"), count=1, script="#!/bin/sh\nsleep 300\n", walltime=600)
+    await lrm.submit(submission)
+
+    async def state() -> list[LrmJobState]:
+        return [job.state for job in await lrm.jobs(name_prefix="klost")]
+
+    async def node() -> NodeState:
+        return (await lrm.nodes())[0].state
+
+    await eventually(state, lambda seen: seen == [LrmJobState.RUNNING], what="job runs", seconds=30)
+    cell.kill_execd()
+    await eventually(node, lambda seen: seen is NodeState.DOWN, what="node is DOWN", seconds=60)
+    assert await state() == [LrmJobState.RUNNING]
+    await lrm.close()
