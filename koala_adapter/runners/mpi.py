@@ -33,6 +33,7 @@ LAUNCHER_TASK = "launcher"
 LONGEST_LINE = 64 * 1024
 SIGNAL_BASE = 128
 """A POSIX shell shows a death by signal n as status 128 + n."""
+LARGEST_SIGNAL = 64
 
 RANK_SHELL = """\
 cd "${KOALA_DIRECTORY:-${KOALA_STDOUT%/*}/work}" || exit 126
@@ -129,6 +130,6 @@ def mpiexec_command(application: Application) -> tuple[str, ...]:
 
 
 def _shell_end(status: int) -> TaskEnd:
-    if status > SIGNAL_BASE:
+    if SIGNAL_BASE < status <= SIGNAL_BASE + LARGEST_SIGNAL:
         return TaskEnd(reason=EndReason.SIGNALLED, signal=status - SIGNAL_BASE)
     return TaskEnd(reason=EndReason.EXITED, exit_code=status)

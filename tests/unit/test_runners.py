@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runners: what each agent is told to start, and what the ends of tasks mean for the ranks of a job."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.model import (
+    BatchKey,
+    ClusterName,
+    Component,
+    EndReason,
+    Job,
+    JobId,
+    JobKind,
+    Launcher,
+    PlaceholderId,
+    TaskEnd,
+)
+from koala_adapter.runners.mpi import MpiRunner
+from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.runners.runner import Application
+from koala_adapter.scheduler.actions import Rank
+from koala_adapter.scheduler.events import RankEnded, RankStarted
+from koala_adapter.vjm.channel import LaunchFile
+
+if TYPE_CHECKING:
+    from koala_adapter.runners.runner import AddressedLaunch, Reaction
+
+NOW = 1000.0
+WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
+FILE = LaunchFile(target="data", mode=0o600, content=b"data")
+
+
+def placeholder(number: int) -> PlaceholderId:
+    """Return the placeholder of a rank."""
+    return PlaceholderId(batch=BatchKey("koala-k-1"), index=number + 1)
+
+
+def application(launcher: Launcher, *, working_directory: str | None = None) -> Application:
+    """Return a job of two components, of two ranks and one, as it was placed."""
+    components = tuple(
+        Component(
+            name=name,
+            command=("program", name, "an argument; with $things"),
+            minimum=size,
+            maximum=size,
+            cluster=ClusterName(name),
+            launcher=launcher,
+            environment=(("OWN", name), ("SHARED", name)),
+        )
+        for name, size in (("a", 2), ("b", 1))
+    )
+    job = Job(
+        id=JobId("7"),
+        name="seven",
+        kind=JobKind.RIGID,
+        components=components,
+        walltime=60,
+        user="alice",
+        submitted_at=0.0,
+        environment=(("SHARED", "job"), ("ONLY", "job"), ("KOALA_RANK", "forged")),
+        working_directory=working_directory,
+    )
+    ranks = tuple(
+        Rank(
+            rank=number,
+            component=component,
+            component_rank=component_rank,
+            placeholder=placeholder(number),
+            host=f"n{number}",
+            address=f"10.0.0.{number + 1}",
+        )
+        for number, (component, component_rank) in enumerate((("a", 0), ("a", 1), ("b", 0)))
+    )
+    return Application(job=job, ranks=ranks, clusters={"a": "east", "b": "west"}, files={"a": (FILE,)})
+
+
+def test_each_rank_is_the_command_of_its_component() -> None:
+    """In its own placeholder, with the component's files and the job's walltime, as a list that no shell reads."""
+    launches = ProcessRunner(application(Launcher.PROCESS, working_directory="/data")).launches()
+    assert [one.placeholder for one in launches] == [placeholder(0), placeholder(1), placeholder(2)]
+    assert [one.launch.task for one in launches] == ["7:0", "7:1", "7:2"]
+    assert launches[1].launch.argv == ("program", "a", "an argument; with $things")
+    assert [one.launch.files for one in launches] == [(FILE,), (FILE,), ()]
+    assert {(one.launch.working_directory, one.launch.time_limit) for one in launches} == {("/data", 60.0)}
+
+
+def test_ranks_find_themselves_and_the_others_in_their_environment() -> None:
+    """What we say of a rank wins over the component's variables, and these over the job's."""
+    environment = dict(ProcessRunner(application(Launcher.PROCESS)).launches()[2].launch.environment)
+    assert environment == {
+        "SHARED": "b",
+        "ONLY": "job",
+        "OWN": "b",
+        "KOALA_JOB_ID": "7",
+        "KOALA_JOB_NAME": "seven",
+        "KOALA_RANK": "2",
+        "KOALA_SIZE": "3",
+        "KOALA_COMPONENT": "b",
+        "KOALA_COMPONENT_RANK": "0",
+        "KOALA_COMPONENT_SIZE": "1",
+        "KOALA_CLUSTER": "west",
+        "KOALA_ADDRESSES": "10.0.0.1,10.0.0.2,10.0.0.3",
+    }
+
+
+def test_tasks_of_processes_are_ranks() -> None:
+    """A task's start and end are its rank's."""
+    runner = ProcessRunner(application(Launcher.PROCESS))
+    bad = TaskEnd(reason=EndReason.SIGNALLED, signal=9)
+    assert runner.started("7:1", NOW) == (RankStarted(time=NOW, job_id=JobId("7"), rank=1),)
+    assert runner.ended("7:1", bad, NOW) == (RankEnded(time=NOW, job_id=JobId("7"), rank=1, end=bad),)
+    assert runner.output_of("7:1", "out", 0, b"HYDRA_LAUNCH: x --proxy-id 0\n", NOW).launches == ()
+
+
+# ---- MPI ------------------------------------------------------------------------------------------------------------
+
+PROXY = "HYDRA_LAUNCH: /usr/bin/hydra_pmi_proxy --control-port 10.0.0.1:4711 --rmk user --proxy-id {}\n"
+PROXIES = "".join(map(PROXY.format, range(3))).encode() + b"HYDRA_LAUNCH_END\n"
+
+
+def mpi(*, working_directory: str | None = None) -> MpiRunner:
+    """Return the runner of an MPI job."""
+    return MpiRunner(application(Launcher.MPI, working_directory=working_directory))
+
+
+def printed(runner: MpiRunner, data: bytes, offset: int = 0) -> Reaction:
+    """Let the runner read what mpiexec printed."""
+    return runner.output_of("7:launcher", "out", offset, data, NOW)
+
+
+def test_mpiexec_starts_in_the_placeholder_of_rank_0() -> None:
+    """It tells the proxies that node's address, and makes one host for each rank."""
+    (launcher,) = mpi().launches()
+    assert (launcher.placeholder, launcher.launch.task) == (placeholder(0), "7:launcher")
+    argv = launcher.launch.argv
+    assert argv[argv.index("-localhost") + 1] == "10.0.0.1"
+    assert argv[argv.index("-hosts") + 1].count(",") == 2
+    assert [argv[index + 1] for index, word in enumerate(argv) if word == "-n"] == ["2", "1"]
+    assert argv.count(":") == 1, "one section for each component"
+    assert launcher.launch.time_limit == 60.0
+
+
+def test_each_proxy_goes_to_its_placeholder() -> None:
+    """With the command of its rank as one text that its shell takes apart again, and the files of its component."""
+    runner = mpi(working_directory="/data")
+    launches = printed(runner, PROXIES).launches
+    assert [(one.placeholder, one.launch.task) for one in launches] == [(placeholder(n), f"7:{n}") for n in range(3)]
+    assert launches[2].launch.argv[-2:] == ("--proxy-id", "2")
+    environment = dict(launches[2].launch.environment)
+    assert shlex.split(environment["KOALA_COMMAND"]) == ["program", "b", "an argument; with $things"]
+    assert (environment["KOALA_DIRECTORY"], environment["KOALA_RANK"]) == ("/data", "2")
+    assert [one.launch.files for one in launches] == [(FILE,), (FILE,), ()]
+    assert len(runner.launches()) == 4, "told again, it is the launcher and all proxies"
+
+
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_output_in_pieces_is_read_as_a_whole(size: int) -> None:
+    """Wherever it was cut, and though each piece comes twice, every proxy is started once."""
+    runner = mpi()
+    launches: list[AddressedLaunch] = []
+    for offset in range(0, len(PROXIES), size):
+        for begin in (offset, max(0, offset - 3)):
+            launches += printed(runner, PROXIES[begin : offset + size], begin).launches
+    assert [one.launch.task for one in launches] == ["7:0", "7:1", "7:2"]
+
+
+def test_a_new_runner_reads_the_file_and_goes_on() -> None:
+    """After a restart it has what the former one had, from the file, and takes what comes after it."""
+    runner = mpi()
+    half = len(PROXIES) // 2
+    printed(runner, PROXIES[:half])
+    printed(runner, PROXIES[half:], half)
+    assert len(runner.launches()) == 4
+    assert printed(runner, b"lost before this", len(PROXIES) + 10).launches == (), "what is missing comes first"
+
+
+@pytest.mark.parametrize(
+    ("status", "end"),
+    [
+        (0, WELL),
+        (3, TaskEnd(reason=EndReason.EXITED, exit_code=3)),
+        (137, TaskEnd(reason=EndReason.SIGNALLED, signal=9)),
+        (192, TaskEnd(reason=EndReason.SIGNALLED, signal=64)),
+        (200, TaskEnd(reason=EndReason.EXITED, exit_code=200)),
+        (255, TaskEnd(reason=EndReason.EXITED, exit_code=255)),
+    ],
+)
+def test_the_shell_of_a_rank_tells_how_it_ended(status: int, end: TaskEnd) -> None:
+    """Also behind output that mpiexec merged into the line; there are no signals beyond 64."""
+    reaction = printed(mpi(), b"noise koala: rank 2 ended with %d\n" % status)
+    assert reaction.events == (RankEnded(time=NOW, job_id=JobId("7"), rank=2, end=end),)
+
+
+def test_what_is_no_word_of_hydra_is_passed_over() -> None:
+    """Ranks and proxies that do not exist, the other stream, other tasks, bytes that are no text."""
+    noise = b"\xff\xfe\nkoala: rank 9 ended with 1\n" + PROXY.format(9).encode() + b"x" * 100_000 + b"\n"
+    assert printed(mpi(), noise) == replace(printed(mpi(), b""))
+    assert mpi().output_of("7:launcher", "err", 0, PROXIES, NOW).launches == ()
+    assert mpi().output_of("7:0", "out", 0, PROXIES, NOW).launches == ()
+
+
+def test_the_end_of_mpiexec_is_that_of_the_job() -> None:
+    """A proxy that exits says nothing of its rank; one that could not be started does."""
+    runner = mpi()
+    failed = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=127, detail="hydra_pmi_proxy: command not found")
+    assert runner.ended("7:launcher", WELL, NOW) == (RankEnded(time=NOW, job_id=JobId("7"), rank=None, end=WELL),)
+    assert runner.ended("7:1", TaskEnd(reason=EndReason.EXITED, exit_code=7), NOW) == ()
+    assert runner.ended("7:1", failed, NOW) == (RankEnded(time=NOW, job_id=JobId("7"), rank=1, end=failed),)
+    assert (runner.started("7:launcher", NOW), len(runner.started("7:1", NOW))) == ((), 1)
