@@ -144,7 +144,8 @@ class PlacementQueue:
 
     def first(self, count: int) -> list[JobId]:
         """Return the first ``count`` jobs in queue order."""
-        return [job_id for _, job_id in islice(heapq.merge(*self._lanes.values()), count)]
+        anyone = self.scan(lambda _: True, most=self._by_total[-1][0]) if self._by_total else iter(())
+        return [job_id for _, job_id in islice(anyone, count)]
 
     def ordered(self) -> list[JobId]:
         """Return all waiting jobs in queue order."""
