@@ -137,7 +137,7 @@ async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[s
             tasks.start_soon(read, "stdout", process.stdout)
             tasks.start_soon(read, "stderr", process.stderr)
             if process.stdin is not None:
-                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
                     await process.stdin.send(stdin)
                 await process.stdin.aclose()
         await process.wait()
