@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName
@@ -144,8 +145,9 @@ class PlacementQueue:
 
     def first(self, count: int) -> list[JobId]:
         """Return the first ``count`` jobs in queue order."""
-        anyone = self.scan(lambda _: True, most=self._by_total[-1][0]) if self._by_total else iter(())
-        return [job_id for _, job_id in islice(anyone, count)]
+        # The first jobs of all are in the lanes whose own first jobs come first.
+        lanes = heapq.nsmallest(count, self._lanes.values(), key=itemgetter(0))
+        return [job_id for _, job_id in islice(heapq.merge(*lanes), count)]
 
     def ordered(self) -> list[JobId]:
         """Return all waiting jobs in queue order."""
