@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
     from koala_adapter.plugin import Lrm
 
-LIVENESS = 45.0
+LIVENESS = 120.0
 """Seconds within which anything that is expected must have happened; on a busy machine, too."""
 
 SITE = """\
@@ -63,7 +63,7 @@ settings = {{ processors = 4, idle_seconds = 60 }}
 
 JOB = """\
 name = "{name}"
-walltime = 60
+walltime = 600
 
 [[components]]
 name = "left"
@@ -179,10 +179,10 @@ class Koala:
         """Have cluster alpha run a job that calls itself a placeholder."""
 
         async def submit(lrm: Lrm) -> None:
-            script = "#!/bin/sh\nexec sleep 60\n"
+            script = "#!/bin/sh\nexec sleep 300\n"
             await lrm.submit(
                 Submission(
-                    key=BatchKey(name), count=1, script=script, walltime=60, output_directory=str(self.directory)
+                    key=BatchKey(name), count=1, script=script, walltime=600, output_directory=str(self.directory)
                 )
             )
 

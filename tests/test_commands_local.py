@@ -18,7 +18,7 @@ from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ORPHAN = "koala-{}-999999"
 
@@ -72,7 +72,7 @@ def test_run_as_json_keeps_what_placeholders_were(koala: Koala) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_run_cancels_and_leaves_nothing(koala: Koala, number: signal.Signals) -> None:
     """Ctrl-C, or the end of the terminal, cancels the job; the exit code says so, and the clusters are empty."""
-    process = koala.start("run", koala.job("echo started; sleep 60"))
+    process = koala.start("run", koala.job("echo started; sleep 300"))
     assert process.stdout is not None
     assert "started" in process.stdout.readline()
     process.send_signal(number)
@@ -86,7 +86,7 @@ def test_interrupt_at_the_beginning_is_quiet(koala: Koala) -> None:
     """Ctrl-C while clusters are asked, or just after the submission, ends it without a traceback or a job left."""
     lock = koala.state / "service.lock"
     for delay in (0.0, 0.1, 0.2, 0.4, 0.8):
-        process = koala.start("run", koala.job("sleep 60"))
+        process = koala.start("run", koala.job("sleep 300"))
         eventually(lambda: lock.exists() and f"pid {process.pid})" in lock.read_text())  # noqa: B023 - called at once
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(delay)
@@ -127,7 +127,7 @@ def test_two_runs_share_one_service(koala: Koala) -> None:
 
 def test_second_interrupt_does_not_wait(koala: Koala) -> None:
     """Ctrl-C twice leaves the end of the job to a service in the background, which brings it about."""
-    process = koala.start("run", koala.job("trap '' TERM; echo started; sleep 60"))
+    process = koala.start("run", koala.job("trap '' TERM; echo started; sleep 300"))
     assert process.stdout is not None
     assert "started" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -168,7 +168,7 @@ def test_second_service_is_refused(koala: Koala) -> None:
 def test_status_without_a_service_reads_the_journal(koala: Koala) -> None:
     """A service that was killed leaves its journal: what is unfinished is shown, and how to go on."""
     service = koala.serve()
-    koala.run("submit", koala.job("sleep 30"))
+    koala.run("submit", koala.job("sleep 300"))
     eventually(lambda: koala.state_of("1") == "running")
     service.kill()
     service.wait()
@@ -201,7 +201,7 @@ def test_run_survives_the_death_of_the_service(koala: Koala) -> None:
 
 def test_cancel_ends_a_run_of_somebody_else(koala: Koala) -> None:
     """Cancelling reaches a job in another terminal; both say so, and nothing is left."""
-    process = koala.start("run", koala.job("echo started; sleep 60"))
+    process = koala.start("run", koala.job("echo started; sleep 300"))
     assert process.stdout is not None
     assert "started" in process.stdout.readline()
     assert koala.run("cancel", "1").stdout == "job 1: cancelled\n"
@@ -212,7 +212,7 @@ def test_cancel_ends_a_run_of_somebody_else(koala: Koala) -> None:
 
 def test_stopping_the_service_inside_a_run(koala: Koala) -> None:
     """`serve --stop` stops that one, too; the run says how to go on, and starts none against the user's will."""
-    process = koala.start("run", koala.job("echo started; sleep 20"))
+    process = koala.start("run", koala.job("echo started; sleep 300"))
     assert process.stdout is not None
     assert "started" in process.stdout.readline()
     assert "unfinished jobs: 1" in koala.run("serve", "--stop").stdout
@@ -282,7 +282,7 @@ def test_plan_says_never_and_not_now(koala: Koala) -> None:
 def test_plan_and_script_with_a_service(koala: Koala) -> None:
     """The service knows what it holds: what is taken is not idle, and a script has its own control center."""
     koala.serve()
-    koala.run("submit", koala.job("sleep 30", processors=3))
+    koala.run("submit", koala.job("sleep 300", processors=3))
     eventually(lambda: koala.state_of("1") == "running")
     eventually(lambda: koala.json("clusters")[0]["idle"] == 1)
     done = koala.run("plan", koala.job("true", processors=1, name="small"))
@@ -379,7 +379,7 @@ def test_reap_takes_only_what_nobody_owns(koala: Koala) -> None:
 def test_reap_beside_a_service_touches_nothing_of_it(koala: Koala) -> None:
     """What a running service holds is owned."""
     koala.serve()
-    koala.run("submit", koala.job("sleep 50"))
+    koala.run("submit", koala.job("sleep 300"))
     eventually(lambda: koala.state_of("1") == "running")
     assert koala.run("reap").stdout == "no placeholder is without an owner\n"
     assert koala.state_of("1") == "running"

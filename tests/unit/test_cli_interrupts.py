@@ -22,12 +22,17 @@ def test_an_interrupt_is_raised_at_once(number: signal.Signals) -> None:
 def test_an_interrupt_that_is_put_off_comes_at_the_end() -> None:
     """The block is not broken off; afterwards the interrupt is raised, once."""
     done = []
-    with Interrupts() as interrupts:
-        with pytest.raises(KeyboardInterrupt), interrupts.put_off():
+
+    def interrupted(interrupts: Interrupts) -> None:
+        with interrupts.put_off():
             signal.raise_signal(signal.SIGINT)
             with interrupts.put_off():
                 done.append("inner")
             done.append("outer")
+
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(interrupts)
         with interrupts.put_off():
             done.append("quiet")
     assert done == ["inner", "outer", "quiet"]

@@ -130,7 +130,7 @@ def test_log_of_one_process_is_not_marked(tmp_path: Path) -> None:
 
 
 def test_following_prints_only_whole_new_lines(tmp_path: Path) -> None:
-    """A line that is being written waits for its end, or for that of the job."""
+    """A line that is being written waits for its end, or for that of the job, and then comes as it is."""
     pieces: list[bytes] = []
     printer = LogPrinter(tmp_path, write=pieces.append)
     log_files(tmp_path, a_0="one\ntw")
@@ -139,7 +139,7 @@ def test_following_prints_only_whole_new_lines(tmp_path: Path) -> None:
     printer.print_new()
     assert b"".join(pieces) == b"one\ntwo\n"
     printer.print_new(rest=True)
-    assert b"".join(pieces) == b"one\ntwo\nthr\n"
+    assert b"".join(pieces) == b"one\ntwo\nthr"
 
 
 def test_logs_can_be_narrowed(tmp_path: Path) -> None:
