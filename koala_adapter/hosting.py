@@ -135,7 +135,7 @@ async def _stop_when_idle(server: Server, service: Service, limit: float) -> Non
     idle_since: float | None = None
     while not server.stop_wanted.is_set():
         changed = service.changed
-        idle_since = None if service.unfinished else idle_since or anyio.current_time()
+        idle_since = None if service.busy else idle_since or anyio.current_time()
         left = None if idle_since is None else idle_since + limit - anyio.current_time()
         if left is not None and left <= 0:
             server.stop_wanted.set()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,19 +18,18 @@ import structlog
 
 from koala_adapter.applications import Applications
 from koala_adapter.clusters import ClusterDriver, Surroundings, make_lrm
-from koala_adapter.errors import ConfigurationError, JobRefusedError, KoalaError, ServiceUnavailableError
+from koala_adapter.errors import JobRefusedError, KoalaError, ServiceUnavailableError
 from koala_adapter.journal import Journal
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.plugin import placeholder_output_path
+from koala_adapter.reception import Reception
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.siteparameters import configuration
 from koala_adapter.submissions import ScriptMaker, last_words, leave_token, token_path
-from koala_adapter.vjm import certificate, credentials
-from koala_adapter.vjm import events as agents
-from koala_adapter.vjm.center import ControlCenter
+from koala_adapter.vjm import credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,10 +42,6 @@ if TYPE_CHECKING:
     from koala_adapter.reports import JobReport
     from koala_adapter.scheduler.records import State
 
-RELEASE_GRACE = 2.0
-"""Seconds between SIGTERM and SIGKILL when an application is ended."""
-REJECTION_LOG_INTERVAL = 10.0
-"""Seconds between two lines in the log about peers that did not prove themselves."""
 SNAPSHOT_INTERVAL = 5000
 """Events between two snapshots of the scheduler's state."""
 
@@ -63,7 +57,6 @@ class Service:
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
         self._last_time = 0.0
-        self._rejection_logged_at = 0.0
         self._events: deque[ev.Event] = deque()
         self._draining = False
         self._since_snapshot = 0
@@ -74,9 +67,19 @@ class Service:
         self.applications = Applications(
             directory / "jobs", state=lambda: self.scheduler.state, clock=self.now, report=self.post
         )
-        self.clusters = {ClusterName(config.name): self._driver(config.name, plugins) for config in site.clusters}
+        self.clusters: dict[ClusterName, ClusterDriver] = {}
+        self.reception = Reception(
+            directory / "certificate",
+            journal=self.journal,
+            state=lambda: self.scheduler.state,
+            clock=self.now,
+            report=self.post,
+            applications=self.applications,
+            clusters=self.clusters,
+            tell=self._tell,
+        )
+        self.clusters.update({config.cluster_name: self._driver(config.name, plugins) for config in site.clusters})
         self._scripts: ScriptMaker | None = None
-        self._center: ControlCenter | None = None
         self._on_finished: Callable[[JobId], JobReport] | None = None
 
     @property
@@ -113,7 +116,7 @@ class Service:
             state=lambda: self.scheduler.state,
             clock=self.now,
             report=self.post,
-            in_contact=self._in_contact,
+            in_contact=self.reception.in_contact,
             name_prefix=f"koala-{self.instance}-",
         )
         return ClusterDriver(config, lrm, commands, surroundings)
@@ -144,9 +147,9 @@ class Service:
             self.journal.sync()
         for action in actions:
             self._act(action)
-        if isinstance(event, ev.PlaceholderEnded) and self._center is not None:
+        if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
-            self._center.release(event.placeholder, RELEASE_GRACE)
+            self.reception.release(event.placeholder)
         self._since_snapshot += 1
         if self._since_snapshot >= SNAPSHOT_INTERVAL:
             self._snapshot(number)
@@ -196,7 +199,7 @@ class Service:
         driver = self.clusters.get(action.cluster)
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
-            told = self._center is not None and self._center.release(placeholder, RELEASE_GRACE)
+            told = self.reception.release(placeholder)
             if lrm_id and (action.force or not (told or self._has_more_to_say(placeholder))):
                 to_cancel.append(lrm_id)
         if driver is not None:
@@ -272,72 +275,14 @@ class Service:
         return self._scripts
 
     @property
+    def busy(self) -> bool:
+        """Tell whether anything is unfinished."""
+        return any(not record.state.final or record.live for record in self.state.jobs.values())
+
+    @property
     def unfinished(self) -> list[JobId]:
         """Jobs that have no outcome yet or whose placeholders are not all gone."""
         return [id_ for id_, record in self.state.jobs.items() if not record.state.final or record.live]
-
-    # ---- agents ---------------------------------------------------------------------------------------------------
-
-    def _authenticate(self, placeholder: PlaceholderId, token: str) -> bool:
-        expected = self.journal.token_hash(placeholder.batch)
-        known = placeholder in self.state.placeholders
-        return expected is not None and known and credentials.matches(token, expected)
-
-    def _in_contact(self, placeholder: PlaceholderId) -> bool:
-        return self._center is not None and placeholder in self._center.connected
-
-    def _on_agent(self, event: agents.AgentEvent) -> None:
-        match event:
-            case agents.AgentRegistered():
-                self._agent_registered(event)
-            case agents.AgentDisconnected():
-                self._agent_disconnected(event)
-            case agents.AgentRefused():
-                text = "an agent with a valid token was refused: its placeholder is taken (run twice, or token stolen)"
-                log.warning(text, placeholder=str(event.placeholder), host=event.host, address=event.address)
-            case agents.AgentTaskStarted():
-                self.applications.started(event.task)
-            case agents.AgentTaskEnded():
-                self.applications.ended(event.task, event.end)
-            case agents.AgentEnding():
-                self.post(
-                    ev.PlaceholderEnding(
-                        time=self.now(), placeholder=event.placeholder, reason=event.reason, detail=event.detail
-                    )
-                )
-
-    def _on_rejected(self, address: str, fault: str) -> None:
-        """Log a peer that did not prove itself, but not every one: whoever reaches the port can be one."""
-        if self.now() - self._rejection_logged_at > REJECTION_LOG_INTERVAL:
-            self._rejection_logged_at = self.now()
-            log.warning("turned away somebody at the control center", address=address, fault=fault)
-
-    def _on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
-        self.applications.output(task, stream, offset, data)
-        self._tell()
-
-    def _agent_registered(self, event: agents.AgentRegistered) -> None:
-        now = self.now()
-        ends_at = None if event.ends_in is None else now + event.ends_in
-        self.post(
-            ev.PlaceholderHeld(
-                time=now, placeholder=event.placeholder, host=event.host, address=event.address, ends_at=ends_at
-            )
-        )
-        self.applications.registered(event.placeholder, event.tasks)
-
-    def _agent_disconnected(self, event: agents.AgentDisconnected) -> None:
-        record = self.state.placeholders.get(event.placeholder)
-        if record is None:
-            return
-        driver = self.clusters.get(record.cluster)
-        if record.state is PlaceholderState.ENDING and driver is not None:
-            driver.witness.farewells.add(event.placeholder)
-            driver.poller.poll_soon()
-        else:
-            self.post(ev.PlaceholderSilent(time=self.now(), placeholder=event.placeholder, detail=event.detail))
-            if driver is not None:
-                driver.poller.poll_soon()
 
     # ---- running --------------------------------------------------------------------------------------------------
 
@@ -345,7 +290,9 @@ class Service:
         """Serve until cancelled. ``task_status`` is told once the control center listens and each LRM was tried."""
         try:
             async with anyio.create_task_group() as tasks:
-                await self._listen(tasks)
+                port = await self.reception.open(tasks, self.site.control_center)
+                fingerprint = self.reception.fingerprint
+                self._scripts = ScriptMaker(site=self.site, port=port, fingerprint=fingerprint)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._after_restart()
                 async with anyio.create_task_group() as starting:
@@ -356,35 +303,6 @@ class Service:
                 task_status.started()
         finally:
             self.journal.close()
-
-    async def _listen(self, tasks: anyio.abc.TaskGroup) -> None:
-        own = certificate.load_or_create(self.directory / "certificate")
-        settings = self.site.control_center
-        self._center = ControlCenter(
-            ssl_context=certificate.server_context(own),
-            authenticate=self._authenticate,
-            sessions=self.journal,
-            on_event=self._on_agent,
-            output_path=self.applications.output_path,
-            on_output=self._on_output,
-            on_rejected=self._on_rejected,
-            lease=settings.lease,
-            heartbeat=settings.heartbeat,
-        )
-        port = await self._bind(tasks, self._center)
-        self.journal.set_value("port", str(port))
-        self.applications.center = self._center
-        self._scripts = ScriptMaker(site=self.site, port=port, fingerprint=own.fingerprint)
-
-    async def _bind(self, tasks: anyio.abc.TaskGroup, center: ControlCenter) -> int:
-        """Listen where agents that are already out expect it; with none out, on another port if that one is taken."""
-        settings = self.site.control_center
-        kept = int(self.journal.value("port") or "0")
-        if settings.port == 0 and kept and not self.state.placeholders:
-            with suppress(ConfigurationError):
-                return int(await tasks.start(center.serve, settings.listen, kept))
-            kept = 0
-        return int(await tasks.start(center.serve, settings.listen, settings.port or kept))
 
     def _after_restart(self) -> None:
         """Doubt what only the former process knew: submissions under way, and agents that have yet to come back."""
@@ -415,7 +333,7 @@ class Service:
         """Poll less while nothing is unfinished; drop the secrets of submissions that are over."""
         while True:
             await self.changed.wait()
-            active = bool(self.unfinished)
+            active = self.busy
             for driver in self.clusters.values():
                 driver.poller.active = active
             if len(self._with_secrets) > len(self.state.batches):
