@@ -63,6 +63,8 @@ class Witness:
     cluster: ClusterName
     absences: dict[PlaceholderId, int] = field(default_factory=dict)
     ended: set[PlaceholderId] = field(default_factory=set)
+    _unfound: dict[BatchKey, int] = field(default_factory=dict)
+    """How many listings have not shown a submission of unknown outcome since it could no longer be on its way."""
     farewells: set[PlaceholderId] = field(default_factory=set)
     """Placeholders whose agents closed the connection after they were told to end."""
 
@@ -103,7 +105,10 @@ class Witness:
         if any(ids):
             found = tuple(LrmJobId("") if job is None else job.id for job in ids)
             return [BatchSubmitted(time=now, batch=batch.key, lrm_ids=found)]
-        if settled:
+        if not settled:
+            return []
+        seen = self._unfound[batch.key] = self._unfound.get(batch.key, 0) + 1
+        if seen >= ABSENCES_NEEDED:
             reason = f"the submission did not arrive ({batch.uncertain or 'interrupted'})"
             return [BatchAbsent(time=now, batch=batch.key, reason=reason)]
         return []
@@ -155,6 +160,7 @@ class Witness:
 
     def _forget(self, state: State) -> None:
         known = state.placeholders.keys()
+        self._unfound = {key: count for key, count in self._unfound.items() if key in state.batches}
         self.absences = {id_: count for id_, count in self.absences.items() if id_ in known}
         self.ended &= known
         self.farewells &= known

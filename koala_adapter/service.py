@@ -56,7 +56,6 @@ class Service:
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
-        self._last_time = 0.0
         self._events: deque[ev.Event] = deque()
         self._draining = False
         self._since_snapshot = 0
@@ -97,15 +96,13 @@ class Service:
         return found
 
     def now(self) -> float:
-        """Return the time in seconds since the epoch; it never runs backwards."""
-        self._last_time = max(self._last_time, time.time())
-        return self._last_time
+        """Return the time in seconds since the epoch. The scheduler copes with a clock that is set back."""
+        return time.time()
 
     def _recovered(self) -> Scheduler:
         state, events = self.journal.recover()
         scheduler = Scheduler(state)
         for event in events:
-            self._last_time = max(self._last_time, event.time)
             self._handle(scheduler, event)
         return scheduler
 

@@ -168,10 +168,11 @@ def test_a_submission_of_unknown_outcome_is_adopted_by_its_name() -> None:
 
 
 def test_a_submission_is_absent_only_when_it_can_no_longer_arrive() -> None:
-    """Before that, its not being listed means nothing, however often."""
+    """Before that, its not being listed means nothing, however often; after that, one listing could be a blip."""
     watched = Watched(taken=False)
     assert [watched.events([]) for _ in range(3)] == [()] * 3
     watched.settled = True
+    assert watched.events([]) == ()
     (event,) = watched.events([])
     assert isinstance(event, ev.BatchAbsent)
     assert event.batch == KEY
