@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.client import Client
 from koala_adapter.errors import KoalaError
-from koala_adapter.reports import JOB_REPORT
 from tests.real.lrms import System, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.processes import SYSTEM_PATH, tail, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from koala_adapter.reports import JobReport
@@ -112,13 +111,16 @@ class KoalaUser:
         scheduler: Values | None = None,
         clusters: Mapping[str, Values] | None = None,
         path: Path | None = None,
+        python: Path | None = None,
     ) -> None:
         """Write the site file; nothing is started.
 
         ``account``: login name under which all runs, the one of the tests by default. ``path``: directory to be first
-        in PATH. The other arguments are added to the tables of the site file, ``clusters`` by name of the system.
+        in PATH. ``python``: a Python that can import the program under test, for an account that cannot use that of the
+        tests. The other arguments are added to the tables of the site file, ``clusters`` by name of the system.
         """
         self.path = SYSTEM_PATH if path is None else f"{path}:{SYSTEM_PATH}"
+        self.python = str(python or sys.executable)
         self.directory = directory
         self.state = directory / "state"
         self.output = directory / "agents"
@@ -205,13 +207,12 @@ class KoalaUser:
             "KOALA_SITE": str(self.site),
             "KOALA_STATE": str(self.state),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **({} if self.account else {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}),
         }
 
     def _popen(self, *arguments: str, output: int, keep: int | None = None) -> subprocess.Popen[bytes]:
-        python = sys.executable if self.account is None else "/usr/bin/python3"
         return subprocess.Popen(
-            [python, "-m", "koala_adapter.cli", *arguments],
+            [self.python, "-m", "koala_adapter.cli", *arguments],
             env=self.environment(),
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
@@ -254,10 +255,23 @@ class KoalaUser:
     # -- reports -----------------------------------------------------------------------------------------------------
 
     def report(self, job_id: str) -> JobReport:
-        """Return a job as ``koala status`` shows it; tries again while the service is away."""
-        if self.account is not None:
-            return JOB_REPORT.validate_python(self.run("status", "--json", job_id).json)
-        return self.client.job(job_id)
+        """Return a job as ``koala status`` shows it."""
+        with self._as_account():
+            return self.client.job(job_id)
+
+    @contextlib.contextmanager
+    def _as_account(self) -> Iterator[None]:
+        """Be the user for the service, which answers nobody else, not even root."""
+        if self.account is None:
+            yield
+            return
+        os.setegid(self.account.pw_gid)
+        os.seteuid(self.account.pw_uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
 
     def wait(
         self, job_id: str, condition: Callable[[JobReport], bool], *, what: str, seconds: float = PATIENCE
