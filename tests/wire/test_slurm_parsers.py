@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.commands import CommandResult
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import EndReason, LrmJob, LrmJobState, NodeState
 from koala_slurm.accounting import parse_history
 from koala_slurm.control import cancel_error, control_error, is_ambiguous
@@ -293,9 +293,9 @@ def test_listings_without_controller(samples: Samples, what: str) -> None:
 
 
 def test_writing_without_controller(samples: Samples) -> None:
-    """A submission and a cancellation without an answer are told as such."""
-    assert type(submission_error(samples.results["err_down_sbatch"])) is LrmUnavailableError
-    assert type(cancel_error(samples.results["err_down_scancel"])) is LrmUnavailableError
+    """Without a connection a submission is certainly not in, and a cancellation has certainly not been heard."""
+    assert type(submission_error(samples.results["err_down_sbatch"])) is LrmUnreachableError
+    assert type(cancel_error(samples.results["err_down_scancel"])) is LrmUnreachableError
 
 
 def test_accounting_that_is_not_there(samples: Samples) -> None:
