@@ -103,7 +103,7 @@ def test_cancelled_while_the_submission_is_under_way(new_user: NewUser, slurm_a:
     user = new_user(slurm_a)
     traces = Traces(user)
     file = user.job_file(part("a", 2, "sleep", "600", environment=traces.mark), walltime=600)
-    for _ in range(4):
+    for _ in range(2):
         job = user.submit(file)
         user.run("cancel", "--no-wait", job)
         expect_cancelled(user, job)

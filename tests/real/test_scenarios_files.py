@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,9 @@ from koala_adapter.errors import EXIT_CONFIGURATION
 from koala_adapter.inputfiles import LARGEST_SUM
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces
-from tests.real.user import part
+from tests.real.systems.directories import SystemDirectory
+from tests.real.systems.processes import wait_until
+from tests.real.user import PATIENCE, part
 
 if TYPE_CHECKING:
     from tests.real.conftest import NewUser
@@ -99,3 +102,24 @@ def test_input_files_beyond_the_channel_are_refused(new_user: NewUser, slurm_a: 
     assert done.code == EXIT_CONFIGURATION
     assert "allowed are 20 MiB" in done.stderr
     traces.expect_none()
+
+
+def test_a_token_can_travel_in_a_file(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """With a shared directory the job script holds no secret; the file does, for its owner alone, until all is over."""
+    place = SystemDirectory.create("tokens")
+    try:
+        tokens = place.path / "tokens"
+        user = new_user(slurm_a, clusters={"a": {"token_directory": str(tokens)}})
+        traces = Traces(user)
+        job = user.submit(user.job_file(part("a", 2, "sleep", "600", environment=traces.mark)))
+        report = user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+        (file,) = tokens.iterdir()
+        assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(tokens.stat().st_mode)) == (0o600, 0o700)
+        script = slurm_a.run("scontrol", "write", "batch_script", report.components[0].lrm_ids[0], "-")
+        assert str(file) in script
+        assert file.read_text() not in script
+        assert user.run("cancel", job).code == 0
+        wait_until(lambda: not list(tokens.iterdir()), seconds=PATIENCE, what="no token left")
+        traces.expect_none()
+    finally:
+        place.remove()
