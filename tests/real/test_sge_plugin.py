@@ -62,11 +62,13 @@ def foreign_job(cell: GridEngineCell) -> Callable[[int], AbstractAsyncContextMan
         # The user has no home directory to start in.
         options = ("-t", f"1-{processors}", "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
         number = cell.submit("#!/bin/sh\nexec sleep 600\n", *options, user="nobody")
-        await anyio.to_thread.run_sync(
-            lambda: wait_until(
-                lambda: cell.qstat("-s", "r").count(" nobody ") == processors, seconds=30, what="job runs"
-            )
-        )
+
+        def runs() -> bool:
+            # Transferring (t) is not running yet.
+            rows = [line.split() for line in cell.qstat().splitlines() if line.split()[:1] == [number]]
+            return [row[4] for row in rows] == ["r"] * processors
+
+        await anyio.to_thread.run_sync(lambda: wait_until(runs, seconds=30, what="foreign job runs"))
         try:
             yield
         finally:
