@@ -69,11 +69,25 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
         record.started.add(rank)
         record.ends[rank] = end
     if not end.ok:
-        finish(context, record, _bad_end(record, rank, end))
+        record.suspected = record.suspected or _bad_end(record, rank, end)
+        settle_suspicion(context, record)
     elif (record.job.launcher is Launcher.MPI) != (rank is None):
         return
     elif rank is None or len(record.ends) == len(record.ranks):
         finish(context, record, JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0))
+
+
+def settle_suspicion(context: Context, record: JobRecord) -> None:
+    """End a job by what one of its processes said of its own end, once that is beyond doubt.
+
+    Under MPI the loss of one agent makes the launcher, and the ranks of others, end badly: while an agent of the job is
+    out of contact they are not believed, but what becomes of its placeholder, which shows within the lease.
+    """
+    if record.suspected is None or record.state not in {JobState.LAUNCHING, JobState.RUNNING}:
+        return
+    silent = any(placeholder.silent_since is not None for placeholder in context.state.placeholders_of(record))
+    if record.job.launcher is not Launcher.MPI or not silent:
+        finish(context, record, record.suspected)
 
 
 def _bad_end(record: JobRecord, rank: int | None, end: TaskEnd) -> JobOutcome:

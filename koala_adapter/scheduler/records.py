@@ -138,6 +138,8 @@ class JobRecord:
     finished_at: float | None = None
     started: set[int] = field(default_factory=set)
     ends: dict[int, TaskEnd] = field(default_factory=dict)
+    suspected: JobOutcome | None = None
+    """What mpiexec said of its end while an agent was out of contact, whose loss may be the true cause."""
     outcome: JobOutcome | None = None
     live: int = 0
     """Placeholders of this job that have not ended."""

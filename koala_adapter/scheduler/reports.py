@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler.claiming import check_complete
-from koala_adapter.scheduler.finishing import placeholder_failed
+from koala_adapter.scheduler.finishing import placeholder_failed, settle_suspicion
 from koala_adapter.scheduler.lifecycle import SILENCE_MARGIN, end_placeholder, forget_placeholder, setback, start_life
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
 from koala_adapter.scheduler.records import TimerKind
@@ -44,7 +44,9 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
     context.state.clusters[placeholder.cluster].missing_in_a_row = 0
     if placeholder.state is PlaceholderState.ENDING:
         end_placeholder(context, placeholder)
-    elif placeholder.state is not PlaceholderState.LAUNCHED and news:
+    elif placeholder.state is PlaceholderState.LAUNCHED:
+        settle_suspicion(context, context.state.jobs[placeholder.job_id])
+    elif news:
         record = context.state.jobs[placeholder.job_id]
         context.state.change(placeholder, PlaceholderState.HELD)
         if placeholder.held_at is None:
@@ -96,6 +98,7 @@ def _give_up(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> 
     record.take_back({placeholder.id})
     if record.state in LAUNCHED_STATES:
         placeholder_failed(context, record, placeholder, end)
+        settle_suspicion(context, record)
     elif record.state is JobState.CLAIMING:
         detail = f": {end.detail}" if end.detail else ""
         setback(

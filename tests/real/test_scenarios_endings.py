@@ -35,9 +35,9 @@ LONG = ("sleep", "600")
 """What all ranks do; they must be ended."""
 
 
-def running(user: KoalaUser, traces: Traces, *parts: str) -> JobReport:
+def running(user: KoalaUser, traces: Traces, *parts: str, launcher: str = "process") -> JobReport:
     """Submit a job and return its report once all its ranks run."""
-    job = user.submit(user.job_file(*parts))
+    job = user.submit(user.job_file(*parts, launcher=launcher))
     report = user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
     traces.note_running()
     return report
@@ -111,6 +111,23 @@ def test_a_killed_agent_loses_the_job(
     assert f"on {victim}, " in outcome.detail
     if victim == "a":
         assert "its agent was killed by signal 9" in outcome.detail
+    traces.expect_none()
+
+
+@pytest.mark.real("mpiexec.hydra")
+def test_a_killed_agent_ends_an_mpi_world(
+    new_user: NewUser, slurm_a: SlurmCluster, slurm_b: SlurmCluster, allreduce: Path
+) -> None:
+    """The user is told of the agent, not of mpiexec, which fails for its sake; proxies and ranks are ended."""
+    user = new_user(slurm_a, slurm_b)
+    traces = Traces(user)
+    parts = [part(name, 2, str(allreduce), "600", environment=traces.mark) for name in "ab"]
+    report = running(user, traces, *parts, launcher="mpi")
+    os.kill(agent(slurm_b, 2).pid, signal.SIGKILL)
+    outcome = outcome_of(user, report.id)
+    assert (outcome.state, outcome.exit_code) == (JobState.LOST, EXIT_LOST)
+    assert "rank 3" in outcome.detail
+    assert "its agent was killed by signal 9" in outcome.detail
     traces.expect_none()
 
 

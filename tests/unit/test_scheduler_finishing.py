@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
-from koala_adapter.model import EndReason, JobId, TaskEnd
+from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import Parameters
@@ -166,6 +166,40 @@ def test_mpi_rank_that_ends_badly_ends_the_job() -> None:
     site.run("1")
     site.rank_ends("1", 1, TaskEnd(reason=EndReason.SIGNALLED, signal=9))
     assert site.outcome("1").exit_code == 137
+
+
+def mpi_with_a_silent_agent() -> tuple[Site, PlaceholderId]:
+    """Return a site with an MPI job whose launcher ended badly while the agent of rank 1 is out of contact."""
+    site = Site({"a": 4})
+    site.submit(job("1", component("x", 2, mpi=True)))
+    site.run("1")
+    silent = site.record("1").ranks[1].placeholder
+    site.post(ev.PlaceholderSilent(time=site.now, placeholder=silent, detail=""))
+    site.rank_ends("1", None, TaskEnd(reason=EndReason.EXITED, exit_code=255))
+    assert site.record("1").state is JobState.RUNNING
+    return site, silent
+
+
+def test_mpiexec_is_not_believed_while_an_agent_is_lost() -> None:
+    """The loss of one placeholder ends mpiexec, too: the user is told of the placeholder."""
+    site, silent = mpi_with_a_silent_agent()
+    site.ended(silent, EndReason.NODE_LOST)
+    assert (site.outcome("1").state, site.outcome("1").reason) == (JobState.LOST, EndReason.NODE_LOST)
+
+
+def test_mpiexec_is_believed_when_the_agent_is_back() -> None:
+    """The agent had only been out of contact for a while; the job has failed by itself."""
+    site, silent = mpi_with_a_silent_agent()
+    site.post(ev.PlaceholderHeld(time=site.now, placeholder=silent, host="n1", address=""))
+    assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.FAILED, 255)
+
+
+def test_mpiexec_is_believed_when_the_lost_rank_had_done_its_work() -> None:
+    """Then the loss of its placeholder is no reason."""
+    site, silent = mpi_with_a_silent_agent()
+    site.rank_ends("1", 1)
+    site.ended(silent, EndReason.LOST)
+    assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.FAILED, 255)
 
 
 @pytest.mark.parametrize("rank", [-1, 2, 10**9])
