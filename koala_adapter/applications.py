@@ -14,6 +14,7 @@ from koala_adapter.model import EndReason, JobId, Launcher, TaskEnd
 from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
 from koala_adapter.runners.process import ProcessRunner
 from koala_adapter.runners.runner import Application, Reaction, Runner
+from koala_adapter.runners.sending import Sending
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.vjm.channel import LaunchFile
@@ -51,6 +52,7 @@ class Applications:
         self._clock = clock
         self._report = report
         self._runners: dict[JobId, Runner] = {}
+        self._sending = Sending(self._order)
         self.center: ControlCenter | None = None
         """Set once it listens."""
 
@@ -68,6 +70,7 @@ class Applications:
     def forget(self, job_id: JobId) -> None:
         """Drop the runner of a job that has ended, and its input files."""
         self._runners.pop(job_id, None)
+        self._sending.forget(job_id)
         shutil.rmtree(self.directory / job_id / "input", ignore_errors=True)
 
     def launch(self, job_id: JobId) -> None:
@@ -85,9 +88,15 @@ class Applications:
             return
         known = {report.task for report in tasks}
         for report in tasks:
-            if report.task.startswith(f"{record.job.id}:"):
+            if report.task.startswith(f"{record.job.id}:") and self._owns(placeholder, report.task):
                 self._tell(runner, report)
-        self._send(one for one in runner.launches() if one.placeholder == placeholder and one.launch.task not in known)
+        rank = runner.application.ranks_in.get(placeholder)
+        launches = () if rank is None else runner.launches_in(rank)
+        self._send(one for one in launches if one.launch.task not in known)
+
+    def disconnected(self, placeholder: PlaceholderId) -> None:
+        """An agent is out of contact: what was on its way to it is sent again when it registers."""
+        self._sending.lost(placeholder)
 
     def _tell(self, runner: Runner, report: TaskReport) -> None:
         events = list(runner.started(report.task, self._clock()))
@@ -104,17 +113,22 @@ class Applications:
                 return
         self._report(event)
 
-    def started(self, task: str) -> None:
-        """An agent started a task."""
-        runner = self._runner_of(task)
+    def started(self, placeholder: PlaceholderId, task: str) -> None:
+        """An agent started a task; of tasks that are not its own it has nothing to say."""
+        self._sending.arrived(task)
+        runner = self._runner_of(task) if self._owns(placeholder, task) else None
         for event in runner.started(task, self._clock()) if runner else ():
             self._report(event)
 
-    def ended(self, task: str, end: TaskEnd) -> None:
-        """A task of an agent ended."""
-        runner = self._runner_of(task)
+    def ended(self, placeholder: PlaceholderId, task: str, end: TaskEnd) -> None:
+        """A task of an agent ended; of tasks that are not its own it has nothing to say."""
+        self._sending.arrived(task)
+        runner = self._runner_of(task) if self._owns(placeholder, task) else None
         for event in runner.ended(task, end, self._clock()) if runner else ():
             self._report_new(event)
+
+    def _owns(self, placeholder: PlaceholderId, task: str) -> bool:
+        return self.output_path(placeholder, task) is not None
 
     def output(self, task: str, stream: str, offset: int, data: bytes) -> None:
         """Take in new output of a task."""
@@ -144,12 +158,14 @@ class Applications:
         return self.directory / job_id / rank.component / str(rank.component_rank)
 
     def _send(self, launches: Iterable[AddressedLaunch]) -> None:
-        if self.center is not None:
-            for one in launches:
-                try:
-                    self.center.launch(one.placeholder, one.launch)
-                except ProtocolError as error:  # for one, files that have grown between the check and their copying
-                    self._cannot_launch(one.launch.task, str(error))
+        self._sending.add(launches)
+
+    def _order(self, one: AddressedLaunch) -> bool:
+        try:
+            return self.center is not None and self.center.launch(one.placeholder, one.launch)
+        except ProtocolError as error:  # for one, files that have grown between the check and their copying
+            self._cannot_launch(one.launch.task, str(error))
+            return False
 
     def _cannot_launch(self, task: str, why: str) -> None:
         job_id, _, rank = task.partition(":")

@@ -118,9 +118,9 @@ class Reception:
                 text = "an agent with a valid token was refused: its placeholder is taken (run twice, or token stolen)"
                 log.warning(text, placeholder=str(event.placeholder), host=event.host, address=event.address)
             case agents.AgentTaskStarted():
-                self._applications.started(event.task)
+                self._applications.started(event.placeholder, event.task)
             case agents.AgentTaskEnded():
-                self._applications.ended(event.task, event.end)
+                self._applications.ended(event.placeholder, event.task, event.end)
             case agents.AgentEnding():
                 self._report(
                     ev.PlaceholderEnding(
@@ -149,6 +149,7 @@ class Reception:
         self._applications.registered(event.placeholder, event.tasks)
 
     def _agent_disconnected(self, event: agents.AgentDisconnected) -> None:
+        self._applications.disconnected(event.placeholder)
         record = self._state().placeholders.get(event.placeholder)
         if record is None:
             return

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from koala_adapter.runners.runner import Application
+    from koala_adapter.scheduler.actions import Rank
 
 LAUNCHER_TASK = "launcher"
 LONGEST_LINE = 64 * 1024
@@ -59,16 +60,19 @@ class MpiRunner(Runner):
         self._rest = b""
         self._proxies: dict[int, tuple[str, ...]] = {}
 
-    def launches(self) -> Sequence[AddressedLaunch]:
-        """Return mpiexec and the proxies it has asked for so far."""
-        first = self.application.ranks[0]
-        launcher = Launch(
+    def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
+        """Return the proxy of a rank, once mpiexec has asked for it; for rank 0 also mpiexec."""
+        proxy = self._proxies.get(rank.rank)
+        proxies = [] if proxy is None else [self._proxy(rank.rank, proxy)]
+        return [self._launcher(rank), *proxies] if rank.rank == 0 else proxies
+
+    def _launcher(self, first: Rank) -> AddressedLaunch:
+        launch = Launch(
             task=f"{self.application.job.id}:{LAUNCHER_TASK}",
             argv=mpiexec_command(self.application),
             time_limit=float(self.application.job.walltime),
         )
-        proxies = [self._proxy(number, command) for number, command in sorted(self._proxies.items())]
-        return [AddressedLaunch(placeholder=first.placeholder, launch=launcher), *proxies]
+        return AddressedLaunch(placeholder=first.placeholder, launch=launch)
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
         """Read mpiexec's stdout: proxies to be started, and how ranks ended."""

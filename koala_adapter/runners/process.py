@@ -11,24 +11,21 @@ from koala_adapter.vjm.channel import Launch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from koala_adapter.scheduler.actions import Rank
+
 
 class ProcessRunner(Runner):
     """Starts one process for each rank; they find each other by KOALA_ADDRESSES if they need to."""
 
-    def launches(self) -> Sequence[AddressedLaunch]:
-        """See :meth:`Runner.launches`."""
+    def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
+        """See :meth:`Runner.launches_in`."""
         application = self.application
-        return [
-            AddressedLaunch(
-                placeholder=rank.placeholder,
-                launch=Launch(
-                    task=self.task_of(rank.rank),
-                    argv=application.component(rank).command,
-                    environment=application.environment(rank),
-                    working_directory=application.job.working_directory,
-                    files=application.files.get(rank.component, ()),
-                    time_limit=float(application.job.walltime),
-                ),
-            )
-            for rank in application.ranks
-        ]
+        launch = Launch(
+            task=self.task_of(rank.rank),
+            argv=application.component(rank).command,
+            environment=application.environment(rank),
+            working_directory=application.job.working_directory,
+            files=application.files.get(rank.component, ()),
+            time_limit=float(application.job.walltime),
+        )
+        return (AddressedLaunch(placeholder=rank.placeholder, launch=launch),)

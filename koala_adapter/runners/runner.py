@@ -9,13 +9,15 @@ the agents report their tasks, and the runner answers with what is still to be s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.events import Event, RankEnded, RankStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from koala_adapter.model import Component, Job, PlaceholderId, TaskEnd
     from koala_adapter.scheduler.actions import Rank
@@ -38,7 +40,7 @@ class Reaction:
     events: tuple[Event, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Application:
     """A job as it was placed: what all its runners' answers derive from."""
 
@@ -49,10 +51,24 @@ class Application:
     files: Mapping[str, tuple[LaunchFile, ...]]
     """Component name to its input files."""
 
+    # Worked out once: thousands of ranks ask for them.
+
+    @cached_property
+    def _addresses(self) -> str:
+        return ",".join(rank.address or rank.host for rank in self.ranks)
+
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return Counter(rank.component for rank in self.ranks)
+
+    @cached_property
+    def ranks_in(self) -> Mapping[PlaceholderId, Rank]:
+        """The ranks by their placeholders."""
+        return {rank.placeholder: rank for rank in self.ranks}
+
     def environment(self, rank: Rank) -> tuple[tuple[str, str], ...]:
         """Return what a rank finds in its environment beside the node's own."""
         component = self.job.component(rank.component)
-        size = sum(other.component == rank.component for other in self.ranks)
         own = {
             "KOALA_JOB_ID": self.job.id,
             "KOALA_JOB_NAME": self.job.name,
@@ -60,9 +76,9 @@ class Application:
             "KOALA_SIZE": str(len(self.ranks)),
             "KOALA_COMPONENT": rank.component,
             "KOALA_COMPONENT_RANK": str(rank.component_rank),
-            "KOALA_COMPONENT_SIZE": str(size),
+            "KOALA_COMPONENT_SIZE": str(self._sizes[rank.component]),
             "KOALA_CLUSTER": self.clusters[rank.component],
-            "KOALA_ADDRESSES": ",".join(other.address or other.host for other in self.ranks),
+            "KOALA_ADDRESSES": self._addresses,
         }
         return tuple({**dict(self.job.environment), **dict(component.environment), **own}.items())
 
@@ -79,8 +95,13 @@ class Runner(ABC):
         self.application = application
 
     @abstractmethod
-    def launches(self) -> Sequence[AddressedLaunch]:
+    def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
+        """Return what is to be started in a rank's placeholder as far as is known now."""
+
+    def launches(self) -> Iterator[AddressedLaunch]:
         """Return everything that is to be started as far as is known now; starting a task twice is harmless."""
+        for rank in self.application.ranks:
+            yield from self.launches_in(rank)
 
     def output_of(self, task: str, stream: str, offset: int, data: bytes, now: float) -> Reaction:
         """Take in output of a task, which begins at ``offset``; what was taken in before may come again."""

@@ -82,7 +82,7 @@ def application(launcher: Launcher, *, working_directory: str | None = None) -> 
 
 def test_each_rank_is_the_command_of_its_component() -> None:
     """In its own placeholder, with the component's files and the job's walltime, as a list that no shell reads."""
-    launches = ProcessRunner(application(Launcher.PROCESS, working_directory="/data")).launches()
+    launches = list(ProcessRunner(application(Launcher.PROCESS, working_directory="/data")).launches())
     assert [one.placeholder for one in launches] == [placeholder(0), placeholder(1), placeholder(2)]
     assert [one.launch.task for one in launches] == ["7:0", "7:1", "7:2"]
     assert launches[1].launch.argv == ("program", "a", "an argument; with $things")
@@ -92,7 +92,7 @@ def test_each_rank_is_the_command_of_its_component() -> None:
 
 def test_ranks_find_themselves_and_the_others_in_their_environment() -> None:
     """What we say of a rank wins over the component's variables, and these over the job's."""
-    environment = dict(ProcessRunner(application(Launcher.PROCESS)).launches()[2].launch.environment)
+    environment = dict(list(ProcessRunner(application(Launcher.PROCESS)).launches())[2].launch.environment)
     assert environment == {
         "SHARED": "b",
         "ONLY": "job",
@@ -156,7 +156,9 @@ def test_each_proxy_goes_to_its_placeholder() -> None:
     assert shlex.split(environment["KOALA_COMMAND"]) == ["program", "b", "an argument; with $things"]
     assert (environment["KOALA_DIRECTORY"], environment["KOALA_RANK"]) == ("/data", "2")
     assert [one.launch.files for one in launches] == [(FILE,), (FILE,), ()]
-    assert len(runner.launches()) == 4, "told again, it is the launcher and all proxies"
+    told_again = [one.launch.task for one in runner.launches()]
+    assert told_again == ["7:launcher", "7:0", "7:1", "7:2"]
+    assert list(runner.launches_in(runner.application.ranks[1])) == [launches[1]]
 
 
 @pytest.mark.parametrize("size", [1, 7, 50])
@@ -176,7 +178,7 @@ def test_a_new_runner_reads_the_file_and_goes_on() -> None:
     half = len(PROXIES) // 2
     printed(runner, PROXIES[:half])
     printed(runner, PROXIES[half:], half)
-    assert len(runner.launches()) == 4
+    assert len(list(runner.launches())) == 4
     assert printed(runner, b"lost before this", len(PROXIES) + 10).launches == (), "what is missing comes first"
 
 
