@@ -235,7 +235,7 @@ def hello(batch: str, token: str, *, index: int = 1) -> bytes:
 
 
 def test_nobody_else_speaks_as_an_agent(scene: Scene) -> None:
-    """Wrong tokens are refused, and stolen ones too: each element of an array belongs to the agent that came first."""
+    """Wrong tokens are refused, and stolen ones, too: a placeholder is its first agent's. The log tells of the theft."""
     true, other = scene.secrets["m"], scene.secrets["g"]
     attempts = {
         "a guess": hello(true.batch, secrets.token_urlsafe(32)),
@@ -248,6 +248,10 @@ def test_nobody_else_speaks_as_an_agent(scene: Scene) -> None:
     refused = channel.encode(channel.Refused(reason="not accepted"))
     answers = {what: said_by_center(true, line) for what, line in attempts.items()}
     assert answers == dict.fromkeys(attempts, refused)
+    log = scene.user.log.read_text()
+    for secret in (true, other):
+        assert re.search(rf"token stolen.* placeholder={secret.batch}\.1$", log, re.MULTILINE)
+        assert secret.token not in log
 
 
 def test_nobody_is_heard_without_proof(scene: Scene) -> None:
