@@ -235,7 +235,7 @@ def hello(batch: str, token: str, *, index: int = 1) -> bytes:
 
 
 def test_nobody_else_speaks_as_an_agent(scene: Scene) -> None:
-    """Wrong tokens are refused, and stolen ones, too: a placeholder is its first agent's. The log tells of the theft."""
+    """Wrong tokens are refused, and stolen ones, too: a placeholder is its first agent's. The log tells of it."""
     true, other = scene.secrets["m"], scene.secrets["g"]
     attempts = {
         "a guess": hello(true.batch, secrets.token_urlsafe(32)),
