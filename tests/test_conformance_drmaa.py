@@ -55,7 +55,7 @@ def settings_of(cell: FakeCell, delivery: ScriptDelivery = ScriptDelivery.PRIVAT
 class TestDrmaaOnFake(LrmConformance):
     """The conformance kit."""
 
-    @pytest.fixture(params=list(ScriptDelivery))
+    @pytest.fixture(params=[ScriptDelivery.PRIVATE])
     async def under_test(
         self, cell: FakeCell, tmp_path: Path, request: pytest.FixtureRequest
     ) -> AsyncIterator[LrmUnderTest]:

@@ -107,7 +107,7 @@ def test_both_jobs_finish_one_after_the_other(seed: int) -> None:
 def test_without_a_life_cycle_neither_ever_starts() -> None:
     """The experiment is what it is meant to be: whoever holds for ever, waits for ever."""
     experiment = prepared(0, replace(PARAMETERS, placeholder_life=1e9))
-    experiment.run(100 * HOUR)
+    experiment.run(20 * HOUR)
     assert experiment.states() == [JobState.CLAIMING, JobState.CLAIMING]
     held = [next(iter(service.state.jobs.values())).held for service in experiment.services.values()]
     assert held == [3, 3]

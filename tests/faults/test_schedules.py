@@ -9,7 +9,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
 from tests.faults.world import JOBS, World
 
-SEEDS = range(200)
+SEEDS = range(100)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
