@@ -15,7 +15,7 @@ from tests.real.lrms import local_job, placeholders, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
 from tests.real.slow_commands import PausedCommand
 from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE
+from tests.real.user import PATIENCE, part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,6 +140,20 @@ def test_a_killed_run_is_taken_over(new_user: NewUser, slurm_a: SlurmCluster, tm
     (job,) = [report.id for report in user.client.jobs()]
     expect_noted_end(user, job, ranks, user.wait_over(job))
     assert len(submissions(slurm_a, user.prefix)) == 1
+    traces.expect_none()
+
+
+@pytest.mark.real("sge_qmaster")
+def test_a_cancellation_is_not_forgotten(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
+    """Killed right after a user was told that the job will be cancelled: the next service does it."""
+    user = new_user(slurm_a, sge_cell)
+    traces = Traces(user)
+    job = user.submit(user.job_file(*(part(name, 2, "sleep", "600", environment=traces.mark) for name in "ac")))
+    user.wait(job, runs, what="runs")
+    user.client.cancel(job)
+    killed_and_started(user)
+    report = user.wait_over(job)
+    assert report.state is JobState.CANCELLED
     traces.expect_none()
 
 

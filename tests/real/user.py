@@ -190,7 +190,7 @@ class KoalaUser:
                 self.service.kill()
                 self.service.wait(PATIENCE)
         log = self.log.read_text(errors="replace") if self.log.exists() else ""
-        if "Traceback" in log or "failed on an event" in log:
+        if any(sign in log for sign in ("Traceback", "failed on an event", "a defect of koala")):
             raise SystemFailedError(f"the service met an error of its own\n{log}")
 
     # -- commands ----------------------------------------------------------------------------------------------------
