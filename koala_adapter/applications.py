@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import stat
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from koala_adapter.errors import KoalaError, ProtocolError
+from koala_adapter.inputfiles import LARGEST_SUM
 from koala_adapter.model import EndReason, JobId, Launcher, TaskEnd
 from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
 from koala_adapter.runners.process import ProcessRunner
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from koala_adapter.model import Job, PlaceholderId
+    from koala_adapter.model import Component, Job, PlaceholderId
     from koala_adapter.runners.runner import AddressedLaunch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
@@ -59,13 +62,30 @@ class Applications:
     def keep_input(self, job: Job) -> None:
         """Copy a job's input files to the service's own directory, so that later changes do not matter.
 
-        Raises OSError.
+        Raises OSError, and leaves nothing then.
         """
-        for component in job.components:
-            for number, file in enumerate(component.input_files):
-                target = self._input(job.id, component.name, number)
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                shutil.copy(file.source, target)
+        try:
+            for component in job.components:
+                self._keep(job.id, component)
+        except OSError:
+            self.forget(job.id)
+            raise
+
+    def _keep(self, job_id: JobId, component: Component) -> None:
+        left = LARGEST_SUM
+        for number, file in enumerate(component.input_files):
+            target = self._input(job_id, component.name, number)
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Not more than was looked at when the job file was read, whatever the file has become since.
+            descriptor = os.open(file.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as source:
+                status = os.fstat(descriptor)
+                content = source.read(left + 1) if stat.S_ISREG(status.st_mode) else b""
+            if not stat.S_ISREG(status.st_mode) or len(content) > left:
+                raise OSError(errno.EFBIG, "it was changed since the job file was read", file.source)
+            left -= len(content)
+            target.write_bytes(content)
+            target.chmod(stat.S_IMODE(status.st_mode) & 0o700)
 
     def forget(self, job_id: JobId) -> None:
         """Drop the runner of a job that has ended, and its input files."""

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import anyio
 import structlog
 
 from koala_adapter.errors import ConfigurationError
@@ -32,6 +34,11 @@ RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
 REJECTION_LOG_INTERVAL = 10.0
 """Seconds between two lines in the log about peers that did not prove themselves."""
+LIKELY_PORTS = range(20_000, 32_768)
+"""Below the range from which Linux serves outgoing connections (ip_local_port_range, ip(7)): nobody gets such a port by
+chance while the service is away."""
+PORT_PATIENCE = 60.0
+PORT_PAUSE = 2.0
 
 log = structlog.get_logger()
 
@@ -97,11 +104,25 @@ class Reception:
     async def _bind(self, tasks: TaskGroup, center: ControlCenter, settings: ControlCenterConfig) -> int:
         """Listen where agents that are already out expect it; with none out, on another port if that one is taken."""
         kept = int(self._journal.value("port") or "0")
-        if settings.port == 0 and kept and not self._state().placeholders:
+        if settings.port or (kept and self._state().placeholders):
+            return await self._insist(tasks, center, settings.listen, settings.port or kept)
+        likely = random.SystemRandom().sample(LIKELY_PORTS, 20)
+        for port in (kept, *likely) if kept else likely:
             with suppress(ConfigurationError):
-                return int(await tasks.start(center.serve, settings.listen, kept))
-            kept = 0
-        return int(await tasks.start(center.serve, settings.listen, settings.port or kept))
+                return int(await tasks.start(center.serve, settings.listen, port))
+        return int(await tasks.start(center.serve, settings.listen, 0))
+
+    async def _insist(self, tasks: TaskGroup, center: ControlCenter, host: str, port: int) -> int:
+        """Listen on this port; while agents expect us there, wait for somebody else to leave it."""
+        until = anyio.current_time() + (PORT_PATIENCE if self._state().placeholders else 0)
+        while True:
+            try:
+                return int(await tasks.start(center.serve, host, port))
+            except ConfigurationError as error:
+                if anyio.current_time() >= until:
+                    raise
+                log.warning("agents expect us on a port that is taken", port=port, error=error.message)
+            await anyio.sleep(PORT_PAUSE)
 
     def _authenticate(self, placeholder: PlaceholderId, token: str) -> bool:
         expected = self._journal.token_hash(placeholder.batch)

@@ -229,15 +229,20 @@ class Service:
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self.applications.forget(action.job_id)
+        self._archive(action.job_id)
+
+    def _archive(self, job_id: JobId) -> None:
         if self._on_finished is not None:
-            report = self._on_finished(action.job_id)
-            self.journal.archive(action.job_id, self.now(), report.to_json())
+            self.journal.archive(job_id, self.now(), self._on_finished(job_id).to_json())
 
     # ---- what users ask -------------------------------------------------------------------------------------------
 
     def archive_with(self, make_report: Callable[[JobId], JobReport]) -> None:
-        """Have the reports of finished jobs made by ``make_report`` and kept."""
+        """Have reports of finished jobs made by ``make_report`` and kept, also of those that ended before a kill."""
         self._on_finished = make_report
+        for job_id, record in self.state.jobs.items():
+            if record.state.final and self.journal.archived(job_id) is None:
+                self._archive(job_id)
 
     def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import random
+import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
@@ -101,6 +103,24 @@ def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: S
     wait_until(lambda: len(ranks.over()) == 2, seconds=60, what="all but the last rank end")
     time.sleep(1)
     user.serve()
+    expect_noted_end(user, job, ranks, user.wait_over(job))
+    assert len(submissions(slurm_a, user.prefix)) == 1
+    traces.expect_none()
+
+
+def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmCluster, tmp_path: Path) -> None:
+    """While the service was dead somebody else got the port on which agents expect it; it waits until that is free."""
+    user = new_user(slurm_a)
+    traces = Traces(user)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=10, mark=traces.mark)
+    job = user.submit(user.job_file(*ranks.parts()))
+    user.wait(job, runs, what="runs")
+    user.kill()
+    with socket.create_server(("127.0.0.1", user.port), reuse_port=False) as thief:
+        release = threading.Timer(4, thief.close)
+        release.start()
+        user.serve()
+        release.join()
     expect_noted_end(user, job, ranks, user.wait_over(job))
     assert len(submissions(slurm_a, user.prefix)) == 1
     traces.expect_none()

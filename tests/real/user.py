@@ -144,9 +144,17 @@ class KoalaUser:
     @property
     def prefix(self) -> str:
         """How the names of all LRM jobs of this user's state directory begin."""
+        return f"koala-{self._kept('instance')}-"
+
+    @property
+    def port(self) -> int:
+        """On which agents expect the control center."""
+        return int(self._kept("port"))
+
+    def _kept(self, key: str) -> str:
         with contextlib.closing(sqlite3.connect(f"{(self.state / 'journal.sqlite').as_uri()}?mode=ro", uri=True)) as db:
-            (instance,) = db.execute("SELECT value FROM meta WHERE key = 'instance'").fetchone()
-        return f"koala-{instance}-"
+            (value,) = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(value)
 
     # -- the service -------------------------------------------------------------------------------------------------
 

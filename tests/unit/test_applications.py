@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -10,6 +11,7 @@ import pytest
 
 from koala_adapter.applications import Applications
 from koala_adapter.errors import ProtocolError
+from koala_adapter.inputfiles import LARGEST_SUM
 from koala_adapter.model import EndReason, InputFile, PlaceholderId, TaskEnd
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.outcome import JobState
@@ -174,6 +176,22 @@ def test_input_files_are_those_of_the_submission(tmp_path: Path) -> None:
     assert (file.target, file.mode, file.content) == ("run", 0o700, b"before")
     launched.applications.forget(launched.site.record("1").job.id)
     assert list((tmp_path / "jobs" / "1").iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["gone", "grown", "pipe"])
+def test_input_files_that_changed_since_they_were_looked_at_are_refused(tmp_path: Path, change: str) -> None:
+    """The submission fails, without a wait or a full disk, and leaves nothing."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.touch()
+    if change == "grown":
+        with bad.open("wb") as file:
+            file.truncate(LARGEST_SUM + 1)
+    elif change == "pipe":
+        os.mkfifo(bad)
+    files = tuple(InputFile(source=str(path), target=path.name) for path in (good, bad))
+    with pytest.raises(OSError, match="bad"):
+        Launched(tmp_path / "jobs", job("1", replace(component("x", 1, cluster="a"), input_files=files)))
+    assert [path for path in (tmp_path / "jobs").rglob("*") if path.is_file()] == []
 
 
 def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
