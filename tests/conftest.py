@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -45,6 +46,13 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("LC_ALL", "C.UTF-8")
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """Take back how a command configured logging, or the next test would see only its errors."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.hookimpl(tryfirst=True)
