@@ -51,6 +51,10 @@ LONGEST_PAUSE = 60.0
 LOG_NAME = "drmaa-helper.log"
 
 
+class HelperDiedError(LrmUnavailableError):
+    """The helper process ended while a request was with it."""
+
+
 class DrmaaClient:
     """The helper of one cluster. Requests go one after another."""
 
@@ -109,7 +113,12 @@ class DrmaaClient:
 
     async def batches(self, prefix: str) -> tuple[ListedBatch, ...]:
         """Return the batches of the ledger whose name begins with ``prefix``."""
-        return (await self._ask(ListBatches(prefix=prefix), Listed)).batches
+        request = ListBatches(prefix=prefix)
+        try:
+            return (await self._ask(request, Listed)).batches
+        except HelperDiedError:
+            # Reading twice does no harm, and its death may only have come to light by the first attempt.
+            return (await self._ask(request, Listed)).batches
 
     async def reach(self) -> None:
         """Return when the LRM has answered something."""
@@ -186,7 +195,7 @@ class DrmaaClient:
             raise LrmUnavailableError(message, hint="its helper was killed; it is started again") from None
         except (LrmUnavailableError, ProtocolError) as error:
             await self._give_up()
-            raise LrmUnavailableError(error.message, hint=error.hint) from None
+            raise HelperDiedError(error.message, hint=error.hint) from None
         if not isinstance(request, OpenSession):
             self._deaths = 0
         return answer.result
