@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tests.real.user import KoalaUser
 
 WORDS = "output of a placeholder"
-DAEMONS = frozenset({"slurmctld", "slurmscriptd", "slurmd", "munged", "sge_qmaster", "sge_execd"})
 
 
 class Traces:
