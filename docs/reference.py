@@ -70,12 +70,19 @@ def generated() -> dict[Path, str]:
 
 
 def _help(name: str) -> str:
-    """Return the help text of one command, or of ``koala`` itself, as it is at a width of 80 columns."""
-    group = import_module("koala_adapter.cli.koala").koala
-    command = group if name == "koala" else group.commands[name]
-    words = name if name == "koala" else f"koala {name}"
-    text = command.get_help(click.Context(command, info_name=words, terminal_width=80, max_content_width=80))
-    return f"```text\n{text}\n```\n"
+    """Return the help text of one command, or of ``koala`` itself, as a user sees it on a terminal of 80 columns."""
+    command: click.Command = import_module("koala_adapter.cli.koala").koala
+    context = _help_context(command, "koala", None)
+    for word in name.split() if name != "koala" else ():
+        command = command.commands[word] if isinstance(command, click.Group) else command
+        context = _help_context(command, word, context)
+    return f"```text\n{command.get_help(context)}\n```\n"
+
+
+def _help_context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    """Return the context of a command below its group's, from which it has settings such as the names of --help."""
+    settings = command.context_settings | {"terminal_width": 80, "max_content_width": 80}
+    return click.Context(command, info_name=name, parent=parent, **settings)
 
 
 def _keys(model: type[BaseModel] | None) -> str:
