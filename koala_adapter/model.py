@@ -119,6 +119,14 @@ class Node:
     """Partitions or queues that the node serves."""
     raw_state: str = ""
     """The LRM's own word for the state."""
+    reason: str = ""
+    """Why it is down or draining, when the LRM tells."""
+    features: tuple[str, ...] = ()
+    architecture: str = ""
+    operating_system: str = ""
+    memory_used_mib: int | None = None
+    """Memory allocated to jobs, when the LRM counts it."""
+    disk_mib: int | None = None
 
     @property
     def processors_idle(self) -> int:
@@ -136,6 +144,15 @@ class Queue:
     walltime_limit: int | None = None
     """Seconds; None: no limit."""
     default: bool = False
+
+
+class HoldOwner(StrEnum):
+    """Who put a waiting job in hold, and so who may release it."""
+
+    USER = "user"
+    OPERATOR = "operator"
+    """The site: an operator, a submission hook, or an outside scheduler that owns the order."""
+    SYSTEM = "system"
 
 
 class LrmJobState(StrEnum):
@@ -189,6 +206,31 @@ class LrmJob:
     ends_at: float | None = None
     """End of the walltime while running; time of the end afterwards."""
     raw_state: str = ""
+    walltime: int | None = None
+    """Seconds the job asked for (or the queue gives it); None: no limit, or not known."""
+    eligible_at: float | None = None
+    """Earliest start: its begin time. None: at once."""
+    dependent: bool = False
+    """It waits for other jobs, and may not be started before them."""
+    hold: HoldOwner | None = None
+    """Who holds it; only when ``state`` is HELD."""
+    layout: tuple[tuple[str, int], ...] = ()
+    """Pairs (node, processors held there) while it runs, in the order of its tasks."""
+    processors_per_task: int = 1
+    nodes_wanted: int | None = None
+    """Number of nodes it insists on; None: any number."""
+    tasks_per_node: int | None = None
+    memory_per_processor_mib: int | None = None
+    memory_per_node_mib: int | None = None
+    features: tuple[str, ...] = ()
+    """Node features, all of which its nodes must have."""
+    requested_nodes: tuple[str, ...] = ()
+    """Nodes it must run on (pins of ours included)."""
+    excluded_nodes: tuple[str, ...] = ()
+    group: str = ""
+    account: str = ""
+    working_directory: str = ""
+    comment: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -27,6 +27,11 @@ AGENT = f"{CORE}.vjm.agent"
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
 
+WIKI_CODEC = tuple(
+    f"{CORE}.wiki.{part}" for part in ("protocol", "checksum", "frames", "hostlists", "words", "messages", "records")
+)
+"""Bytes to messages and back, for both dialects and both sides."""
+
 PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.commands", f"{CORE}.plugin", f"{CORE}.testing")
 """All that a plugin may import of the core: what a third party may rely on."""
 
@@ -41,6 +46,8 @@ MAY_IMPORT = {
     f"{CORE}.vjm": (*BOTTOM, f"{CORE}.vjm"),
     AGENT: (),
     f"{CORE}.runners": (*BOTTOM, f"{CORE}.scheduler", f"{CORE}.vjm", f"{CORE}.runners"),
+    f"{CORE}.wiki": (*BOTTOM, f"{CORE}.limits", f"{CORE}.plugin", f"{CORE}.scheduler", f"{CORE}.wiki"),
+    f"{CORE}.simulation": (*BOTTOM, f"{CORE}.scheduler", f"{CORE}.simulation"),
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
     "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),
