@@ -49,6 +49,12 @@ class PluginError(ConfigurationError):
     """A plugin cannot be loaded or breaks the contract of :mod:`koala_adapter.plugin`."""
 
 
+class SimulationError(KoalaError):
+    """A trace, a platform or an experiment cannot be simulated; the message names file and line, or the setting."""
+
+    exit_code = EXIT_CONFIGURATION
+
+
 class JobRefusedError(KoalaError):
     """A job that can never run as written: infeasible, not allowed, or already known under this id."""
 
