@@ -32,6 +32,9 @@ WIKI_CODEC = tuple(
 )
 """Bytes to messages and back, for both dialects and both sides."""
 
+FILES = tuple(f"{CORE}.{part}" for part in ("tomlfile", "diagnosis", "fields"))
+"""Reading a file that a person wrote, and saying what is wrong with it."""
+
 PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.commands", f"{CORE}.plugin", f"{CORE}.testing")
 """All that a plugin may import of the core: what a third party may rely on."""
 
@@ -47,7 +50,7 @@ MAY_IMPORT = {
     AGENT: (),
     f"{CORE}.runners": (*BOTTOM, f"{CORE}.scheduler", f"{CORE}.vjm", f"{CORE}.runners"),
     f"{CORE}.wiki": (*BOTTOM, f"{CORE}.limits", f"{CORE}.plugin", f"{CORE}.scheduler", f"{CORE}.wiki"),
-    f"{CORE}.simulation": (*BOTTOM, f"{CORE}.scheduler", f"{CORE}.simulation"),
+    f"{CORE}.simulation": (*BOTTOM, *FILES, f"{CORE}.scheduler", f"{CORE}.simulation"),
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
     "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),

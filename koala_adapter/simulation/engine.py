@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event queue of the simulations: virtual time, and an order of events that never depends on chance.
+
+Events of one instant go by their rank (lower first), then in the order in which they were entered. Time is in seconds,
+whole or fractional, as the workload has it. An interrupt between two events leaves the simulated world whole, so that
+a partial result can be shown.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIRST = 0
+"""Rank of what frees processors: seen by everything else that happens at the same instant."""
+MIDDLE = 1
+"""Rank of ordinary events."""
+LAST = 2
+"""Rank of decisions: they see all that happened at the instant."""
+
+
+class EventHandle:
+    """An event that was entered and may still be cancelled."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        """Hold what will be done."""
+        self.action: Callable[[], object] | None = action
+
+    def cancel(self) -> None:
+        """Have nothing done when its time comes; no error when it has passed."""
+        self.action = None
+
+
+class Engine:
+    """A virtual clock with the events ahead of it."""
+
+    __slots__ = ("_entered", "_events", "handled", "now")
+
+    def __init__(self, start: float = 0.0) -> None:
+        """Begin at ``start`` seconds with nothing ahead."""
+        self.now = start
+        self.handled = 0
+        """Events that have happened so far."""
+        self._events: list[tuple[float, int, int, EventHandle]] = []
+        self._entered = 0
+
+    def at(self, time: float, action: Callable[[], object], *, rank: int = MIDDLE) -> EventHandle:
+        """Have something done at a time; a time that has passed means now. Raises ValueError for a time that is none.
+
+        Returns the handle with which it can be cancelled.
+        """
+        if not math.isfinite(time):
+            raise ValueError(f"an event at {time} would never happen")
+        handle = EventHandle(action)
+        self._entered += 1
+        heapq.heappush(self._events, (max(time, self.now), rank, self._entered, handle))
+        return handle
+
+    def after(self, seconds: float, action: Callable[[], object], *, rank: int = MIDDLE) -> EventHandle:
+        """Have something done so many seconds from now."""
+        return self.at(self.now + seconds, action, rank=rank)
+
+    @property
+    def next_time(self) -> float | None:
+        """Time of the next event; None when nothing is ahead."""
+        self._drop_cancelled()
+        return self._events[0][0] if self._events else None
+
+    def step(self) -> bool:
+        """Let the next event happen; False when there is none."""
+        self._drop_cancelled()
+        if not self._events:
+            return False
+        time, _, _, handle = heapq.heappop(self._events)
+        action, handle.action = handle.action, None
+        self.now = time
+        self.handled += 1
+        if action is not None:
+            action()
+        return True
+
+    def run(self, until: float = math.inf) -> None:
+        """Let everything happen that is ahead, up to and including ``until``; the clock then stands at the last event.
+
+        With a finite ``until`` the clock ends there.
+        """
+        while (time := self.next_time) is not None and time <= until:
+            self.step()
+        if math.isfinite(until):
+            self.now = max(self.now, until)
+
+    def _drop_cancelled(self) -> None:
+        while self._events and self._events[0][3].action is None:
+            heapq.heappop(self._events)

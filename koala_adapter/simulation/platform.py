@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated platforms: clusters, the network between them, local users, failures; from TOML files or by name.
+
+A platform file describes what a simulation runs on::
+
+    name = "two sites"
+
+    [[clusters]]
+    name = "north"
+    nodes = 32
+    processors_per_node = 4
+
+    [[clusters]]
+    name = "south"
+    nodes = 16
+    threshold = 4          # processors that managed jobs leave to local users
+
+    [background]           # local users who bypass the scheduler
+    utilization = 0.2
+
+Units: Mbit/s, seconds, processors. A speed of 1 is that of the machine on which run times were taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from koala_adapter.diagnosis import Problems, inconsistent, not_among, show_value
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.fields import SECONDS, Flag, Name, Seconds, Title, Whole
+from koala_adapter.model import ClusterName
+from koala_adapter.tomlfile import parse_document, read_document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from koala_adapter.tomlfile import Document, KeyPath
+
+HINT = "docs/simulation.md describes platform files; examples/platforms has some"
+LONGEST_LATENCY = 60.0
+MOST_PROCESSORS = 100_000_000
+ENDS = 2
+"""A link has two."""
+
+
+class BackgroundLoad(BaseModel, frozen=True, extra="forbid"):
+    """Local users who submit to a cluster's batch system directly, past the scheduler."""
+
+    utilization: float = Field(
+        ge=0, le=1, description="Share of the cluster's processors that they ask for on average."
+    )
+    mean_run: Seconds = Field(
+        default=600, gt=0, json_schema_extra=SECONDS, description="Mean run time of their jobs (exponential)."
+    )
+    mean_size: float = Field(
+        default=4,
+        ge=1,
+        le=1e6,
+        description="Mean processors of their jobs (geometric, never more than the cluster has).",
+    )
+
+
+class Failures(BaseModel, frozen=True, extra="forbid"):
+    """Nodes fail and come back, each on its own, after exponential times."""
+
+    mean_time_between: Seconds = Field(
+        gt=0, json_schema_extra=SECONDS, description="Mean time for which one node stays up."
+    )
+    mean_repair: Seconds = Field(
+        default=14_400, gt=0, json_schema_extra=SECONDS, description="Mean time until it is back."
+    )
+
+
+class ClusterModel(BaseModel, frozen=True, extra="forbid"):
+    """A simulated cluster: one batch system with its nodes."""
+
+    name: Name = Field(description="Name of the cluster, unique in the file.")
+    nodes: Whole = Field(ge=1, le=10_000_000, description="Number of nodes.")
+    processors_per_node: Whole = Field(default=1, ge=1, le=100_000, description="Processors of each node.")
+    speed: float = Field(
+        default=1.0,
+        gt=0,
+        le=1e6,
+        description="Speed of its processors; a job of 60 s at speed 1 takes 30 s at speed 2.",
+    )
+    threshold: Whole = Field(
+        default=0, ge=0, description="Processors that all managed jobs together leave to local users."
+    )
+    domain: Name | None = Field(default=None, description="Local domain it is in. Default: one of its own.")
+    background: BackgroundLoad | None = Field(
+        default=None, description="Local users of this cluster. Default: those of the file's [background]."
+    )
+    failures: Failures | None = Field(
+        default=None, description="Node failures. Default: those of the file's [failures]."
+    )
+
+    @property
+    def processors(self) -> int:
+        """Processors of all its nodes."""
+        return self.nodes * self.processors_per_node
+
+    @property
+    def cluster(self) -> ClusterName:
+        """Its name, as the scheduler knows it."""
+        return ClusterName(self.name)
+
+    @property
+    def local_domain(self) -> str:
+        """Name of the local domain it is in."""
+        return self.domain or self.name
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.threshold >= self.processors:
+            text = f"found {self.threshold}, allowed is less than the cluster's {self.processors} processors"
+            raise inconsistent((("threshold",), text))
+        return self
+
+
+class DomainModel(BaseModel, frozen=True, extra="forbid"):
+    """A local domain: what is in it shares one network."""
+
+    name: Name = Field(description="Name of the domain.")
+    bandwidth: float = Field(
+        default=1000.0, gt=0, le=1e9, description="Mbit/s, shared by all transfers into, out of and within it."
+    )
+    latency: Seconds = Field(default=0.0001, ge=0, le=LONGEST_LATENCY, description="Seconds until a transfer begins.")
+
+
+class LinkModel(BaseModel, frozen=True, extra="forbid"):
+    """A wide-area link between two local domains; transfers in both directions share it."""
+
+    between: tuple[Name, ...] = Field(min_length=ENDS, max_length=ENDS, description="The two domains it joins.")
+    bandwidth: float = Field(default=1000.0, gt=0, le=1e9, description="Mbit/s, shared by all transfers over it.")
+    latency: Seconds = Field(
+        default=0.005, ge=0, le=LONGEST_LATENCY, description="Seconds added to each transfer over it."
+    )
+
+
+class NetworkModel(BaseModel, frozen=True, extra="forbid"):
+    """Local domains and wide-area links."""
+
+    domains: tuple[DomainModel, ...] = Field(default=(), description="Domains; those that are only named get defaults.")
+    links: tuple[LinkModel, ...] = Field(default=(), description="Wide-area links between domains.")
+    complete: Flag = Field(
+        default=True, description="Whether domains that no path of links joins have a default link between them."
+    )
+
+
+class Platform(BaseModel, frozen=True, extra="forbid"):
+    """What a simulation runs on."""
+
+    name: Title = Field(default="platform", description="What reports call it.")
+    clusters: tuple[ClusterModel, ...] = Field(min_length=1, max_length=100_000, description="The clusters.")
+    network: NetworkModel = Field(default=NetworkModel(), description="Local domains and wide-area links.")
+    background: BackgroundLoad | None = Field(default=None, description="Local users of clusters that have none named.")
+    failures: Failures | None = Field(default=None, description="Node failures of clusters that have none named.")
+
+    @property
+    def processors(self) -> int:
+        """Processors of all clusters."""
+        return sum(cluster.processors for cluster in self.clusters)
+
+    @property
+    def capacity(self) -> int:
+        """Processors that managed jobs may use: all but the thresholds."""
+        return sum(cluster.processors - cluster.threshold for cluster in self.clusters)
+
+    @property
+    def domains(self) -> tuple[DomainModel, ...]:
+        """All domains, with defaults for those that the file only names."""
+        found = {domain.name: domain for domain in self.network.domains}
+        for cluster in self.clusters:
+            if cluster.local_domain not in found:
+                found[cluster.local_domain] = DomainModel(name=cluster.local_domain)
+        return tuple(found.values())
+
+    def background_of(self, cluster: ClusterModel) -> BackgroundLoad | None:
+        """Return the local users of a cluster; None when it has none."""
+        return cluster.background or self.background
+
+    def failures_of(self, cluster: ClusterModel) -> Failures | None:
+        """Return how the nodes of a cluster fail; None when they do not."""
+        return cluster.failures or self.failures
+
+    def with_background(self, utilization: float) -> Platform:
+        """Return the same platform with local users who ask for this share of each cluster; 0 is none."""
+        load = BackgroundLoad(utilization=utilization) if utilization > 0 else None
+        clusters = tuple(cluster.model_copy(update={"background": None}) for cluster in self.clusters)
+        return self.model_copy(update={"background": load, "clusters": clusters})
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems: list[tuple[KeyPath, str]] = []
+        _check_names(problems, "clusters", [cluster.name for cluster in self.clusters])
+        _check_names(problems, "network", [domain.name for domain in self.network.domains], "domains")
+        known = sorted({domain.name for domain in self.domains})
+        joined: set[frozenset[str]] = set()
+        for index, link in enumerate(self.network.links):
+            at: KeyPath = ("network", "links", index, "between")
+            problems += [
+                (at, not_among(end, known, what="a domain of this platform"))
+                for end in link.between
+                if end not in known
+            ]
+            ends = frozenset(link.between)
+            if len(ends) < ENDS:
+                problems.append((at, f"found {show_value(link.between[0])} twice, allowed are two different domains"))
+            elif ends in joined:
+                problems.append((at, "these domains have a link already: allowed is one link between two domains"))
+            joined.add(ends)
+        if self.processors > MOST_PROCESSORS:
+            problems.append(
+                (("clusters",), f"found {self.processors} processors, allowed are {MOST_PROCESSORS} in all")
+            )
+        if problems:
+            raise inconsistent(*problems)
+        return self
+
+
+def _check_names(problems: list[tuple[KeyPath, str]], table: str, names: list[str], inner: str = "") -> None:
+    seen: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if seen.setdefault(name, index) != index:
+            path: KeyPath = (table, inner, index, "name") if inner else (table, index, "name")
+            first = f"{inner or table}[{seen[name]}]"
+            problems.append((path, f"found {show_value(name)}, the name of {first}: allowed is a name of its own"))
+
+
+def load_platform(path: Path) -> Platform:
+    """Return the platform that the file at ``path`` describes. Raises ConfigurationError with all its problems."""
+    return _platform(read_document(path))
+
+
+def load_platform_text(text: str, *, source: str = "platform") -> Platform:
+    """Return the platform that a TOML text describes. Raises ConfigurationError with all its problems."""
+    return _platform(parse_document(text, source=source))
+
+
+def _platform(document: Document) -> Platform:
+    problems = Problems(document, hint=HINT)
+    found = problems.validated(Platform, document.data)
+    problems.refuse()
+    if found is None:
+        raise AssertionError("a platform that is not valid has problems")
+    return found
+
+
+def single_cluster(processors: int, *, name: str = "cluster") -> Platform:
+    """Return a platform of one cluster, such as a trace was taken on."""
+    return Platform(name=name, clusters=(ClusterModel(name=name, nodes=processors),))
+
+
+DAS3 = Platform(
+    name="DAS-3",
+    clusters=(
+        ClusterModel(name="vu", nodes=85),
+        ClusterModel(name="uva", nodes=41),
+        ClusterModel(name="delft", nodes=68),
+        ClusterModel(name="multimedian", nodes=46),
+        ClusterModel(name="leiden", nodes=32),
+    ),
+)
+"""The testbed of KOALA's experiments (PAPERS 1.4): 272 nodes in five clusters, one application process per node."""
+
+PLATFORMS: Mapping[str, Platform] = {"das3": DAS3}
+"""Platforms that can be named."""
+
+
+def named_platform(name: str) -> Platform:
+    """Return a platform by its name. Raises ConfigurationError for a name that is none."""
+    try:
+        return PLATFORMS[name.casefold().replace("-", "")]
+    except KeyError:
+        text = not_among(name, PLATFORMS, what="a named platform")
+        raise ConfigurationError(f"platform: {text}", hint="or give the path of a platform file") from None
