@@ -130,7 +130,7 @@ class CallScheduler:
         return chosen
 
     def finished(self, server: str) -> None:
-        """Take note that a call left a server: its result was received, or it fell back. Raises KeyError if none was."""
+        """A call left a server: its result was received, or it fell back. Raises KeyError if none was there."""
         if self._unfinished[server] == 1:
             del self._unfinished[server]
         else:
