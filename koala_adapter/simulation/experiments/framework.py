@@ -19,7 +19,6 @@ import pkgutil
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from koala_adapter.errors import SimulationError
@@ -33,7 +32,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Cell: TypeAlias = str | int | float | None
-NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,7 @@ class Options:
     """The first seed."""
     processes: int = 1
     """Processes to use side by side."""
-    settings: Mapping[str, str] = NO_SETTINGS
+    settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of this experiment by name, all of them: the defaults are filled in."""
     progress: Progress = silent
 
@@ -172,12 +170,12 @@ class Experiment:
         seeds: int | None = None,
         seed: int = 0,
         processes: int = 1,
-        settings: Mapping[str, str] = NO_SETTINGS,
+        settings: Mapping[str, str] | None = None,
         progress: Progress = silent,
     ) -> Options:
         """Return options with this experiment's defaults filled in. Raises SimulationError for an unknown setting."""
         known = {setting.name: setting.default for setting in self.settings}
-        for name in settings:
+        for name in settings or ():
             if name not in known:
                 hint = f"there is {', '.join(known)}" if known else "it has none"
                 raise SimulationError(f"experiment {self.name} has no setting {name}", hint=hint)
@@ -185,7 +183,7 @@ class Experiment:
             seeds=self.seeds if seeds is None else seeds,
             seed=seed,
             processes=processes,
-            settings={**known, **settings},
+            settings={**known, **(settings or {})},
             progress=progress,
         )
 

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the figures of experiments and replays: values in, PNG and SVG out, the same bytes for the same values.
+
+Drawing needs matplotlib, the extra ``figures``; nothing else does, so it is imported only when something is drawn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import SimulationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.typing import RcKeyType
+
+    from koala_adapter.simulation.experiments.framework import Figure, Series
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+"""Told apart also by people who do not see all colours, after Okabe and Ito (2008)."""
+DASHES = ("-", "--", "-.", ":")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLE: dict[RcKeyType, object] = {
+    "svg.hashsalt": "koala",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "path.simplify_threshold": 0.3,
+}
+SIZE = (6.4, 4.4)
+"""Inches."""
+RESOLUTION = 130
+"""Dots per inch of the PNG."""
+MOST_POINTS = 1500
+"""More of a line cannot be told apart at this size; the data file has all of them."""
+LEGEND_WIDTH = 75
+"""Characters that fit in one line of a legend."""
+LONG_NAME = 12
+"""Categories longer than this, or more than `MANY_NAMES`, are written at an angle."""
+MANY_NAMES = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A figure as files."""
+
+    png: bytes
+    svg: bytes
+
+
+def check_matplotlib() -> None:
+    """Raise SimulationError when figures cannot be drawn: better before a long simulation than after it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        hint = "install it with: pip install 'koala-adapter[figures]'"
+        raise SimulationError("drawing figures needs matplotlib, which is not installed", hint=hint)
+
+
+def draw(figure: Figure) -> Drawing:
+    """Return a figure as PNG and SVG."""
+    import matplotlib as mpl  # noqa: PLC0415 - optional, and slow to load
+    from matplotlib.figure import Figure as Canvas  # noqa: PLC0415 - likewise
+
+    with mpl.rc_context():
+        mpl.rcdefaults()  # and not what a file of the user says
+        mpl.rcParams.update(STYLE)
+        canvas = Canvas(figsize=SIZE, layout="constrained")
+        _fill(canvas, figure)
+        return Drawing(png=_saved(canvas, "png"), svg=_saved(canvas, "svg"))
+
+
+def _saved(canvas: Canvas, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    # Without these the files would tell when and by which version they were made, and differ each time.
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    canvas.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata)
+    return buffer.getvalue()
+
+
+def _fill(canvas: Canvas, figure: Figure) -> None:
+    axes = canvas.add_subplot()
+    axes.set_title(figure.title, loc="left", wrap=True)
+    axes.set_xlabel(figure.x_label)
+    axes.set_ylabel(figure.y_label)
+    if figure.x_log:
+        axes.set_xscale("log")
+    if figure.y_log:
+        axes.set_yscale("log")
+    if figure.kind == "bars":
+        _bars(axes, figure)
+    else:
+        _lines(axes, figure)
+    if figure.x_range is not None:
+        axes.set_xlim(*figure.x_range)
+    if figure.y_range is not None:
+        axes.set_ylim(*figure.y_range)
+    elif not figure.y_log and min((min(series.y, default=0) for series in figure.series), default=0) >= 0:
+        axes.set_ylim(bottom=0)
+    labels = [series.label for series in figure.series]
+    if len(labels) > 1:
+        widest = max(len(label) for label in labels) + 6
+        canvas.legend(loc="outside lower center", ncols=max(1, min(len(labels), LEGEND_WIDTH // widest)))
+
+
+def _lines(axes: Axes, figure: Figure) -> None:
+    for series, colour, dash, mark in _styled(figure.series):
+        x, y = thinned(series.x), thinned(series.y)
+        few = len(x) <= len(COLOURS) * 3
+        if figure.kind == "step":
+            axes.step(x, y, where="post", color=colour, linestyle=dash, label=series.label, linewidth=1.5)
+        elif series.low:
+            errors = _errors(series)
+            axes.errorbar(
+                series.x, series.y, yerr=errors, color=colour, linestyle=dash, marker=mark, markersize=4,
+                capsize=3, linewidth=1.5, label=series.label,
+            )  # fmt: skip
+        elif figure.kind == "points":
+            axes.plot(x, y, color=colour, linestyle="", marker=mark, markersize=4, label=series.label)
+        else:
+            marker = mark if few else ""
+            axes.plot(
+                x, y, color=colour, linestyle=dash, marker=marker, markersize=4, linewidth=1.5, label=series.label
+            )
+
+
+def _bars(axes: Axes, figure: Figure) -> None:
+    places = range(len(figure.categories))
+    width = 0.8 / max(1, len(figure.series))
+    for number, (series, colour, _, _) in enumerate(_styled(figure.series)):
+        shift = (number - (len(figure.series) - 1) / 2) * width
+        axes.bar(
+            [place + shift for place in places], series.y, width * 0.94, color=colour, label=series.label,
+            yerr=_errors(series) if series.low else None, capsize=3,
+        )  # fmt: skip
+    at_an_angle = len(figure.categories) > MANY_NAMES or any(len(name) > LONG_NAME for name in figure.categories)
+    axes.set_xticks(list(places), list(figure.categories))
+    if at_an_angle:
+        axes.tick_params(axis="x", labelrotation=25.0)
+        for label in axes.get_xticklabels():
+            label.set_horizontalalignment("right")
+    axes.grid(visible=False, axis="x")
+
+
+def _styled(series: Sequence[Series]) -> Iterator[tuple[Series, str, str, str]]:
+    return zip(series, cycle(COLOURS), cycle(DASHES), cycle(MARKS), strict=False)
+
+
+def _errors(series: Series) -> list[list[float]]:
+    return [
+        [max(0.0, y - low) for y, low in zip(series.y, series.low, strict=True)],
+        [max(0.0, high - y) for y, high in zip(series.y, series.high, strict=True)],
+    ]
+
+
+def thinned(values: Sequence[float], most: int = MOST_POINTS) -> Sequence[float]:
+    """Return at most so many of the values, evenly spaced, the first and the last among them."""
+    if len(values) <= most:
+        return values
+    step = (len(values) - 1) / (most - 1)
+    return [values[round(index * step)] for index in range(most)]

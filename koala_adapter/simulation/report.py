@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what came out of an experiment or a replay: data, figures, and one page that can be sent as a single file.
+
+Nothing that is written depends on the day, the machine or the number of processes: the same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from koala_adapter.simulation.figures import draw
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from koala_adapter.simulation.experiments.framework import Cell, Experiment, Figure, Finding, Options, Result, Table
+    from koala_adapter.simulation.figures import Drawing
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { line-height: 1.2; } h2 { margin-top: 2.5rem; } .lead { font-size: 1.1rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-size: .92rem; }
+.wide { overflow-x: auto; }
+th, td { border-bottom: 1px solid #8886; padding: .35rem .7rem; text-align: left; vertical-align: top; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.verdict { font-weight: 600; white-space: nowrap; }
+.holds { color: #117a43; } .fails { color: #b3261e; } .open { color: #7a5c00; }
+@media (prefers-color-scheme: dark) { .holds { color: #6fd39b; } .fails { color: #ff8a80; } .open { color: #e6c15c; } }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1.5rem; }
+figure { margin: 0; } figure img { width: 100%; height: auto; background: #fff; }
+figcaption, .caption { font-size: .88rem; opacity: .85; } code { font-size: .9em; }
+"""
+VERDICTS = {True: ("holds", "holds"), False: ("fails", "does not hold"), None: ("open", "cannot tell")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What stands at the top of a page."""
+
+    title: str
+    lead: str
+    """One or two sentences."""
+    command: str
+    """What to type to get the same page."""
+
+
+def write_experiment(directory: Path, experiment: Experiment, options: Options, result: Result) -> Path:
+    """Write data, figures and page of an experiment; returns the page. Raises OSError."""
+    words = ["koala experiment run", experiment.name, f"--seeds {options.seeds}"]
+    words += [f"--seed {options.seed}"] if options.seed else []
+    defaults = {setting.name: setting.default for setting in experiment.settings}
+    changed = {name: value for name, value in options.settings.items() if defaults.get(name) != value}
+    words += [f"--set {name}={value}" for name, value in changed.items()]
+    heading = Heading(
+        title=experiment.name, lead=f"{experiment.summary} After: {experiment.paper}", command=" ".join(words)
+    )
+    return write_result(directory, heading, result)
+
+
+def write_result(directory: Path, heading: Heading, result: Result) -> Path:
+    """Write data (CSV and JSON), figures (PNG and SVG) and the page; returns the page. Raises OSError."""
+    for name in ("data", "figures"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    drawings = [draw(figure) for figure in result.figures]
+    for figure, drawing in zip(result.figures, drawings, strict=True):
+        (directory / "figures" / f"{figure.name}.png").write_bytes(drawing.png)
+        (directory / "figures" / f"{figure.name}.svg").write_bytes(drawing.svg)
+        (directory / "data" / f"{figure.name}.csv").write_text(figure_csv(figure), encoding="utf-8")
+    for table in result.tables:
+        text = csv_text([table.columns, *table.rows])
+        (directory / "data" / f"{table.name}.csv").write_text(text, encoding="utf-8")
+    (directory / "result.json").write_text(result_json(heading, result), encoding="utf-8")
+    page = directory / "index.html"
+    page.write_text(page_html(heading, result, drawings), encoding="utf-8")
+    return page
+
+
+def figure_csv(figure: Figure) -> str:
+    """Return the values of a figure, one point in each line."""
+    rows: list[Sequence[Cell]] = [("series", "x", "y", "low", "high")]
+    for series in figure.series:
+        places: Sequence[Cell] = figure.categories if figure.kind == "bars" else series.x
+        points = zip_longest(places, series.y, series.low, series.high)
+        rows.extend((series.label, *point) for point in points)
+    return csv_text(rows)
+
+
+def csv_text(rows: Iterable[Sequence[Cell]]) -> str:
+    """Return rows as CSV, lines ended as Unix does; None is an empty cell."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue()
+
+
+def result_json(heading: Heading, result: Result) -> str:
+    """Return findings, notes and tables as JSON; the points of the figures are in their CSV files."""
+    content = {
+        "title": heading.title,
+        "command": heading.command,
+        "findings": [
+            {"claim": one.claim, "outcome": one.outcome, "holds": one.holds, "margin": one.margin}
+            for one in result.findings
+        ],
+        "notes": list(result.notes),
+        "tables": {
+            table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows] for table in result.tables
+        },
+        "figures": {figure.name: f"data/{figure.name}.csv" for figure in result.figures},
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def page_html(heading: Heading, result: Result, drawings: Sequence[Drawing]) -> str:
+    """Return the page: it refers to nothing outside itself."""
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(heading.title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{escape(heading.title)}</h1>",
+        f'<p class="lead">{escape(heading.lead)}</p>',
+        f"<p>To get this page: <code>{escape(heading.command)}</code></p>",
+        *_findings(result.findings),
+        *_notes(result.notes),
+        *_figures(result.figures, drawings),
+    ]
+    for table in result.tables:
+        parts += _table(table)
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _findings(findings: Sequence[Finding]) -> list[str]:
+    if not findings:
+        return []
+    held = sum(finding.holds is True for finding in findings)
+    lines = [
+        f"<h2>Findings: {held} of {len(findings)} hold</h2>",
+        '<div class="wide"><table>',
+        "<tr><th>the paper says</th><th>what came out here</th><th></th><th>by how much</th></tr>",
+    ]
+    for finding in findings:
+        kind, verdict = VERDICTS[finding.holds]
+        cells = (escape(text) for text in (finding.claim, finding.outcome, finding.margin))
+        claim, outcome, margin = cells
+        lines.append(
+            f'<tr><td>{claim}</td><td>{outcome}</td><td class="verdict {kind}">{verdict}</td><td>{margin}</td></tr>'
+        )
+    return [*lines, "</table></div>"]
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    items = [f"<li>{escape(note)}</li>" for note in notes]
+    return ["<h2>What to know when reading this</h2>", "<ul>", *items, "</ul>"] if items else []
+
+
+def _figures(figures: Sequence[Figure], drawings: Sequence[Drawing]) -> list[str]:
+    if not figures:
+        return []
+    lines = ["<h2>Figures</h2>", '<div class="figures">']
+    for figure, drawing in zip(figures, drawings, strict=True):
+        data = base64.b64encode(drawing.svg).decode("ascii")
+        lines.append(
+            f'<figure><img alt="{escape(figure.title)}" src="data:image/svg+xml;base64,{data}">'
+            f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
+        )
+    return [*lines, "</div>"]
+
+
+def _table(table: Table) -> list[str]:
+    numeric = [all(isinstance(row[i], int | float | None) for row in table.rows) for i in range(len(table.columns))]
+    classes = [' class="number"' if is_number else "" for is_number in numeric]
+    headings = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(table.columns, classes, strict=True))
+    lines = [f"<h2>{escape(table.title)}</h2>", f'<div class="wide"><table><tr>{headings}</tr>']
+    for row in table.rows:
+        cells = "".join(f"<td{kind}>{escape(shown(cell))}</td>" for cell, kind in zip(row, classes, strict=True))
+        lines.append(f"<tr>{cells}</tr>")
+    return [*lines, "</table></div>", f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""]
+
+
+def shown(cell: Cell) -> str:
+    """Return a cell as a person reads it: large numbers with separators, small ones with four digits."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, int) or cell.is_integer():
+        return f"{cell:,.0f}"
+    return f"{cell:,.1f}" if abs(cell) >= 1000 else f"{cell:.4g}"  # noqa: PLR2004 - digits that can be read
