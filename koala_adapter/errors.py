@@ -99,6 +99,19 @@ class ProtocolError(KoalaError):
     """A message that breaks a protocol of ours (agent channel or service socket)."""
 
 
+class WikiError(ProtocolError):
+    """A message of the WIKI protocol that cannot be read, must not be sent, or refuses something.
+
+    ``status`` is the status code (SC) that goes, or came, with it; None when no answer is possible or none was given:
+    the connection is closed, or the message is not built.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, hint: str = "") -> None:
+        """``message`` is what stands after RESPONSE= when there is a status."""
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
 class AuthenticationError(ProtocolError):
     """A peer could not prove who it is. The message never says which part was wrong to the peer itself."""
 
