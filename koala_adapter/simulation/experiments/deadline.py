@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deadline scheduling against greedy scheduling, with load correction and fallback, on simulated grids (PAPERS 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from koala_adapter.errors import SimulationError
+from koala_adapter.scheduler.deadline import P_LOAD, Deadline, Greedy
+from koala_adapter.simulation.bricks import (
+    Bricks,
+    CallParameters,
+    GridParameters,
+    Monitors,
+    SchedulerParameters,
+    failure_rate,
+    make_calls,
+    make_grid,
+    mean_cost,
+)
+from koala_adapter.simulation.confidence import Estimate, difference, estimate
+from koala_adapter.simulation.experiments.framework import (
+    Experiment,
+    Figure,
+    Finding,
+    Options,
+    Result,
+    Series,
+    Setting,
+    Table,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MINUTE = 60.0
+LOADS = {"high": 60 * MINUTE, "medium": 90 * MINUTE, "low": 120 * MINUTE}
+"""Mean seconds between two calls of a client."""
+OPTS = (0.5, 0.6, 0.7, 0.8, 0.9)
+POLICIES: tuple[float | None, ...] = (None, *OPTS)
+"""Opt of each policy that is compared; None stands for greedy."""
+FALLBACKS = (0, 1, 2, 3, 4, 5)
+WORTH = 0.25
+"""A measure is called very effective when it takes away at least this share of the failures."""
+
+Correction: TypeAlias = Literal["none", "shared", "own"]
+"""Load correction: none, by one scheduler that knows all calls, or by one for each client that knows its own."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Variant:
+    """A scheduler that is compared."""
+
+    opt: float | None
+    fallbacks: int = 0
+    correction: Correction = "none"
+
+    @property
+    def parameters(self) -> SchedulerParameters:
+        """The same for the simulator."""
+        return SchedulerParameters(
+            choice=Greedy() if self.opt is None else Deadline(self.opt),
+            p_load=0.0 if self.correction == "none" else P_LOAD,
+            maximum_fallbacks=self.fallbacks,
+            shared=self.correction != "own",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulation."""
+
+    load: str
+    seed: int
+    variant: Variant
+    deadline_factor: tuple[float, float]
+    monitor_interval: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is looked at."""
+
+    failure_rate: float
+    cost: float
+    calls: int
+
+
+VARIANTS = (
+    *(Variant(opt, fallbacks) for opt in POLICIES for fallbacks in FALLBACKS),
+    *(Variant(opt, 0, correction) for opt in POLICIES for correction in ("shared", "own")),
+)
+
+
+def simulate(case: Case) -> Outcome:
+    """Run one simulation."""
+    grid_parameters = GridParameters()
+    grid = make_grid(case.seed, grid_parameters)
+    calls = make_calls(case.seed, grid, CallParameters(interval=LOADS[case.load], deadline_factor=case.deadline_factor))
+    monitors = Monitors(interval=case.monitor_interval)
+    records = Bricks(case.seed, grid, case.variant.parameters, grid_parameters.others, monitors).run(calls)
+    return Outcome(failure_rate(records), mean_cost(records), len(records))
+
+
+class Outcomes:
+    """All outcomes by load and variant, each a list over the seeds."""
+
+    def __init__(self, cases: Sequence[Case], outcomes: Sequence[Outcome]) -> None:
+        """Sort them in; both sequences go together."""
+        self._found: dict[tuple[str, Variant], list[Outcome]] = {}
+        for case, outcome in zip(cases, outcomes, strict=True):
+            self._found.setdefault((case.load, case.variant), []).append(outcome)
+
+    def failures(self, load: str, variant: Variant) -> list[float]:
+        """Return the failure rate for each seed."""
+        return [one.failure_rate for one in self._found[load, variant]]
+
+    def costs(self, load: str, variant: Variant) -> list[float]:
+        """Return the mean cost for each seed."""
+        return [one.cost for one in self._found[load, variant]]
+
+    def calls(self, load: str) -> int:
+        """Return the number of calls of all seeds together."""
+        return sum(one.calls for one in self._found[load, Variant(None)])
+
+
+def run(options: Options) -> Result:
+    """Run all variants at all loads, on the same grids with the same calls."""
+    factor = _range(options.settings["deadline-factor"])
+    interval = _positive(options.settings["monitor-interval"])
+    cases = [
+        Case(load, seed, variant, factor, interval)
+        for load in LOADS
+        for seed in options.all_seeds
+        for variant in VARIANTS
+    ]
+    outcomes = Outcomes(cases, options.map(simulate, cases))
+    return Result(
+        findings=(
+            _load_finding(outcomes),
+            _opt_finding(outcomes),
+            _correction_finding(outcomes),
+            *_fallbacks(outcomes),
+        ),
+        figures=_figures(outcomes),
+        tables=(_table(outcomes),),
+        notes=_notes(options, outcomes),
+    )
+
+
+def _policy(opt: float | None) -> str:
+    return "greedy" if opt is None else f"Opt {opt:g}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _load_finding(outcomes: Outcomes) -> Finding:
+    """Judge: the failure rate falls with the load, and the shape is the same at every load."""
+    means = {load: [estimate(outcomes.failures(load, Variant(opt))).mean for opt in POLICIES] for load in LOADS}
+    falls = all(high > medium > low for high, medium, low in zip(*means.values(), strict=True))
+    orders = {tuple(sorted(range(1, len(POLICIES)), key=rates.__getitem__)) for rates in means.values()}
+    spread = ", ".join(f"{load} {_percent(min(rates))} to {_percent(max(rates))}" for load, rates in means.items())
+    return Finding(
+        claim="The failure rate falls with the load, and its shape over the policies is the same at every load.",
+        outcome=f"failure rates over the policies: {spread}; "
+        f"the deadline policies come in {'the same' if len(orders) == 1 else 'a different'} order at the three loads",
+        holds=falls and len(orders) == 1,
+        margin=f"the best policy fails {means['high'][1] / means['low'][1]:.1f} times as often at high load as at low",
+    )
+
+
+def _opt_finding(outcomes: Outcomes) -> Finding:
+    """Judge: Opt trades failure rate against cost."""
+    low, high = Variant(OPTS[0]), Variant(OPTS[-1])
+    failures = difference(outcomes.failures("high", high), outcomes.failures("high", low))
+    costs = difference(outcomes.costs("high", high), outcomes.costs("high", low))
+    return Finding(
+        claim="Opt trades failure rate against cost: a larger Opt fails more often and costs less.",
+        outcome=f"from Opt {OPTS[0]:g} to {OPTS[-1]:g} at high load the failure rate changes by "
+        f"{100 * failures.mean:+.1f} ± {100 * failures.half_width:.1f} points and the mean cost by "
+        f"{costs.mean:+.0f} ± {costs.half_width:.0f} Mop/s",
+        holds=failures.low > 0 and costs.high < 0,
+        margin="both differences are beyond their 95 % intervals" if failures.low > 0 and costs.high < 0 else "",
+    )
+
+
+def _correction_finding(outcomes: Outcomes) -> Finding:
+    """Judge: load correction is not effective."""
+    shares = {}
+    for correction in ("shared", "own"):
+        plain, corrected = [], []
+        for opt in OPTS:
+            plain += outcomes.failures("high", Variant(opt))
+            corrected += outcomes.failures("high", Variant(opt, 0, correction))
+        shares[correction] = 1 - sum(corrected) / sum(plain)
+    return Finding(
+        claim="Load correction is not effective.",
+        outcome=f"with one scheduler that knows all calls it takes away {_percent(shares['shared'])} of the failures "
+        "of the deadline policies at high load; with a scheduler for each client, which knows only its own calls, "
+        f"{_percent(shares['own'])}",
+        holds=shares["shared"] < WORTH,
+        margin=f"called effective from {_percent(WORTH)} on; it depends on how much the scheduler knows, see the notes",
+    )
+
+
+def _fallbacks(outcomes: Outcomes) -> list[Finding]:
+    """Judge: deadline scheduling with several fallbacks is very effective."""
+    most = FALLBACKS[-1]
+    without = [rate for opt in OPTS for rate in outcomes.failures("high", Variant(opt))]
+    several = [rate for opt in OPTS for rate in outcomes.failures("high", Variant(opt, most))]
+    saved = 1 - sum(several) / sum(without)
+    greedy = outcomes.failures("high", Variant(None))
+    best = outcomes.failures("high", Variant(OPTS[0], most))
+    gain = difference(greedy, best)
+    return [
+        Finding(
+            claim="Deadline scheduling with several fallbacks is very effective.",
+            outcome=f"{most} fallbacks take away {_percent(saved)} of the failures of the deadline policies "
+            f"at high load ({_percent(_mean(without))} to {_percent(_mean(several))})",
+            holds=saved >= WORTH,
+            margin=f"called very effective from {_percent(WORTH)} on",
+        ),
+        Finding(
+            claim="It fails less often than greedy scheduling, and at less cost.",
+            outcome=f"at high load greedy fails for {_percent(_mean(greedy))} at {_cost(outcomes, Variant(None))}, "
+            f"Opt {OPTS[0]:g} with {most} fallbacks for {_percent(_mean(best))} at "
+            f"{_cost(outcomes, Variant(OPTS[0], most))}",
+            holds=gain.low > 0
+            and _mean(outcomes.costs("high", Variant(OPTS[0], most))) < _mean(outcomes.costs("high", Variant(None))),
+            margin=f"{100 * gain.mean:.1f} ± {100 * gain.half_width:.1f} points fewer failures",
+        ),
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return estimate(values).mean
+
+
+def _cost(outcomes: Outcomes, variant: Variant) -> str:
+    return f"{_mean(outcomes.costs('high', variant)):.0f} Mop/s"
+
+
+def _series(label: str, estimates: Sequence[Estimate], *, scale: float = 1.0, x: Sequence[float] = ()) -> Series:
+    return Series(
+        label=label,
+        x=x,
+        y=[scale * one.mean for one in estimates],
+        low=[scale * one.low for one in estimates],
+        high=[scale * one.high for one in estimates],
+    )
+
+
+def _by_load(
+    name: str, title: str, y_label: str, values: Callable[[str, Variant], list[float]], scale: float
+) -> Figure:
+    return Figure(
+        name=name,
+        title=title,
+        kind="bars",
+        x_label="scheduling policy",
+        y_label=y_label,
+        categories=[_policy(opt) for opt in POLICIES],
+        series=[
+            _series(f"{load} load", [estimate(values(load, Variant(opt))) for opt in POLICIES], scale=scale)
+            for load in LOADS
+        ],
+        caption="Without load correction or fallback. Bars: 95 % confidence intervals over the grids.",
+    )
+
+
+def _figures(outcomes: Outcomes) -> list[Figure]:
+    figures = [
+        _by_load("failure-rate", "Failure rate", "calls past their deadline (%)", outcomes.failures, 100),
+        _by_load("cost", "Mean resource cost", "performance of the server used (Mop/s)", outcomes.costs, 1),
+    ]
+    for load in LOADS:
+        series = [
+            _series(
+                _policy(opt),
+                [estimate(outcomes.failures(load, Variant(opt, number))) for number in FALLBACKS],
+                scale=100,
+                x=FALLBACKS,
+            )
+            for opt in POLICIES
+        ]
+        figures.append(
+            Figure(
+                name=f"fallbacks-{load}",
+                title=f"Failure rate over the allowed fallbacks, {load} load",
+                x_label="most fallbacks of a call (N_max)",
+                y_label="calls past their deadline (%)",
+                series=series,
+            )
+        )
+    corrections: dict[Correction, str] = {
+        "none": "no correction",
+        "shared": "one scheduler for all clients",
+        "own": "a scheduler for each client",
+    }
+    figures.append(
+        Figure(
+            name="load-correction",
+            title="Load correction, high load",
+            kind="bars",
+            x_label="scheduling policy",
+            y_label="calls past their deadline (%)",
+            categories=[_policy(opt) for opt in POLICIES],
+            series=[
+                _series(
+                    label,
+                    [estimate(outcomes.failures("high", Variant(opt, 0, correction))) for opt in POLICIES],
+                    scale=100,
+                )
+                for correction, label in corrections.items()
+            ],
+        )
+    )
+    return figures
+
+
+def _table(outcomes: Outcomes) -> Table:
+    rows = []
+    for load in LOADS:
+        for variant in VARIANTS:
+            failures = estimate(outcomes.failures(load, variant))
+            costs = estimate(outcomes.costs(load, variant))
+            rows.append(
+                (
+                    load,
+                    _policy(variant.opt),
+                    variant.fallbacks,
+                    variant.correction,
+                    round(100 * failures.mean, 2),
+                    round(100 * failures.half_width, 2),
+                    round(costs.mean, 1),
+                    round(costs.half_width, 1),
+                )
+            )
+    return Table(
+        name="outcomes",
+        title="All variants",
+        columns=(
+            "load",
+            "policy",
+            "N_max",
+            "load correction",
+            "failure rate (%)",
+            "± (95 %)",
+            "mean cost (Mop/s)",
+            "± (95 %)",
+        ),
+        rows=rows,
+    )
+
+
+def _notes(options: Options, outcomes: Outcomes) -> list[str]:
+    simulations = options.seeds * len(LOADS) * len(VARIANTS)
+    calls = ", ".join(f"{load} {outcomes.calls(load):,}" for load in LOADS)
+    factor, interval = options.settings["deadline-factor"], options.settings["monitor-interval"]
+    return [
+        (
+            f"{options.seeds} grids, 24 simulated hours each, {simulations:,} simulations; calls per variant: {calls}. "
+            "All variants meet the same grids and the same calls."
+        ),
+        (
+            "A client calls every 60, 90 or 120 minutes on average. With seconds in place of minutes the calls would "
+            "ask for about 35 times what all servers together can do, so minutes must be meant."
+        ),
+        (
+            "Every node is a client and a server. Servers work first come, first served, beside tasks of others that "
+            "take a tenth of their time; transfers share the local domains and the wide-area links fairly."
+        ),
+        (
+            f"How deadlines were set is our assumption: the time left at submission is {factor} times (uniform) what "
+            "the call takes on an average server with the network to itself."
+        ),
+        (
+            f"Monitors look every {interval} s, and the forecast is what was seen last. A call that is still being sent "
+            "is seen by no monitor: that is what a scheduler that counts its own calls can correct, and a scheduler "
+            "for each client cannot."
+        ),
+    ]
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, separator, high = text.partition("-")
+    try:
+        values = float(low), float(high if separator else low)
+    except ValueError:
+        values = 0.0, 0.0
+    if not 0 < values[0] <= values[1]:
+        raise SimulationError(f"deadline-factor is {text!r}", hint="allowed is a range such as 1-3, above 0")
+    return values
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise SimulationError(f"monitor-interval is {text!r}", hint="allowed is a number of seconds above 0")
+    return value
+
+
+EXPERIMENT = Experiment(
+    name="deadline",
+    summary="Failure rate and cost of greedy and deadline scheduling, with load correction and fallback.",
+    paper="A. Takefusa, H. Casanova, S. Matsuoka, F. Berman: A study of deadline scheduling for client-server systems "
+    "on the computational grid, HPDC 2001",
+    run=run,
+    seeds=5,
+    settings=(
+        Setting(
+            name="deadline-factor",
+            default="1-3",
+            meaning="Time left at submission over the usual response time, as a range",
+        ),
+        Setting(name="monitor-interval", default="60", meaning="Seconds between two looks of the monitors"),
+    ),
+)
