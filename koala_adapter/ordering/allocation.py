@@ -69,6 +69,8 @@ class _Share:
 
     name: str
     tasks: int
+    processors: int
+    """Free ones, of which its tasks may use less."""
 
 
 def rooms_of(nodes: Iterable[Node], taken: Mapping[str, int], memory_taken: Mapping[str, int]) -> dict[str, Room]:
@@ -102,8 +104,11 @@ def allocate(job: LrmJob, rooms: Iterable[Room]) -> Allocation | Misfit:
     """
     per_task = _per_task(job)
     tasks = max(1, job.processors // per_task)
-    shares = [_Share(room.node.name, _tasks_in(job, room, per_task)) for room in rooms if not _unusable(job, room.node)]
-    shares = [share for share in shares if share.tasks > 0]
+    shares = [
+        _Share(room.node.name, room_for, room.processors)
+        for room in rooms
+        if not _unusable(job, room.node) and (room_for := _tasks_in(job, room, per_task)) > 0
+    ]
     missing = sorted(set(job.requested_nodes) - {share.name for share in shares})
     if missing:
         return Misfit(reason=f"it insists on {', '.join(missing[:3])}, where it has no room now")
@@ -167,7 +172,9 @@ def _choose(job: LrmJob, shares: Sequence[_Share], tasks: int) -> list[tuple[str
     wanted = min(max(job.nodes_wanted, len(named), 1), tasks)
     even = -(-tasks // wanted)
     more = wanted - len(named)
-    fitting = sorted((share for share in others if share.tasks >= even), key=lambda share: share.tasks)
+    fitting = sorted(
+        (share for share in others if share.tasks >= even), key=lambda share: (share.tasks, share.processors)
+    )
     if all(share.tasks >= even for share in named) and len(fitting) >= more:
         return _dealt([*named, *fitting[:more]], tasks, even)
     largest = sorted(others, key=lambda share: -share.tasks)[:more]
@@ -184,7 +191,7 @@ def _spread(named: Sequence[_Share], left: int, others: Sequence[_Share]) -> lis
         more = min(share.tasks - 1, left)
         chosen.append((share.name, 1 + more))
         left -= more
-    remaining = sorted(others, key=lambda share: -share.tasks)
+    remaining = sorted(others, key=lambda share: (-share.tasks, -share.processors))
     while left > 0:
         exact = [share for share in remaining if share.tasks >= left]
         share = exact[-1] if exact else remaining[0]

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job that the batch system lists means for whoever owns the order: to be queued, running, or left alone. Pure.
+
+Only a job that was put in hold by the site (docs/schedule.md) waits for us. Whatever its user, or the batch system
+itself, keeps from starting is left out of the queue, with the reason, until that has passed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import HoldOwner, LrmJobState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from koala_adapter.model import LrmJob, Node, Queue
+
+OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
+"""States in which a job has its processors. Suspended jobs keep their memory and come back; ending ones still clean."""
+WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
+
+
+class Standing(Enum):
+    """What a listed job is to us."""
+
+    OURS = "ours to start"
+    LEFT_OUT = "left out"
+    OCCUPYING = "occupying"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Which waiting jobs are ours."""
+
+    shadow: bool = False
+    """Take what the batch system itself schedules: jobs that are queued, not those in hold."""
+    user_holds: bool = False
+    """Jobs in user hold are ours, too: where the site's own hold looks the same."""
+    default_walltime: int = 86_400
+    """Seconds for jobs that say nothing where the queue has no limit either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What the batch system showed at one time."""
+
+    read_at: float
+    """When it was asked for."""
+    jobs: tuple[LrmJob, ...]
+    nodes: tuple[Node, ...]
+    queues: Mapping[str, Queue]
+    """By name; empty when it tells of none."""
+
+
+def standing(job: LrmJob, rules: Rules, *, now: float, ours: bool = False) -> tuple[Standing, str]:
+    """Return what a job is to us, and the reason when it is left out. ``ours``: we put it in hold again ourselves."""
+    if job.state is LrmJobState.ENDED:
+        return Standing.OVER, ""
+    if job.state in OCCUPYING:
+        return Standing.OCCUPYING, ""
+    if job.state not in WAITING:
+        return Standing.LEFT_OUT, f"its state is not known to us: {job.raw_state or job.state.value}"
+    problem = _hold_problem(job, rules, ours=ours) or _other_problem(job, now)
+    return (Standing.LEFT_OUT, problem) if problem else (Standing.OURS, "")
+
+
+def _hold_problem(job: LrmJob, rules: Rules, *, ours: bool) -> str:
+    if rules.shadow:
+        return "" if job.state is LrmJobState.QUEUED else "it is in hold"
+    if job.state is LrmJobState.QUEUED:
+        return "it is not in hold, so the batch system itself starts it (it came in past the site's submission piece)"
+    if job.hold is HoldOwner.USER and not (rules.user_holds or ours):
+        return "its user holds it"
+    return ""
+
+
+def _other_problem(job: LrmJob, now: float) -> str:
+    if job.dependent:
+        return "it waits for other jobs" + (f" ({job.reason})" if job.reason else "")
+    if job.eligible_at is not None and job.eligible_at > now:
+        return "its begin time has not come"
+    return ""
+
+
+def estimate(job: LrmJob, queues: Mapping[str, Queue], rules: Rules) -> int:
+    """Return for how long (seconds) a job may run: its walltime, else its queue's limit, else the site's default."""
+    if job.walltime:
+        return job.walltime
+    if job.started_at is not None and job.ends_at is not None and job.ends_at > job.started_at:
+        return max(1, round(job.ends_at - job.started_at))
+    limits = [queues[name].walltime_limit for name in job.queue.split(",") if name in queues]
+    known = [limit for limit in limits if limit]
+    return min(known, default=rules.default_walltime)
+
+
+def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:
+    """Return where the processors of a running job are, as well as the batch system tells."""
+    if job.layout or not job.nodes:
+        return job.layout
+    each, more = divmod(job.processors, len(job.nodes))
+    return tuple((name, each + (number < more)) for number, name in enumerate(job.nodes))
