@@ -378,7 +378,7 @@ def _notes(options: Options, outcomes: Outcomes) -> list[str]:
             "the call takes on an average server with the network to itself."
         ),
         (
-            f"Monitors look every {interval} s, and the forecast is what was seen last. A call that is still being sent "
+            f"Monitors look every {interval} s, and the forecast is what was seen last. A call on its way there "
             "is seen by no monitor: that is what a scheduler that counts its own calls can correct, and a scheduler "
             "for each client cannot."
         ),
