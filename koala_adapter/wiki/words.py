@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vocabulary of WIKI in both dialects: verbs, status codes, states, attributes with their units, signals. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Final
+
+
+class Dialect(StrEnum):
+    """Who is spoken with."""
+
+    WIKI = "wiki"
+    """Version 1: Maui, and Slurm's sched/wiki."""
+    WIKI2 = "wiki2"
+    """Version 2: Moab, and Slurm's sched/wiki2."""
+
+
+class Verb(StrEnum):
+    """What a request asks for."""
+
+    GETNODES = "GETNODES"
+    GETJOBS = "GETJOBS"
+    STARTJOB = "STARTJOB"
+    CANCELJOB = "CANCELJOB"
+    SUSPENDJOB = "SUSPENDJOB"
+    RESUMEJOB = "RESUMEJOB"
+    MODIFYJOB = "MODIFYJOB"
+    REQUEUEJOB = "REQUEUEJOB"
+    SIGNALJOB = "SIGNALJOB"
+    NOTIFYJOB = "NOTIFYJOB"
+    INITIALIZE = "INITIALIZE"
+    JOBWILLRUN = "JOBWILLRUN"
+    JOBADDTASK = "JOBADDTASK"
+    JOBRELEASETASK = "JOBRELEASETASK"
+    JOBREMOVETASK = "JOBREMOVETASK"
+    """The other spelling of JOBRELEASETASK, of Maui's own chapter on the interface."""
+
+
+TASK_VERBS: Final = frozenset({Verb.JOBADDTASK, Verb.JOBRELEASETASK, Verb.JOBREMOVETASK})
+"""They change the size of a running job. Documented for Maui (WIKI 1.1), so part of both dialects here."""
+
+VERBS: Final = MappingProxyType(
+    {
+        Dialect.WIKI: TASK_VERBS
+        | {
+            Verb.GETNODES,
+            Verb.GETJOBS,
+            Verb.STARTJOB,
+            Verb.CANCELJOB,
+            Verb.SUSPENDJOB,
+            Verb.RESUMEJOB,
+            Verb.MODIFYJOB,
+        },
+        Dialect.WIKI2: frozenset(Verb),
+    }
+)
+"""The verbs that a resource manager understands in each dialect."""
+
+
+class Status(IntEnum):
+    """Status codes (SC) as Slurm gave them; the document only says that negative is failure."""
+
+    SUCCESS = 0
+    FAILURE = -1
+    INITIALIZING = -140
+    """The job list does not exist yet: ask again."""
+    BAD_REQUEST = -300
+    CLOCK_SKEW = -350
+    BAD_CHECKSUM = -422
+    REFUSED = -700
+    """Unknown object, or one in a state that does not allow it."""
+    INVENTORY = -720
+    NO_WILLRUN = -730
+    """A JOBWILLRUN that cannot be tested."""
+    UNSUPPORTED = -810
+    NOT_STARTED = -910
+    """A STARTJOB that could not be done: this minus a `WaitReason`."""
+
+
+class WaitReason(IntEnum):
+    """Why a STARTJOB failed: Slurm's numbers, to be subtracted from Status.NOT_STARTED."""
+
+    NONE = 0
+    PRIORITY = 1
+    DEPENDENCY = 2
+    RESOURCES = 3
+    PARTITION_NODE_LIMIT = 4
+    PARTITION_TIME_LIMIT = 5
+    PARTITION_DOWN = 6
+    PARTITION_INACTIVE = 7
+    HELD = 8
+    BEGIN_TIME = 9
+    LICENSES = 10
+    BAD_CONSTRAINTS = 20
+    DEPENDENCY_NEVER = 38
+
+
+class NodeWord(StrEnum):
+    """States of a node that Maui knows."""
+
+    IDLE = "Idle"
+    RUNNING = "Running"
+    """Has work and may have room."""
+    BUSY = "Busy"
+    """Full."""
+    UNKNOWN = "Unknown"
+    """Maui works out the rest from its own table of jobs, and schedules there."""
+    DOWN = "Down"
+    DRAINED = "Drained"
+    DRAIN = "Drain"
+    DRAINING = "Draining"
+    FLUSH = "Flush"
+    RESERVED = "Reserved"
+    NONE = "None"
+
+
+class JobWord(StrEnum):
+    """States of a job that Maui knows; it ignores a record with any other word."""
+
+    IDLE = "Idle"
+    HOLD = "Hold"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    COMPLETED = "Completed"
+    REMOVED = "Removed"
+    VACATED = "Vacated"
+    UNKNOWN = "Unknown"
+
+
+DRAIN_WORD: Final = MappingProxyType({Dialect.WIKI: NodeWord.DRAINING, Dialect.WIKI2: NodeWord.DRAINED})
+"""What each dialect says of a node that gets no new work."""
+
+ACTIVE_WORDS: Final = frozenset({JobWord.STARTING, JobWord.RUNNING, JobWord.SUSPENDED})
+"""A job in one of these needs a TASKLIST."""
+
+END_WORDS: Final = frozenset({JobWord.COMPLETED, JobWord.REMOVED, JobWord.VACATED})
+
+
+class CancelType(StrEnum):
+    """TYPE of a CANCELJOB."""
+
+    ADMIN = "ADMIN"
+    WALLCLOCK = "WALLCLOCK"
+    TIMEOUT = "TIMEOUT"
+
+
+class HostFormat(StrEnum):
+    """How host lists are written (USEHOSTEXP of INITIALIZE, HostFormat of wiki.conf)."""
+
+    PLAIN = "F"
+    """``n1:n1:n2``: all that Maui understands."""
+    TASKS = "T"
+    """``n[1-2]*2`` in job records."""
+    NODES = "N"
+    """Also node records for several equal nodes at once: ``n[1-3]:STATE=…``."""
+
+
+class Event(IntEnum):
+    """What a resource manager tells the event port of a Moab."""
+
+    JOBS = 1234
+    """A job came or changed its state."""
+    CONFIGURATION = 1235
+    """Partitions or configuration changed, or the resource manager has started."""
+
+
+SIGNALS: Final = MappingProxyType(
+    {
+        "HUP": 1,
+        "INT": 2,
+        "QUIT": 3,
+        "ABRT": 6,
+        "USR1": 10,
+        "USR2": 12,
+        "ALRM": 14,
+        "TERM": 15,
+        "CONT": 18,
+        "STOP": 19,
+        "URG": 23,
+    }
+)
+"""The names that SIGNALJOB accepts (without SIG, in any case), as the numbers of Linux."""
+
+
+class Kind(Enum):
+    """How the value of an attribute is written."""
+
+    COUNT = "count"
+    """Number, read as C does with base 0: ``0x10`` is 16, ``010`` is 8."""
+    TIME = "time"
+    """Decimal number: seconds since the epoch."""
+    FLOAT = "float"
+    WORD = "word"
+    """One name: no separator of any kind."""
+    TEXT = "text"
+    """Free text, quoted in WIKI2."""
+    NAMES = "names"
+    """Names joined by ``:``."""
+    TASKS = "tasks"
+    """Host list with one entry for each task."""
+    CLASSES = "classes"
+    """``[name:count][name:count]``."""
+    QUEUE = "queue"
+    """Of a job: ``[name:count]…`` or a plain name, quoted in WIKI2."""
+    RESOURCES = "resources"
+    """``name:count,name:count``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribute:
+    """One attribute of a record: its name on the wire, the field of our record, and what is written where."""
+
+    name: str
+    field: str
+    kind: Kind
+    unit: str = ""
+    brief: bool = False
+    """Part of the short form of a record: a scheduler needs it to decide."""
+    dialects: frozenset[Dialect] = frozenset(Dialect)
+    """Where it is sent; a record read may have it in any."""
+    quoted: bool = True
+    """Of a TEXT: in quotation marks in WIKI2."""
+
+
+_ONE: Final = frozenset({Dialect.WIKI})
+_TWO: Final = frozenset({Dialect.WIKI2})
+
+NODE_ATTRIBUTES: Final = (
+    Attribute(name="STATE", field="state", kind=Kind.WORD, brief=True),
+    Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME, unit="s"),
+    Attribute(name="CPULOAD", field="load", kind=Kind.FLOAT),
+    Attribute(name="CAT", field="reason", kind=Kind.TEXT, dialects=_TWO),
+    Attribute(name="CCLASS", field="classes", kind=Kind.CLASSES, brief=True),
+    Attribute(name="ACLASS", field="classes_free", kind=Kind.CLASSES, brief=True, dialects=_ONE),
+    Attribute(name="ARCH", field="architecture", kind=Kind.WORD),
+    Attribute(name="OS", field="operating_system", kind=Kind.WORD),
+    Attribute(name="FEATURE", field="features", kind=Kind.NAMES, brief=True),
+    Attribute(name="GRES", field="gres", kind=Kind.TEXT, dialects=_TWO, quoted=False),
+    Attribute(name="PARTITION", field="partition", kind=Kind.WORD, brief=True),
+    Attribute(name="CMEMORY", field="memory", kind=Kind.COUNT, unit="MB", brief=True),
+    Attribute(name="AMEMORY", field="memory_free", kind=Kind.COUNT, unit="MB"),
+    Attribute(name="CSWAP", field="swap", kind=Kind.COUNT, unit="MB"),
+    Attribute(name="ASWAP", field="swap_free", kind=Kind.COUNT, unit="MB"),
+    Attribute(name="CDISK", field="disk", kind=Kind.COUNT, unit="MB"),
+    Attribute(name="ADISK", field="disk_free", kind=Kind.COUNT, unit="MB"),
+    Attribute(name="CPROC", field="processors", kind=Kind.COUNT, unit="processors", brief=True),
+    Attribute(name="APROC", field="processors_free", kind=Kind.COUNT, unit="processors", brief=True),
+    Attribute(name="CNET", field="networks", kind=Kind.NAMES),
+    Attribute(name="ANET", field="networks_free", kind=Kind.NAMES),
+    Attribute(name="CRES", field="resources", kind=Kind.RESOURCES),
+    Attribute(name="ARES", field="resources_free", kind=Kind.RESOURCES),
+    Attribute(name="SPEED", field="speed", kind=Kind.FLOAT),
+)
+"""What a node record may say, in the order in which it is written."""
+
+NODE_SYNONYMS: Final = MappingProxyType({"FEATURES": "FEATURE"})
+"""Slurm's sched/wiki misspells the name; Maui matches by prefix and so never noticed."""
+
+JOB_ATTRIBUTES: Final = (
+    Attribute(name="STATE", field="state", kind=Kind.WORD, brief=True),
+    Attribute(name="EXITCODE", field="exit_code", kind=Kind.COUNT, dialects=_TWO),
+    Attribute(name="TASKLIST", field="task_list", kind=Kind.TASKS, brief=True),
+    Attribute(name="HOSTLIST", field="host_list", kind=Kind.TASKS, brief=True),
+    Attribute(name="EXCLUDE_HOSTLIST", field="excluded_hosts", kind=Kind.TASKS, brief=True, dialects=_TWO),
+    Attribute(name="STARTDATE", field="eligible_at", kind=Kind.TIME, unit="s", brief=True),
+    Attribute(name="ENDDATE", field="deadline", kind=Kind.TIME, unit="s"),
+    Attribute(name="MAXNODES", field="maximum_nodes", kind=Kind.COUNT, unit="nodes", dialects=_TWO),
+    Attribute(name="RFEATURES", field="features", kind=Kind.NAMES, brief=True),
+    Attribute(name="REJMESSAGE", field="rejection", kind=Kind.TEXT),
+    Attribute(name="IWD", field="directory", kind=Kind.TEXT),
+    Attribute(name="EXEC", field="executable", kind=Kind.TEXT),
+    Attribute(name="ARGS", field="arguments", kind=Kind.TEXT),
+    Attribute(name="INPUT", field="input", kind=Kind.TEXT),
+    Attribute(name="OUTPUT", field="output", kind=Kind.TEXT),
+    Attribute(name="ERROR", field="error", kind=Kind.TEXT),
+    Attribute(name="FLAGS", field="flags", kind=Kind.WORD, dialects=_TWO),
+    Attribute(name="GRES", field="gres", kind=Kind.TEXT, dialects=_TWO),
+    Attribute(name="SUBMITHOST", field="submit_host", kind=Kind.TEXT, dialects=_TWO),
+    Attribute(name="WCKEY", field="wckey", kind=Kind.TEXT, dialects=_TWO),
+    Attribute(name="UPDATETIME", field="updated_at", kind=Kind.TIME, unit="s"),
+    Attribute(name="WCLIMIT", field="walltime", kind=Kind.COUNT, unit="s", brief=True),
+    Attribute(name="TASKS", field="tasks", kind=Kind.COUNT, unit="tasks", brief=True),
+    Attribute(name="NODES", field="nodes", kind=Kind.COUNT, unit="nodes", brief=True),
+    Attribute(name="TASKPERNODE", field="tasks_per_node", kind=Kind.COUNT, unit="tasks", brief=True, dialects=_ONE),
+    Attribute(name="DPROCS", field="processors_per_task", kind=Kind.COUNT, unit="processors", brief=True),
+    Attribute(name="QUEUETIME", field="queued_at", kind=Kind.TIME, unit="s", brief=True),
+    Attribute(name="STARTTIME", field="started_at", kind=Kind.TIME, unit="s", brief=True),
+    Attribute(name="PARTITIONMASK", field="partitions", kind=Kind.NAMES, brief=True, dialects=_ONE),
+    Attribute(name="DMEM", field="memory_per_task", kind=Kind.COUNT, unit="MB", brief=True, dialects=_ONE),
+    Attribute(name="DDISK", field="disk_per_task", kind=Kind.COUNT, unit="MB", dialects=_ONE),
+    Attribute(name="DSWAP", field="swap_per_task", kind=Kind.COUNT, unit="MB", dialects=_ONE),
+    Attribute(name="RCLASS", field="queue", kind=Kind.QUEUE, brief=True, dialects=_TWO),
+    Attribute(name="RMEM", field="memory", kind=Kind.COUNT, unit="MB", brief=True),
+    Attribute(name="RMEMCMP", field="memory_comparison", kind=Kind.WORD, dialects=_ONE),
+    Attribute(name="RDISK", field="disk", kind=Kind.COUNT, unit="MB", brief=True),
+    Attribute(name="RDISKCMP", field="disk_comparison", kind=Kind.WORD, dialects=_ONE),
+    Attribute(name="RSWAP", field="swap", kind=Kind.COUNT, unit="MB", dialects=_ONE),
+    Attribute(name="RSWAPCMP", field="swap_comparison", kind=Kind.WORD, dialects=_ONE),
+    Attribute(name="ROPSYS", field="operating_system", kind=Kind.WORD, dialects=_ONE),
+    Attribute(name="RARCH", field="architecture", kind=Kind.WORD, dialects=_ONE),
+    Attribute(name="RNETWORK", field="network", kind=Kind.WORD, dialects=_ONE),
+    Attribute(name="RESACCESS", field="reservations", kind=Kind.NAMES, dialects=_ONE),
+    Attribute(name="COMMENT", field="comment", kind=Kind.TEXT, dialects=_TWO),
+    Attribute(name="COMPLETETIME", field="completed_at", kind=Kind.TIME, unit="s", brief=True),
+    Attribute(name="SUSPENDTIME", field="suspended_for", kind=Kind.COUNT, unit="s"),
+    Attribute(name="ACCOUNT", field="account", kind=Kind.TEXT),
+    Attribute(name="QOS", field="qos", kind=Kind.WORD, dialects=_ONE),
+    Attribute(name="RCLASS", field="queue", kind=Kind.QUEUE, brief=True, dialects=_ONE),
+    Attribute(name="COMMENT", field="comment", kind=Kind.TEXT, dialects=_ONE),
+    Attribute(name="NAME", field="name", kind=Kind.TEXT, dialects=_TWO),
+    Attribute(name="UNAME", field="user", kind=Kind.WORD, brief=True),
+    Attribute(name="GNAME", field="group", kind=Kind.WORD, brief=True),
+)
+"""What a job record may say. NAME is never sent to Maui, where it overwrites the job's id."""
+
+JOB_ORDER_WIKI2: Final = ("STATE", "EXITCODE", "RFEATURES", "HOSTLIST", "EXCLUDE_HOSTLIST", "STARTDATE", "MAXNODES")
+"""In WIKI2 Slurm begins a record with these."""
+
+DOCUMENT_SYNONYMS: Final = MappingProxyType({"COMPLETIONTIME": "COMPLETETIME", "RESERVATION": "RESACCESS"})
+"""Names that the document has where the code of Maui has others; read, never sent."""
