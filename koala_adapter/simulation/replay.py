@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays a workload on clusters whose queues are ordered by the policies that also order real ones.
+
+Discrete events: the end of a job, the submission of a job, the moment at which a policy wants to be asked again. All
+that happens at one instant is told first, then each cluster to which something happened is asked once. Nothing but the
+workload decides what happens: no clock, no chance. The loops are plain because they are what a simulation consists of;
+what is computed from their result is in :mod:`koala_adapter.simulation.metrics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+from koala_adapter.scheduler.cluster import LocalJob, make_cluster_scheduler
+from koala_adapter.scheduler.metacluster import least_loaded
+from koala_adapter.scheduler.priority import ARRIVAL, PriorityWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from koala_adapter.scheduler.cluster import ClusterScheduler
+    from koala_adapter.simulation.workload import Workload
+
+NEVER = -1.0
+"""Start of a job that was not started."""
+BETWEEN_WATCHES = 4096
+"""Instants between two looks at whether to go on."""
+
+
+class Watch(Protocol):
+    """Who hears how far a replay is, and may end it."""
+
+    def __call__(self, submitted: int, /) -> bool:
+        """Hear that so many jobs have been submitted; return whether to go on."""
+
+
+def unwatched(submitted: int, /) -> bool:  # noqa: ARG001 - the signature of a watch
+    """Go on."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How the queue of each cluster is ordered."""
+
+    name: str
+    metric: str = "processors"
+    """What BESTFIT and GREEDY maximize."""
+    depth: int = 1
+    """How many jobs have a reservation, under Maui's policies."""
+    weights: PriorityWeights = ARRIVAL
+
+    def scheduler(self, processors: int) -> ClusterScheduler:
+        """Return an empty queue. Raises ConfigurationError for what is not known."""
+        return make_cluster_scheduler(self.name, processors, metric=self.metric, depth=self.depth, weights=self.weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One cluster of a replay."""
+
+    name: str
+    processors: int
+    speed: float = 1.0
+    """A job of 60 s takes 30 s at speed 2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What happened."""
+
+    workload: Workload
+    sites: Sequence[Site]
+    starts: Sequence[float]
+    """Of each job of the workload; `NEVER` for those not started before an interrupt."""
+    runs: Sequence[float]
+    """Seconds that each job takes where it was started."""
+    places: Sequence[int]
+    """Index of the cluster of each job; empty when there is only one."""
+    counters: Mapping[str, int]
+    """What the policy counted, added up over the clusters."""
+    interrupted: bool
+
+    @property
+    def processors(self) -> int:
+        """Of all clusters."""
+        return sum(site.processors for site in self.sites)
+
+
+def replay(workload: Workload, policy: Policy, sites: Sequence[Site], *, watch: Watch = unwatched) -> Replay:
+    """Replay a workload to its end, or until Ctrl-C or the watch ends it; then the result is what happened so far.
+
+    With several clusters each job goes, when it is submitted, to the least loaded of those large enough for it; then
+    the policy orders each cluster's queue. Jobs larger than every cluster must have been left out
+    (:meth:`Workload.fitting`). Raises ConfigurationError for a policy that is not known.
+    """
+    starts = [NEVER] * len(workload)
+    schedulers = [policy.scheduler(site.processors) for site in sites]
+    plain = len(sites) == 1 and sites[0].speed == 1
+    places = [] if len(sites) == 1 else [0] * len(workload)
+    runs = workload.runs if plain else list(workload.runs)
+    try:
+        if plain:
+            finished = _on_one(workload, schedulers[0], starts, watch)
+        else:
+            finished = _Many(workload, sites, schedulers).play(starts, places, runs, watch)
+    except KeyboardInterrupt:
+        finished = False
+    counters: dict[str, int] = {}
+    for scheduler in schedulers:
+        for name, count in scheduler.counters().items():
+            counters[name] = counters.get(name, 0) + count
+    return Replay(
+        workload=workload,
+        sites=sites,
+        starts=starts,
+        runs=runs,
+        places=places,
+        counters=counters,
+        interrupted=not finished,
+    )
+
+
+def _on_one(workload: Workload, scheduler: ClusterScheduler, starts: list[float], watch: Watch) -> bool:
+    """Fill in the starts on one cluster; returns whether the end was reached."""
+    runs, sizes, estimates = workload.runs, workload.sizes, workload.estimates
+    users = _users(workload, scheduler)
+    submits = [*workload.submits, inf]
+    submit, end, schedule = scheduler.submit, scheduler.end, scheduler.schedule
+    ends: list[tuple[float, int, LocalJob]] = []
+    index = 0
+    arrival = submits[0]
+    while watch(index):
+        for _ in range(BETWEEN_WATCHES):
+            now = ends[0][0] if ends and ends[0][0] < arrival else arrival
+            if scheduler.wake_at < now:  # noqa: PLR1730 - half the time of a call, two million times
+                now = scheduler.wake_at
+            if now == inf:
+                return True
+            while ends and ends[0][0] == now:
+                end(heappop(ends)[2], now)
+            while arrival == now:
+                submit(LocalJob(index, sizes[index], estimates[index], now, users[index]))
+                index += 1
+                arrival = submits[index]
+            for job in schedule(now):
+                place = int(job.id)
+                starts[place] = now
+                heappush(ends, (now + runs[place], place, job))
+    return False
+
+
+def _users(workload: Workload, scheduler: ClusterScheduler) -> Sequence[str]:
+    """Return whose each job is, where that makes a difference."""
+    return [str(user) for user in workload.users] if scheduler.weights.share else [""] * len(workload)
+
+
+class _Many:
+    """Several clusters, which may differ in speed."""
+
+    def __init__(self, workload: Workload, sites: Sequence[Site], schedulers: Sequence[ClusterScheduler]) -> None:
+        self.workload = workload
+        self.sites = sites
+        self.schedulers = schedulers
+        self.users = _users(workload, schedulers[0])
+        self.loads = [0] * len(sites)
+        """Processors that the jobs of each cluster need, waiting or running."""
+        self.ends: list[tuple[float, int, LocalJob]] = []
+        self.next = 0
+        """The next job to be submitted."""
+
+    def play(self, starts: list[float], places: list[int], runs: Sequence[float], watch: Watch) -> bool:
+        """Fill in starts, places and runs; returns whether the end was reached."""
+        runs = runs if isinstance(runs, list) else []
+        while watch(self.next):
+            for _ in range(BETWEEN_WATCHES):
+                now = self._next_instant()
+                if now == inf:
+                    return True
+                touched = self._end(now, places) | self._submit(now, places)
+                touched |= {place for place, one in enumerate(self.schedulers) if one.wake_at <= now}
+                for place in sorted(touched):
+                    for job in self.schedulers[place].schedule(now):
+                        index = int(job.id)
+                        starts[index] = now
+                        runs[index] = self.workload.runs[index] / self.sites[place].speed
+                        heappush(self.ends, (now + runs[index], index, job))
+        return False
+
+    def _next_instant(self) -> float:
+        submits = self.workload.submits
+        arrival = submits[self.next] if self.next < len(submits) else inf
+        ended = self.ends[0][0] if self.ends else inf
+        return min(arrival, ended, *(one.wake_at for one in self.schedulers))
+
+    def _end(self, now: float, places: list[int]) -> set[int]:
+        touched = set()
+        while self.ends and self.ends[0][0] == now:
+            _, index, job = heappop(self.ends)
+            place = places[index] if places else 0
+            self.schedulers[place].end(job, now)
+            self.loads[place] -= job.processors
+            touched.add(place)
+        return touched
+
+    def _submit(self, now: float, places: list[int]) -> set[int]:
+        touched = set()
+        workload = self.workload
+        while self.next < len(workload) and workload.submits[self.next] == now:
+            index = self.next
+            size = workload.sizes[index]
+            place = least_loaded(self.loads, [site.processors for site in self.sites], size) if places else 0
+            if places:
+                places[index] = place
+            estimate = workload.estimates[index] / self.sites[place].speed
+            self.schedulers[place].submit(LocalJob(index, size, estimate, now, self.users[index]))
+            self.loads[place] += size
+            touched.add(place)
+            self.next += 1
+        return touched
