@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
     from pydantic.config import JsonDict
 
-PlacementName = Literal["worst-fit"]
+PlacementName = Literal[
+    "worst-fit",
+    "close-to-files",
+    "cluster-minimization",
+    "flexible-cluster-minimization",
+    "waiting-history",
+]
 """Placement policies that a file may name."""
 
 DURATION_WORDS = 'seconds as a number, "HH:MM:SS", "D-HH:MM:SS", or numbers with units such as "90s", "45m" or "1h30m"'
@@ -115,6 +121,7 @@ def _no_null(value: str) -> str:
 Whole = Annotated[int, Strict()]
 Flag = Annotated[bool, Strict()]
 Seconds = Annotated[float, Strict(), AllowInfNan(allow_inf_nan=False), BeforeValidator(parse_duration)]
+MebibytesPerSecond = Annotated[float, Strict(), AllowInfNan(allow_inf_nan=False)]
 WholeSeconds = Annotated[int, Strict(), BeforeValidator(parse_duration)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Title = Annotated[str, StringConstraints(pattern=TITLE_PATTERN)]

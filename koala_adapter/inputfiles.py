@@ -85,7 +85,7 @@ def collect_input_files(
                 problems.add(path, f"found {show_value(table.source)}, {problem}")
             elif targets.setdefault(table.name, number) != number:
                 problems.add(path, f"another input file is already called {show_value(table.name)}: give it a target")
-            files.append(InputFile(source=source, target=table.name))
+            files.append(InputFile(source=source, target=table.name, size=size))
         collected.append(tuple(files))
         if total > LARGEST_SUM:
             found, most = math.ceil(total / 1024**2), LARGEST_SUM // 1024**2

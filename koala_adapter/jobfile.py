@@ -19,6 +19,7 @@ from koala_adapter.fields import (
     SECONDS,
     AbsolutePath,
     Environment,
+    Flag,
     Name,
     NotAllowedError,
     PlacementName,
@@ -96,6 +97,11 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
         default=None,
         description="How the ranks are started. Default: that of the job. All components of a job must agree.",
     )
+    flexible: Flag = Field(
+        default=False,
+        description="true: a placement policy that splits components (flexible-cluster-minimization, waiting-history) "
+        "may divide this one over several clusters. Other policies keep it whole.",
+    )
     input_files: tuple[InputFileTable, ...] = Field(
         default=(),
         description="Files that each rank finds in its working directory: paths relative to the job file, or tables "
@@ -126,6 +132,8 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
             )
         elif self.maximum < self.minimum:
             problems.append((("maximum",), f"found {self.maximum}, allowed is at least minimum ({self.minimum})"))
+        if self.flexible and self.cluster is not None:
+            problems.append((("flexible",), f'allowed in a component without cluster = "{self.cluster}" only'))
         if not self.command[0]:
             problems.append((("command", 0), "found an empty text, allowed is the name or path of a program"))
         if problems:
@@ -366,6 +374,7 @@ def _job(
             launcher=component.launcher or table.launcher,
             input_files=files[index],
             environment=tuple(component.environment.items()),
+            flexible=component.flexible,
         )
         for index, component in enumerate(table.components)
     )

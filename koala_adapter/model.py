@@ -40,6 +40,8 @@ class InputFile:
     """Absolute path on the submitting host."""
     target: str
     """Path relative to the rank's working directory."""
+    size: int | None = None
+    """Bytes; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class Component:
     input_files: tuple[InputFile, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     """Added to the job's environment for this component."""
+    flexible: bool = False
+    """The placement policy may split it over several clusters (KOALA's flexible request), if it does so at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

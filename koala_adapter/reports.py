@@ -191,7 +191,8 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
     ours = (PlaceholderState.HELD, PlaceholderState.LAUNCHED)
     waiting = (PlaceholderState.SUBMITTED, PlaceholderState.QUEUED)
     held = [p for p in placeholders if p.state in ours]
-    ranks = [rank for rank in record.ranks if rank.component == claim.component]
+    where = ("", claim.cluster)  # pieces of one component are on several clusters
+    ranks = [rank for rank in record.ranks if rank.component == claim.component and rank.cluster in where]
     waited = claim.waited
     if placeholders and waited is None:
         last = max(now if p.held_at is None else p.held_at for p in placeholders)
@@ -200,7 +201,7 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
         name=claim.component,
         command=component.command,
         cluster=claim.cluster,
-        processors=claim.processors or component.minimum,
+        processors=claim.processors or record.component_of(claim).minimum,
         held=len(held),
         queued=sum(p.state in waiting for p in placeholders),
         lrm_ids=claim.lrm_ids or tuple(p.lrm_id for p in placeholders if p.lrm_id),

@@ -19,6 +19,7 @@ from koala_adapter.fields import (
     Flag,
     FlagName,
     Host,
+    MebibytesPerSecond,
     Name,
     PlacementName,
     QueueName,
@@ -112,7 +113,17 @@ class SchedulerConfig(BaseModel, frozen=True, extra="forbid"):
     )
     placement: PlacementName = Field(
         default="worst-fit",
-        description="Placement policy of jobs that name none. worst-fit: the cluster with the most idle processors.",
+        description="Placement policy of jobs that name none. worst-fit: the cluster with the most idle processors. "
+        "close-to-files: the cluster that holds the input files, or gets them soonest. cluster-minimization: as few "
+        "clusters as possible. flexible-cluster-minimization: the same, and flexible components are split. "
+        "waiting-history: where earlier placeholders waited least.",
+    )
+    cluster_cost: Seconds = Field(
+        default=30,
+        ge=0,
+        le=604_800,
+        json_schema_extra=SECONDS,
+        description="Only waiting-history: how much longer a job may be expected to wait to use one cluster less.",
     )
     placeholder_life: Seconds = Field(
         default=900,
@@ -164,6 +175,11 @@ class SchedulerConfig(BaseModel, frozen=True, extra="forbid"):
     reuse: Flag = Field(
         default=True,
         description="Hand the placeholders of a finished job to a waiting job of the same user, if they last.",
+    )
+    reorganize: Flag = Field(
+        default=True,
+        description="Resource reorganization: before held placeholders are handed back at the end of their life, give "
+        "them to another job of the same user that waits for that cluster, in exchange for its place in the queue.",
     )
 
     @model_validator(mode="after")
@@ -252,6 +268,18 @@ class ClusterConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         le=1_000_000,
         description="Most placeholders that are queued here at once (the site's limit of submitted jobs per user).",
+    )
+    files: tuple[AbsolutePath, ...] = Field(
+        default=(),
+        description="Only close-to-files: files, and directories with all below them, that the nodes see under the "
+        "same path as this host. Input files from there count as near; ranks are sent them in any case.",
+    )
+    bandwidth: MebibytesPerSecond | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        json_schema_extra={"x-unit": "MiB/s"},
+        description="Only close-to-files: how fast files get from this host to the nodes. Default: not known.",
     )
     memory_mib: Whole | None = Field(
         default=None,

@@ -28,6 +28,8 @@ def configuration(site: SiteConfig, instance: str, now: float) -> Configured:
         lease=center.lease,
         launch_margin=scheduler.launch_margin,
         reuse=scheduler.reuse,
+        reorganize=scheduler.reorganize,
+        cluster_cost=scheduler.cluster_cost,
     )
     clusters = tuple(
         ClusterParameters(
@@ -35,6 +37,8 @@ def configuration(site: SiteConfig, instance: str, now: float) -> Configured:
             threshold=config.threshold,
             walltime_limit=config.walltime_limit,
             placeholders_in_flight=config.placeholders_in_flight,
+            files=config.files,
+            bandwidth=config.bandwidth,
         )
         for config in site.enabled_clusters
     )

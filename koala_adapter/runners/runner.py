@@ -77,7 +77,7 @@ class Application:
             "KOALA_COMPONENT": rank.component,
             "KOALA_COMPONENT_RANK": str(rank.component_rank),
             "KOALA_COMPONENT_SIZE": str(self._sizes[rank.component]),
-            "KOALA_CLUSTER": self.clusters[rank.component],
+            "KOALA_CLUSTER": rank.cluster or self.clusters[rank.component],
             "KOALA_ADDRESSES": self._addresses,
         }
         return tuple({**dict(self.job.environment), **dict(component.environment), **own}.items())

@@ -49,6 +49,8 @@ class Rank:
     placeholder: PlaceholderId
     host: str
     address: str
+    cluster: str = ""
+    """Where it runs: the pieces of a flexible component are on several clusters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

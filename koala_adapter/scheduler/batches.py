@@ -54,12 +54,13 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     if not gone:
         return
     record = context.state.jobs[gone[0].job_id]
+    claim = next((one for one in record.claims if gone[0].id in one.placeholders), None)
     record.take_back({placeholder.id for placeholder in gone})
     for placeholder in gone:
         forget_placeholder(context, placeholder)
     if record.state is not JobState.CLAIMING:
         return
-    if rejected and not _exclude(context, record, record.claim(batch.component), batch, reason):
+    if rejected and claim is not None and not _exclude(context, record, claim, batch, reason):
         return
     setback(context, record, f"{batch.cluster}: {reason}", pause=not rejected)
 

@@ -13,7 +13,8 @@ from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.actions import LaunchJob, Rank, SubmitPlaceholders
 from koala_adapter.scheduler.lifecycle import end_placeholder, setback
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.placement import POLICIES, Infeasible, Insufficient, Placed
+from koala_adapter.scheduler.placement import Infeasible, Insufficient, Placed
+from koala_adapter.scheduler.policies import policy
 from koala_adapter.scheduler.queue import position_of
 from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
 from koala_adapter.scheduler.rooms import Rooms, less
@@ -61,14 +62,22 @@ def claim_placement(context: Context, record: JobRecord, placed: Placed) -> None
     record.state = JobState.CLAIMING
     record.retake_at = None
     record.last_trouble = ""
-    for component in placed.components:
-        _fill(context, record, record.claim(component.component), component)
+    _fill(context, record, list(record.claims), placed.components)
 
 
-def _fill(context: Context, record: JobRecord, claim: Claim, placed: PlacedComponent) -> None:
-    claim.cluster, claim.processors = placed.cluster, placed.processors
-    if claim.missing > 0:
-        _submit(context, record, claim, placed.cluster)
+def _fill(context: Context, record: JobRecord, claims: list[Claim], placed: tuple[PlacedComponent, ...]) -> None:
+    """Claim what was placed for some claims of a job; a component that was split gets one claim for each piece."""
+    for claim in claims:
+        parts = [one for one in placed if one.component == claim.component]
+        pieces = [claim, *(Claim(component=claim.component, excluded=dict(claim.excluded)) for _ in parts[1:])]
+        for piece, part in zip(pieces, parts, strict=True):
+            piece.cluster, piece.processors = part.cluster, part.processors
+            piece.piece = claim.piece if part.piece is None else part.piece
+            if piece.missing > 0:
+                _submit(context, record, piece, part.cluster)
+        if len(pieces) > 1:
+            at = next(number for number, one in enumerate(record.claims) if one is claim)
+            record.claims[at : at + 1] = pieces
 
 
 def _submit(context: Context, record: JobRecord, claim: Claim, cluster_name: ClusterName) -> None:
@@ -113,6 +122,7 @@ def retake(context: Context, record: JobRecord) -> None:
     A component that still has placeholders in a queue stays on its cluster; one that has none may move.
     """
     record.retake_at = None
+    record.join_pieces([claim for claim in record.claims if not claim.placeholders])
     short = [claim for claim in record.claims if claim.missing > 0 or claim.cluster is None]
     homeless = [claim for claim in short if not claim.placeholders]
     settled = [claim for claim in short if claim.placeholders]
@@ -121,7 +131,7 @@ def retake(context: Context, record: JobRecord) -> None:
     placed: tuple[PlacedComponent, ...] = ()
     if trouble is None and homeless:
         requests = [context.request(record, claim) for claim in homeless]
-        result = POLICIES[record.job.placement].place(requests, views)
+        result = policy(record.job.placement, context.state.parameters).place(requests, views)
         if isinstance(result, Infeasible):
             refuse(context, record, result.reason)
             return
@@ -132,8 +142,7 @@ def retake(context: Context, record: JobRecord) -> None:
     if trouble is not None:
         setback(context, record, trouble)
         return
-    for component in placed:
-        _fill(context, record, record.claim(component.component), component)
+    _fill(context, record, homeless, placed)
     for claim in settled:
         if claim.cluster is not None:
             _submit(context, record, claim, claim.cluster)
@@ -190,8 +199,11 @@ def _launch(context: Context, record: JobRecord) -> None:
     record.launched_at = context.now
     context.state.note_claims(record, context.now)
     ranks: list[Rank] = []
+    numbers: dict[str, int] = {}
     for claim in record.claims:
-        for component_rank, id_ in enumerate(claim.placeholders):
+        for id_ in claim.placeholders:
+            component_rank = numbers.get(claim.component, 0)
+            numbers[claim.component] = component_rank + 1
             placeholder = context.state.placeholders[id_]
             context.state.change(placeholder, PlaceholderState.LAUNCHED)
             ranks.append(
@@ -202,6 +214,7 @@ def _launch(context: Context, record: JobRecord) -> None:
                     placeholder=id_,
                     host=placeholder.host,
                     address=placeholder.address,
+                    cluster=placeholder.cluster,
                 )
             )
     record.ranks = tuple(ranks)

@@ -10,11 +10,13 @@ from zlib import crc32
 
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.placement import ClusterView, ComponentRequest
+from koala_adapter.scheduler.policies import POLICIES
+from koala_adapter.scheduler.selection import expected_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.model import ClusterName
+    from koala_adapter.model import ClusterName, Component
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.queue import PlacementQueue
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
@@ -49,6 +51,10 @@ class Context:
             load_free=cluster.load_free,
             walltime_limit=cluster.parameters.walltime_limit,
             closed=closed_reason(cluster, self.now),
+            files=cluster.parameters.files,
+            bandwidth=cluster.parameters.bandwidth,
+            bandwidth_from=cluster.parameters.bandwidth_from,
+            expected_wait=expected_wait(cluster, self.state, self.now),
         )
 
     def views(self) -> Views:
@@ -56,11 +62,16 @@ class Context:
         return Views(self)
 
     def request(self, record: JobRecord, claim: Claim) -> ComponentRequest:
-        """Return what a component asks of a placement policy."""
+        """Return what a claim asks of a placement policy."""
+        return self._request(record, record.component_of(claim), claim)
+
+    def _request(self, record: JobRecord, component: Component, claim: Claim) -> ComponentRequest:
+        chosen = POLICIES.get(record.job.placement)
         return ComponentRequest(
-            component=record.job.component(claim.component),
+            component=component,
             walltime=record.job.walltime + self.margin(),
             excluded=frozenset(claim.excluded),
+            splittable=component.flexible and chosen is not None and chosen.splits,
         )
 
     def margin(self) -> int:
@@ -69,7 +80,7 @@ class Context:
 
     def requests(self, record: JobRecord) -> list[ComponentRequest]:
         """Return the requests of all components of a job."""
-        return [self.request(record, claim) for claim in record.claims]
+        return [self._request(record, component, claim) for component, claim in record.components()]
 
 
 class Views(Mapping["ClusterName", ClusterView]):

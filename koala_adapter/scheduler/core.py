@@ -20,7 +20,8 @@ from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.lifecycle import ending_timer, life_timer, registration_timer
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_without_code
-from koala_adapter.scheduler.placement import POLICIES, infeasibility
+from koala_adapter.scheduler.placement import infeasibility
+from koala_adapter.scheduler.policies import POLICIES
 from koala_adapter.scheduler.queue import PlacementQueue
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
 from koala_adapter.scheduler.waiting import (

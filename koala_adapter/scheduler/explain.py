@@ -119,7 +119,7 @@ def _claiming(state: State, record: JobRecord, now: float) -> str:
 
 
 def _wanted(record: JobRecord, claim: Claim) -> int:
-    return claim.processors or record.job.component(claim.component).minimum
+    return claim.processors or record.component_of(claim).minimum
 
 
 def _holding(state: State, record: JobRecord, claim: Claim) -> str:

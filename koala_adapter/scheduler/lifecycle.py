@@ -15,6 +15,7 @@ from koala_adapter.scheduler.actions import ReadPlaceholderOutput
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, jitter
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
 from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.selection import note_vain_wait
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context
@@ -50,6 +51,8 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
     """Drop the record of a placeholder that is certainly gone (or never was); no claim counts on it any more."""
     state = context.state
     record = state.jobs[placeholder.job_id]
+    if placeholder.held_at is None and placeholder.lrm_id is not None:
+        note_vain_wait(state, placeholder, context.now)
     state.count(placeholder, -1)
     state.clusters[placeholder.cluster].managed -= 1
     del state.placeholders[placeholder.id]
@@ -128,6 +131,7 @@ def _requeue(context: Context, record: JobRecord) -> None:
     record.retake_at = None
     for claim in record.claims:
         claim.cluster, claim.processors = None, 0
+    record.join_pieces(record.claims)
     context.state.set_timer(record.not_before, TimerKind.BACKOFF, job_id=record.job.id)
 
 

@@ -37,6 +37,10 @@ class Parameters:
     """After this an ending placeholder is cancelled (again) through its LRM."""
     reuse: bool = True
     """Hand the placeholders of a completed job to waiting jobs instead of giving them back."""
+    reorganize: bool = True
+    """Exchange processors between jobs of one user before handing them back (resource reorganization, PAPERS 2)."""
+    cluster_cost: float = 30.0
+    """Seconds of expected wait that a job accepts to use one cluster less (placement by waiting history)."""
     guard_scans: int = 40
     """After so many interval scans in the placement queue, later jobs no longer take the room that a job needs."""
     finished_kept: int = 1000
@@ -54,3 +58,9 @@ class ClusterParameters:
     """Longest walltime of an LRM job there, seconds."""
     placeholders_in_flight: int = 500
     """Most placeholders of ours that may wait in the LRM's queue at once."""
+    files: tuple[str, ...] = ()
+    """Absolute paths of files, and of directories with all below them, that its nodes have already."""
+    bandwidth: float | None = None
+    """MiB/s from the submitting host to its nodes; None: not known."""
+    bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
+    """MiB/s to its nodes from other clusters, where known."""

@@ -2,7 +2,9 @@
 """Placement policies: which component of a job goes to which cluster, and on how many processors.
 
 A policy sees the clusters as values and answers with a value: placed, insufficient (not now) or infeasible (never).
-Worst fit is KOALA's default (PAPERS section 1.2); further policies register themselves in :data:`POLICIES`.
+The policies themselves are in modules of their own and listed in ``policies.py``. What a policy may know is what
+KOALA's information service told its co-allocator (PAPERS section 1.1): processors (PIP), bandwidth between sites (NIP)
+and which site has which file (RLS); and what VJM knows: how long earlier placeholders waited (PAPERS section 2).
 """
 
 from __future__ import annotations
@@ -40,6 +42,14 @@ class ClusterView:
     walltime_limit: int | None
     closed: str | None = None
     """Why nothing may be placed there at present (unavailable, paused); None when open."""
+    files: tuple[str, ...] = ()
+    """Paths of files, and of directories with all below them, that its nodes have already (RLS)."""
+    bandwidth: float | None = None
+    """MiB/s from the submitting host to its nodes; None: not known (NIP)."""
+    bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
+    """MiB/s to its nodes from other clusters, where known (NIP)."""
+    expected_wait: float | None = None
+    """Seconds that new placeholders will probably wait there, by its waiting history; None: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,13 @@ class ComponentRequest:
     """Seconds that will be asked from the LRM."""
     excluded: frozenset[ClusterName] = frozenset()
     """Clusters that refused it for good."""
+    splittable: bool = False
+    """It may be split over several clusters, and the job's policy does that."""
+
+    @property
+    def least(self) -> int:
+        """Processors that must be on one cluster, at least."""
+        return 1 if self.splittable else self.component.minimum
 
     def never(self, view: ClusterView) -> str | None:
         """Return why this component can never run on a cluster; None when it can."""
@@ -60,10 +77,10 @@ class ComponentRequest:
             return "its batch system refused the submission"
         if view.walltime_limit is not None and self.walltime > view.walltime_limit:
             return f"needs a walltime of {self.walltime} s there, the limit is {view.walltime_limit} s"
-        if view.capacity is not None and self.component.minimum > view.capacity:
-            return f"needs {self.component.minimum} processors, at most {view.capacity} can be used there"
-        if view.in_flight is not None and self.component.minimum > view.in_flight:
-            return f"needs {self.component.minimum} placeholders at once, the limit there is {view.in_flight}"
+        if view.capacity is not None and self.least > view.capacity:
+            return f"needs {self.least} processors, at most {view.capacity} can be used there"
+        if view.in_flight is not None and self.least > view.in_flight:
+            return f"needs {self.least} placeholders at once, the limit there is {view.in_flight}"
         return None
 
 
@@ -74,6 +91,8 @@ class PlacedComponent:
     component: str
     cluster: ClusterName
     processors: int
+    piece: int | None = None
+    """Share of the component's minimum, where it was split over several clusters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +123,8 @@ class PlacementPolicy(ABC):
     """Decides placements. Pure: the same request and views give the same answer."""
 
     name: str
+    splits: bool = False
+    """Whether it may split flexible components over several clusters."""
 
     @abstractmethod
     def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
@@ -118,27 +139,43 @@ def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterNa
     if _first_fit(requests, views):
         return None
     for request in requests:
-        if all(request.never(view) is not None for view in _allowed(request, views)):
+        if all(request.never(view) is not None for view in allowed(request, views)):
             return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)})"
+        if request.splittable and (never := _too_large_in_pieces(request, views)) is not None:
+            return never
     return _joint_infeasibility(requests, views)
 
 
 def _first_fit(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> bool:
-    """Tell whether each component fits into the first cluster with room for it: a quick yes; no means nothing."""
+    """Tell whether each component fits into the first clusters with room for it: a quick yes; no means nothing."""
     taken: dict[ClusterName, int] = {}
     for request in requests:
         need = request.component.minimum
-        for view in _allowed(request, views):
-            most = _most(view)
-            if request.never(view) is None and (most is None or taken.get(view.name, 0) + need <= most):
-                taken[view.name] = taken.get(view.name, 0) + need
-                break
+        for view in allowed(request, views):
+            most = most_ever(view)
+            left = need if most is None else most - taken.get(view.name, 0)
+            if request.never(view) is None and left >= (1 if request.splittable else need):
+                part = min(need, left)
+                taken[view.name] = taken.get(view.name, 0) + part
+                need -= part
+                if need == 0:
+                    break
         else:
             return False
     return True
 
 
-def _allowed(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> Iterable[ClusterView]:
+def _too_large_in_pieces(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> str | None:
+    """Return why a component that may be split is too large for all clusters together; None when it is not."""
+    bounds = [most_ever(view) for view in allowed(request, views) if request.never(view) is None]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) < len(bounds) or sum(known) >= request.component.minimum:
+        return None
+    need = request.component.minimum
+    return f"component {request.component.name!r} needs {need} processors, all its clusters have {sum(known)} to use"
+
+
+def allowed(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> Iterable[ClusterView]:
     """Return the clusters among which a component has the choice."""
     pinned = request.component.cluster
     if pinned is None:
@@ -147,7 +184,7 @@ def _allowed(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]
 
 
 def _reasons(request: ComponentRequest, views: Mapping[ClusterName, ClusterView]) -> str:
-    said = _listed(f"{view.name}: {request.never(view)}" for view in _allowed(request, views))
+    said = listed(f"{view.name}: {request.never(view)}" for view in allowed(request, views))
     pinned = request.component.cluster
     return said or (f"{pinned}: not in the site file" if pinned is not None else "no cluster is configured")
 
@@ -158,30 +195,32 @@ def _joint_infeasibility(requests: Sequence[ComponentRequest], views: Mapping[Cl
         if request.component.cluster is not None:
             needed[request.component.cluster] = needed.get(request.component.cluster, 0) + request.component.minimum
     for name, processors in needed.items():
-        most = _most(views[name])
+        most = most_ever(views[name])
         if most is not None and processors > most:
             return f"its components need {processors} processors on {name} together, at most {most} can be used there"
     if len(requests) < 2 or any(view.capacity is None for view in views.values()):  # noqa: PLR2004 - one fits alone
         return None
-    rooms = {name: _most(view) or 0 for name, view in views.items()}
+    rooms = {name: most_ever(view) or 0 for name, view in views.items()}
     total = sum(request.component.minimum for request in requests)
     if total > sum(rooms.values()):
         return f"the job needs {total} processors at once, all clusters together have {sum(rooms.values())} to use"
-    packing = pack(_pieces(requests, views.values()), rooms)
+    whole = [request for request in requests if not request.splittable]
+    packing = pack(pieces(whole, views.values()), rooms)
     if packing.clusters is None and packing.exhaustive:
-        sizes = ", ".join(str(request.component.minimum) for request in requests)
-        fitting = _listed(f"{name}: {room}" for name, room in rooms.items())
+        sizes = ", ".join(str(request.component.minimum) for request in whole)
+        fitting = listed(f"{name}: {room}" for name, room in rooms.items())
         return f"its components ({sizes} processors) do not fit into the clusters at the same time ({fitting})"
     return None
 
 
-def _most(view: ClusterView) -> int | None:
+def most_ever(view: ClusterView) -> int | None:
     """Return how many processors one job can ever have on a cluster."""
     bounds = [bound for bound in (view.capacity, view.in_flight) if bound is not None]
     return min(bounds) if bounds else None
 
 
-def _pieces(requests: Sequence[ComponentRequest], views: Iterable[ClusterView]) -> list[Piece]:
+def pieces(requests: Sequence[ComponentRequest], views: Iterable[ClusterView]) -> list[Piece]:
+    """Return components as they are packed into clusters."""
     usable = list(views)
     return [
         Piece(
@@ -193,124 +232,7 @@ def _pieces(requests: Sequence[ComponentRequest], views: Iterable[ClusterView]) 
     ]
 
 
-class WorstFit(PlacementPolicy):
-    """Each component to the cluster with the most idle processors, largest component first (KOALA's WF).
-
-    When too little is idle, placeholders are queued where the load is least, as long as our own placeholders stay
-    within the cluster's capacity: in a busy cluster only what waits in the queue ever gets a processor.
-    """
-
-    name = "worst-fit"
-
-    def place(self, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
-        """See :meth:`PlacementPolicy.place`."""
-        order = sorted(requests, key=lambda r: (r.component.cluster is None, -r.component.minimum))
-        clusters = self._greedy(order, views)
-        if clusters is None:
-            never = infeasibility(requests, views)
-            if never is not None:
-                return Infeasible(reason=never)
-            clusters = _searched(requests, views)
-        if clusters is None:
-            return Insufficient(reason=_shortage(requests, views))
-        return _sized(requests, clusters, views)
-
-    @staticmethod
-    def _greedy(
-        order: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
-    ) -> Mapping[str, ClusterName] | None:
-        budget = _Budget(views)
-        clusters: dict[str, ClusterName] = {}
-        for request in order:
-            cluster = budget.best(request)
-            if cluster is None:
-                return None
-            budget.take(cluster, request.component.minimum)
-            clusters[request.component.name] = cluster
-        return clusters
-
-
-def _searched(
-    requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
-) -> Mapping[str, ClusterName] | None:
-    """Look for any placement within the room there is, where the greedy one found none."""
-    if len(requests) < 2:  # noqa: PLR2004 - a single component has no other way to fit
-        return None
-    rooms = {view.name: view.room for view in views.values() if view.closed is None}
-    if sum(request.component.minimum for request in requests) > sum(max(0, room) for room in rooms.values()):
-        return None
-    return pack(_pieces(requests, [views[name] for name in rooms]), rooms).clusters
-
-
-def _sized(
-    requests: Sequence[ComponentRequest],
-    clusters: Mapping[str, ClusterName],
-    views: Mapping[ClusterName, ClusterView],
-) -> Placed:
-    """Give each component its minimum, and a moldable one what is idle beyond, up to its maximum."""
-    budget = _Budget(views)
-    for request in requests:
-        budget.take(clusters[request.component.name], request.component.minimum)
-    placed = []
-    for request in requests:
-        component, cluster = request.component, clusters[request.component.name]
-        extra = max(0, min(component.maximum - component.minimum, budget.available(cluster)))
-        budget.take(cluster, extra)
-        placed.append(PlacedComponent(component=component.name, cluster=cluster, processors=component.minimum + extra))
-    return Placed(components=tuple(placed))
-
-
-class _Budget:
-    """Processors still free for this placement."""
-
-    def __init__(self, views: Mapping[ClusterName, ClusterView]) -> None:
-        self._views = views
-        self._taken: dict[ClusterName, int] = {}
-
-    def room(self, name: ClusterName) -> int:
-        return self._views[name].room - self._taken.get(name, 0)
-
-    def available(self, name: ClusterName) -> int:
-        return self._views[name].available - self._taken.get(name, 0)
-
-    def take(self, name: ClusterName, processors: int) -> None:
-        self._taken[name] = self._taken.get(name, 0) + processors
-
-    def best(self, request: ComponentRequest) -> ClusterName | None:
-        """Return the open cluster with most idle processors that can take the component, by queueing if it must."""
-        need = request.component.minimum
-        best: tuple[bool, int] | None = None
-        found: ClusterName | None = None
-        for view in _allowed(request, self._views):
-            if view.closed is not None or self.room(view.name) < need or request.never(view) is not None:
-                continue
-            rank = (self.available(view.name) >= need, view.load_free - self._taken.get(view.name, 0))
-            if best is None or rank > best:
-                best, found = rank, view.name
-        return found
-
-
-def _shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> str:
-    """Return what is missing where, for people: the first component that fits nowhere now, or all of them together."""
-    for request in sorted(requests, key=lambda r: -r.component.minimum):
-        component = request.component
-        usable = [view for view in _allowed(request, views) if request.never(view) is None]
-        if all(view.closed is not None or view.room < component.minimum for view in usable):
-            said = _listed(f"{view.name}: {view.closed or _room(view)}" for view in usable)
-            return f"component {component.name!r} needs {component.minimum} processors ({said})"
-    total = sum(request.component.minimum for request in requests)
-    said = _listed(f"{view.name}: {view.closed or _room(view)}" for view in views.values())
-    return f"its {len(requests)} components need {total} processors together ({said})"
-
-
-def _listed(said: Iterable[str]) -> str:
+def listed(said: Iterable[str]) -> str:
     """Join what is said of each cluster, leaving out the end of a long list."""
     first = list(islice(said, LISTED + 1))
     return "; ".join([*first[:LISTED], "…"] if len(first) > LISTED else first)
-
-
-def _room(view: ClusterView) -> str:
-    return f"room for {max(0, view.room)}"
-
-
-POLICIES: Mapping[str, PlacementPolicy] = {policy.name: policy for policy in (WorstFit(),)}

@@ -36,6 +36,8 @@ class Need(NamedTuple):
     cluster: ClusterName
     """The cluster it insists on, or ANY_CLUSTER."""
     excluded: tuple[ClusterName, ...]
+    flexible: bool = False
+    """Whether a policy may split it over clusters."""
 
 
 class Lane(NamedTuple):
@@ -84,7 +86,7 @@ class PlacementQueue:
     def lane_of(self, record: JobRecord) -> Lane:
         """Return the lane in which a job waits."""
         needs = sorted(
-            Need(component.minimum, component.cluster or ANY_CLUSTER, tuple(sorted(claim.excluded)))
+            Need(component.minimum, component.cluster or ANY_CLUSTER, tuple(sorted(claim.excluded)), component.flexible)
             for component, claim in record.components()
         )
         walltime_class = bisect_left(self._limits, record.job.walltime + self._margin)

@@ -9,7 +9,7 @@ exactly as the original would have.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +45,8 @@ class PlaceholderRecord:
     ending_since: float | None = None
     end_check_at: float | None = None
     """When an ending placeholder is looked at again; earlier ENDING timers are void."""
+    exchanged: bool = False
+    """It was given to another job that did not start with it: the second time it is handed back."""
 
     @property
     def held(self) -> bool:
@@ -94,6 +96,8 @@ class Claim:
     """Wanted; 0 while the component has no placement."""
     cluster: ClusterName | None = None
     placeholders: list[PlaceholderId] = field(default_factory=list)
+    piece: int | None = None
+    """Its share of the minimum of a flexible component that was split; None while that is whole."""
     excluded: dict[ClusterName, str] = field(default_factory=dict)
     """Clusters that refused this component for good, and what they said."""
     waited: float | None = None
@@ -131,6 +135,8 @@ class JobRecord:
     """How often this claim came to nothing so far; sets the length of the next pause."""
     hand_backs: int = 0
     """How often held processors were handed back because others were missing."""
+    exchanges: int = 0
+    """Held processors that it gave to other jobs for their places in LRM queues, instead of handing them back."""
     last_trouble: str = ""
     """What went wrong last, for ``koala explain``."""
     ranks: tuple[Rank, ...] = ()
@@ -162,8 +168,50 @@ class JobRecord:
         return next(claim for claim in self.claims if claim.component == component)
 
     def components(self) -> Iterator[tuple[Component, Claim]]:
-        """Return components beside their claims."""
-        return zip(self.job.components, self.claims, strict=True)
+        """Return what each claim is for, beside it: a component, or a piece of a flexible one in its size."""
+        components = iter(self.job.components)
+        component = next(components)
+        for claim in self.claims:
+            while component.name != claim.component:
+                component = next(components)
+            yield _sized(component, claim), claim
+
+    def component_of(self, claim: Claim) -> Component:
+        """Return what one claim is for, as :meth:`components` does."""
+        return _sized(self.job.component(claim.component), claim)
+
+    def join_pieces(self, claims: list[Claim]) -> None:
+        """Make one claim of those among ``claims`` that are pieces of the same component; none may hold anything."""
+        joined = {id(claim) for claim in claims}
+        kept: list[Claim] = []
+        whole: dict[str, Claim] = {}
+        for claim in self.claims:
+            first = whole.setdefault(claim.component, claim) if id(claim) in joined else claim
+            if first is claim:
+                kept.append(claim)
+            else:
+                first.piece = (first.piece or 0) + (claim.piece or 0)
+                first.excluded.update(claim.excluded)
+                first.lrm_ids += claim.lrm_ids
+        for claim in whole.values():
+            if claim.piece == self.job.component(claim.component).minimum:
+                claim.piece = None
+        self.claims = kept
+
+
+def _sized(component: Component, claim: Claim) -> Component:
+    return component if claim.piece is None else replace(component, minimum=claim.piece, maximum=claim.piece)
+
+
+@dataclass(slots=True)
+class Wait:
+    """How long one submission waited in the queue of its LRM: an entry of a cluster's waiting history."""
+
+    batch: BatchKey
+    at: float
+    """Submission."""
+    seconds: float
+    """Until the latest of its placeholders that is held by now."""
 
 
 @dataclass(slots=True)
@@ -192,6 +240,10 @@ class ClusterRecord:
     """Placeholders of ours that have not ended, queued ones included."""
     queued: int = 0
     """Those of them that wait in the LRM's queue (or are on their way there)."""
+    pending: dict[BatchKey, int] = field(default_factory=dict)
+    """The same by submission, oldest first."""
+    waits: list[Wait] = field(default_factory=list)
+    """Waiting history, oldest first, bounded (selection.py)."""
 
     @property
     def capacity(self) -> int:
@@ -326,6 +378,9 @@ class State:
 
     def change(self, placeholder: PlaceholderRecord, state: PlaceholderState) -> None:
         """Move a placeholder to another state, keeping the counts of queued and held ones true."""
+        if placeholder.waiting and state is PlaceholderState.QUEUED:
+            placeholder.state = state
+            return
         self.count(placeholder, -1)
         placeholder.state = state
         self.count(placeholder, 1)
@@ -333,6 +388,12 @@ class State:
     def count(self, placeholder: PlaceholderRecord, one: int) -> None:
         """Add a placeholder to the counts that depend on its state, or (``one`` = -1) take it out of them."""
         if placeholder.waiting:
-            self.clusters[placeholder.cluster].queued += one
+            cluster, batch = self.clusters[placeholder.cluster], placeholder.id.batch
+            cluster.queued += one
+            left = cluster.pending.get(batch, 0) + one
+            if left > 0:
+                cluster.pending[batch] = left
+            else:
+                cluster.pending.pop(batch, None)
         elif placeholder.state is PlaceholderState.HELD:
             self.jobs[placeholder.job_id].held += one

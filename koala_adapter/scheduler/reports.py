@@ -11,6 +11,7 @@ from koala_adapter.scheduler.finishing import placeholder_failed, settle_suspici
 from koala_adapter.scheduler.lifecycle import SILENCE_MARGIN, end_placeholder, forget_placeholder, setback, start_life
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
 from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.selection import note_wait
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler import events as ev
@@ -51,6 +52,7 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
         context.state.change(placeholder, PlaceholderState.HELD)
         if placeholder.held_at is None:
             placeholder.held_at = context.now
+            note_wait(context.state, placeholder, context.now)
         start_life(context, record)
         check_complete(context, record)
 

@@ -57,7 +57,7 @@ class Rooms:
 
     def _may_hold(self, need: Need) -> bool:
         if need.cluster == ANY_CLUSTER:
-            return need.minimum <= self.largest
+            return need.minimum <= (self.total if need.flexible else self.largest)
         view = self.views.get(need.cluster)
         return view is not None and view.room >= need.minimum
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.lifecycle import maximum_tries, tries_used_up
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
-from koala_adapter.scheduler.placement import POLICIES, Placed, infeasibility
+from koala_adapter.scheduler.placement import Placed, infeasibility
+from koala_adapter.scheduler.policies import policy
 from koala_adapter.scheduler.records import TimerKind
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _last_try(context: Context, record: JobRecord, verdict: PlacementResult) -> 
 
 def place(context: Context, record: JobRecord, views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
     """Ask the job's placement policy where it would go now."""
-    return POLICIES[record.job.placement].place(context.requests(record), views)
+    return policy(record.job.placement, context.state.parameters).place(context.requests(record), views)
 
 
 def refuse(context: Context, record: JobRecord, reason: str) -> None:

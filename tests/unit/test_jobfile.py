@@ -196,12 +196,12 @@ def test_input_files(tmp_path: Path) -> None:
     """Paths are relative to the job file; a target is the file name unless one is given."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").touch()
-    (tmp_path / "b.txt").touch()
+    (tmp_path / "b.txt").write_text("abc", encoding="utf-8")
     files = f'["data/../data/a.txt", {{ source = "{tmp_path}/b.txt", target = "in/./c.txt" }}]'
     job = loaded(f"{HEAD}{COMPONENT}input_files = {files}", tmp_path)
     assert job.components[0].input_files == (
-        InputFile(source=str(tmp_path / "data" / "a.txt"), target="a.txt"),
-        InputFile(source=str(tmp_path / "b.txt"), target="in/c.txt"),
+        InputFile(source=str(tmp_path / "data" / "a.txt"), target="a.txt", size=0),
+        InputFile(source=str(tmp_path / "b.txt"), target="in/c.txt", size=3),
     )
 
 

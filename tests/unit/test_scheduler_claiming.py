@@ -239,7 +239,13 @@ def test_infeasible_job_is_refused_at_once() -> None:
     ("one", "said"),
     [
         (job("1", component("x", 1, cluster="zoo")), "component 'x' fits nowhere (zoo: not in the site file)"),
-        (job("1", 1, placement="best"), "there is no placement policy 'best'; there are: worst-fit"),
+        (
+            job("1", 1, placement="best"),
+            (
+                "there is no placement policy 'best'; there are: close-to-files, cluster-minimization, "
+                "flexible-cluster-minimization, waiting-history, worst-fit"
+            ),
+        ),
     ],
 )
 def test_unknown_names_are_refused(one: object, said: str) -> None:

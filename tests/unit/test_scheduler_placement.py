@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from koala_adapter.model import ClusterName
 from koala_adapter.scheduler.packing import Piece, pack
 from koala_adapter.scheduler.placement import (
-    POLICIES,
     ClusterView,
     ComponentRequest,
     Infeasible,
@@ -21,6 +20,7 @@ from koala_adapter.scheduler.placement import (
     PlacementResult,
     infeasibility,
 )
+from koala_adapter.scheduler.policies import POLICIES
 from tests.unit.scheduler_site import component
 
 Views = dict[ClusterName, ClusterView]
