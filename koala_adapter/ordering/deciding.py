@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One scheduling pass: the policies say who may start, here each gets nodes or is passed over. Pure.
+
+A job that fits in sum but not on nodes is passed over with its reason; for the first of them nodes are kept, so that
+those behind it cannot take them for longer than it has to wait anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from koala_adapter.ordering.allocation import Allocation, allocate, memory_on
+from koala_adapter.ordering.entries import Happening, Kind, Phase, Pin, Start
+from koala_adapter.ordering.guards import Guard, Release, guard_for, guarded
+
+if TYPE_CHECKING:
+    from koala_adapter.model import LrmJobId
+    from koala_adapter.ordering.allocation import Room
+    from koala_adapter.ordering.entries import Entry
+    from koala_adapter.ordering.mirror import Mirror
+    from koala_adapter.scheduler.local_queue import ClusterScheduler, LocalJob
+
+LONGEST = 200
+"""A pass ends after about so many jobs that fit in sum only; the others are looked at in the next one."""
+SOON = 1.0
+"""Seconds after which a job that has run longer than it may is expected to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """What of a policy matters for jobs that do not fit on nodes."""
+
+    overtaking: bool
+    """Jobs behind may start before it."""
+    guards: int
+    """For so many of them nodes are kept in each pass."""
+
+
+def decide(mirror: Mirror, manner: Manner, now: float) -> list[Start]:
+    """Return the jobs to start now. They count as starting from here on; nothing is due before something changes."""
+    mirror.dirty = False
+    rooms = mirror.rooms()
+    starts: list[Start] = []
+    for number, scheduler in enumerate(mirror.schedulers):
+        there = {name: room for name, room in rooms.items() if mirror.pools.nodes.get(name) == number}
+        starts += _Pass(mirror, scheduler, manner, there, now).run()
+    _tell_reserved(mirror, now)
+    return starts
+
+
+class _Pass:
+    """One pass over one pool."""
+
+    def __init__(
+        self, mirror: Mirror, scheduler: ClusterScheduler, manner: Manner, rooms: dict[str, Room], now: float
+    ) -> None:
+        self._mirror = mirror
+        self._scheduler = scheduler
+        self._manner = manner
+        self._rooms = rooms
+        self._now = now
+        self._guards: list[Guard] = []
+        self._passed_over: list[Entry] = []
+
+    def run(self) -> list[Start]:
+        starts: list[Start] = []
+        while picked := self._scheduler.schedule(self._now):
+            before = len(self._passed_over)
+            stopped = False
+            for local in picked:
+                entry = self._mirror.entries[_id(local)]
+                found = None if stopped else self._nodes_for(entry)
+                if found is not None:
+                    starts.append(self._start(entry, found))
+                    continue
+                self._scheduler.end(local, self._now)
+                self._passed_over.append(entry)
+                stopped = not self._manner.overtaking
+            if stopped or len(self._passed_over) == before or len(self._passed_over) > LONGEST:
+                break
+        for entry in self._passed_over:
+            if entry.local is not None:
+                self._scheduler.submit(entry.local)
+        return starts
+
+    def _nodes_for(self, entry: Entry) -> Allocation | None:
+        ends_at = self._now + entry.estimate
+        rooms = self._rooms.values()
+        if self._guards:
+            rooms = {name: guarded(room, self._guards, ends_at) for name, room in self._rooms.items()}.values()
+        found = allocate(entry.job, rooms)
+        if isinstance(found, Allocation):
+            for guard in self._guards:
+                guard.taken(found, ends_at)
+            entry.passed_over = ""
+            return found
+        reason = found.reason + ("; other nodes are kept for jobs before it" if self._guards else "")
+        if reason != entry.passed_over:
+            self._tell(entry, Kind.PASSED_OVER, reason)
+        entry.passed_over = reason
+        if len(self._guards) < self._manner.guards:
+            kept = guard_for(entry.job, self._rooms, self._releases())
+            if kept is not None:
+                self._guards.append(kept)
+        return None
+
+    def _start(self, entry: Entry, found: Allocation) -> Start:
+        for name, count in found.nodes:
+            self._rooms[name] = self._rooms[name].without(count, memory_on(entry.job, count))
+        job, former = entry.job, self._mirror.pins.get(entry.job.id)
+        pin = Pin(
+            job_id=job.id,
+            submitted_at=job.submitted_at,
+            nodes=found.nodes,
+            requested=job.requested_nodes,
+            at=self._now,
+            tries=former.tries + 1 if former else 1,
+        )
+        self._mirror.pins[job.id] = pin
+        entry.phase, entry.nodes, entry.reason = Phase.STARTING, found.nodes, ""
+        entry.accepted_at, entry.doubtful = None, False
+        self._tell(entry, Kind.START, "")
+        return Start(job_id=job.id, allocation=found, pin=pin)
+
+    def _releases(self) -> list[Release]:
+        """Return what comes free when the jobs that hold processors end, in order of time."""
+        found = []
+        for entry in self._mirror.entries.values():
+            if entry.phase in {Phase.RUNNING, Phase.STARTING} and entry.local is not None:
+                began = self._now if entry.local.started_at is None else entry.local.started_at
+                at = max(began + entry.estimate, self._now + SOON)
+                found += [
+                    Release(at=at, node=name, processors=count, memory_mib=memory_on(entry.job, count))
+                    for name, count in entry.nodes
+                ]
+        return sorted(found, key=lambda release: release.at)
+
+    def _tell(self, entry: Entry, kind: Kind, detail: str) -> None:
+        self._mirror.happened.append(
+            Happening(
+                time=self._now,
+                kind=kind,
+                job_id=entry.job.id,
+                user=entry.job.user,
+                processors=entry.job.processors,
+                detail=detail,
+                nodes=entry.nodes,
+            )
+        )
+
+
+def _id(local: LocalJob) -> LrmJobId:
+    found: LrmJobId = local.id  # type: ignore[assignment] # we gave it
+    return found
+
+
+def _tell_reserved(mirror: Mirror, now: float) -> None:
+    """Tell the first start that was reserved for each job; later ones are earlier, or an event has come between."""
+    for scheduler in mirror.schedulers:
+        for local, at in scheduler.reservations(now).items():
+            entry = mirror.entries[_id(local)]
+            if entry.promised is None:
+                entry.promised = at
+                mirror.happened.append(
+                    replace(
+                        Happening(time=now, kind=Kind.RESERVED, job_id=entry.job.id),
+                        user=entry.job.user,
+                        processors=entry.job.processors,
+                        at=at,
+                    )
+                )

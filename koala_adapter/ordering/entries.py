@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of each job of the batch system, what is decided for it, and what is told of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from koala_adapter.model import LrmJob, LrmJobId
+    from koala_adapter.ordering.allocation import Allocation
+    from koala_adapter.scheduler.local_queue import LocalJob
+
+
+class Phase(StrEnum):
+    """Where a job stands with us."""
+
+    LEFT_OUT = "left out"
+    """It may not be started now; the reason is kept."""
+    WAITING = "waiting"
+    STARTING = "starting"
+    """We decided to start it, and the batch system does not show it started yet."""
+    RETURNING = "returning"
+    """It did not start in time, and is to be put in hold again."""
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What is on record of a start before it is asked for, so that a kill at any time loses and doubles nothing."""
+
+    job_id: LrmJobId
+    submitted_at: float | None
+    """Tells the job from a later one of the same number."""
+    nodes: tuple[tuple[str, int], ...]
+    requested: tuple[str, ...]
+    """Nodes that its user insists on: what the batch system shows from now on are ours."""
+    at: float
+    tries: int = 1
+    not_before: float = 0.0
+    """After a failed start: when the next one may be tried."""
+    failure: str = ""
+    """Why the last start failed."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One job as we know it."""
+
+    job: LrmJob
+    """As it was listed last, but with the nodes that its user requested."""
+    phase: Phase
+    sequence: int
+    """Order in which jobs were first seen."""
+    reason: str = ""
+    """Why it is left out."""
+    passed_over: str = ""
+    """Why the last pass did not start it although enough processors were free."""
+    pool: int | None = None
+    estimate: int = 0
+    local: LocalJob | None = None
+    """What the pool's policy knows it as, while it does."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Where it runs, or is to."""
+    accepted_at: float | None = None
+    """When the batch system had taken the start."""
+    doubtful: bool = False
+    """Whether it took the start is not known."""
+    promised: float | None = None
+    """First start that was reserved for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A job to be started, and where."""
+
+    job_id: LrmJobId
+    allocation: Allocation
+    pin: Pin
+
+
+class Kind(StrEnum):
+    """What may happen to a job."""
+
+    SUBMITTED = "submitted"
+    LEFT_OUT = "left out"
+    RESERVED = "reserved"
+    PASSED_OVER = "passed over"
+    START = "start"
+    STARTED = "started"
+    NOT_STARTED = "not started"
+    ADOPTED = "adopted"
+    CHANGED = "changed"
+    ENDED = "ended"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """One line of what went on."""
+
+    time: float
+    kind: Kind
+    job_id: LrmJobId
+    user: str = ""
+    processors: int = 0
+    detail: str = ""
+    at: float | None = None
+    """The start that is reserved."""
+    nodes: tuple[tuple[str, int], ...] = field(default=())

@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our picture of a batch system's queue: each listing is compared with it, and what differs is told to the policies.
+
+Pure: listings and times come in, decisions come out. Nothing here is the truth; a restart builds it anew from the next
+listing and the pins on record.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias
+
+from koala_adapter.model import LrmJobState, NodeState
+from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
+from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase, Pin
+from koala_adapter.ordering.pools import Pools, pools_of
+from koala_adapter.ordering.standing import WAITING, Rules, Standing, estimate, layout_of, standing
+from koala_adapter.scheduler.local_queue import LocalJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from koala_adapter.model import LrmJob, LrmJobId, Node
+    from koala_adapter.ordering.allocation import Room
+    from koala_adapter.ordering.standing import Listing
+    from koala_adapter.scheduler.local_queue import ClusterScheduler
+
+Layout: TypeAlias = "tuple[tuple[str, int], ...]"
+
+PATIENCE = 30.0
+"""Seconds in which an accepted start must show."""
+BACKOFF = 5.0
+"""Seconds before a failed start is tried again; doubled with each try."""
+LONGEST_BACKOFF = 600.0
+REFUSED_BACKOFF = 60.0
+"""Seconds at least when the batch system refused: asking again at once would be refused again."""
+TIE = 1e-6
+"""Seconds by which jobs submitted in the same second are told apart, so that their order stays what it is."""
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for a start to show, and how long to leave a job alone that did not start (seconds)."""
+
+    start: float = PATIENCE
+    backoff: float = BACKOFF
+    refused: float = REFUSED_BACKOFF
+    longest: float = LONGEST_BACKOFF
+
+    def after(self, tries: int, *, refused: bool) -> float:
+        """Return the pause after so many failed starts."""
+        least = self.refused if refused else 0.0
+        return min(self.longest, max(least, self.backoff * 2.0 ** min(tries - 1, 20)))
+
+
+class Mirror:
+    """One batch system's jobs and nodes, and a policy for each pool of nodes."""
+
+    def __init__(
+        self,
+        make_scheduler: Callable[[], ClusterScheduler],
+        rules: Rules,
+        *,
+        patience: Patience | None = None,
+        pins: Iterable[Pin] = (),
+    ) -> None:
+        """``make_scheduler`` returns a policy of a cluster without processors; ``pins``: starts that are on record."""
+        self.rules = rules
+        self.patience = patience or Patience()
+        self.pins = {pin.job_id: pin for pin in pins}
+        self.entries: dict[LrmJobId, Entry] = {}
+        self.pools = Pools(nodes={}, queues={}, default=None)
+        self.schedulers: list[ClusterScheduler] = []
+        self.listing: Listing | None = None
+        self.dirty = True
+        """Something changed that may let a job start."""
+        self.happened: list[Happening] = []
+        """Whoever drives this takes from here what is to be told."""
+        self.dropped: list[LrmJobId] = []
+        """Pins that are not needed any more; likewise."""
+        self._make_scheduler = make_scheduler
+        self._sequence = 0
+        self._feasible: dict[object, str] = {}
+        self._nodes_seen: object = None
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def observe(self, listing: Listing) -> None:
+        """Bring the picture in step with a listing."""
+        now = listing.read_at
+        first = self.listing is None
+        self.listing = listing
+        self._examine_nodes(listing)
+        seen: dict[LrmJobId, LrmJob] = {job.id: job for job in listing.jobs}
+        for job_id in [id_ for id_ in self.entries if id_ not in seen]:
+            self._gone(self.entries[job_id], now, Kind.GONE)
+        for job_id in [id_ for id_ in self.pins if id_ not in seen]:
+            self._unpin(job_id)
+        occupying: list[Entry] = []
+        waiting: list[Entry] = []
+        for job in sorted(listing.jobs, key=_order) if first else listing.jobs:
+            entry = self._examine(job, now)
+            if entry is None:
+                continue
+            (occupying if entry.phase in {Phase.RUNNING, Phase.STARTING} else waiting).append(entry)
+        self._settle(occupying, waiting, now)
+
+    def _examine_nodes(self, listing: Listing) -> None:
+        """Have the policies follow nodes that came, went, or serve other queues."""
+        seen = [
+            (node.name, node.state is NodeState.UP, node.processors, node.memory_mib, node.features, node.queues)
+            for node in listing.nodes
+        ]
+        if seen != self._nodes_seen:
+            self._nodes_seen = seen
+            self._feasible.clear()
+        pools = pools_of(listing.nodes, listing.queues)
+        if pools != self.pools:
+            self.pools = pools
+            self.schedulers = [self._make_scheduler() for _ in range(pools.count)]
+            for entry in self.entries.values():
+                entry.local = None
+                if entry.phase is Phase.WAITING:
+                    entry.phase = Phase.LEFT_OUT
+            self.dirty = True
+
+    def _examine(self, job: LrmJob, now: float) -> Entry | None:
+        """Update what is kept of one job; None when it is over."""
+        entry = self.entries.get(job.id)
+        if (
+            entry is not None
+            and job.submitted_at != entry.job.submitted_at
+            and None
+            not in {
+                job.submitted_at,
+                entry.job.submitted_at,
+            }
+        ):
+            self._gone(entry, now, Kind.GONE)
+            entry = None
+        pin = self._pin(job)
+        if pin is not None and job.state in WAITING:
+            job = replace(job, requested_nodes=pin.requested)
+        found, reason = standing(job, self.rules, now=now, ours=pin is not None)
+        if found is Standing.OVER:
+            if entry is not None:
+                self._gone(entry, now, Kind.ENDED)
+            self._unpin(job.id)
+            return None
+        if entry is None:
+            self._sequence += 1
+            entry = Entry(job=job, phase=Phase.LEFT_OUT, sequence=self._sequence)
+            self.entries[job.id] = entry
+            if found is not Standing.OCCUPYING:
+                self._tell(Kind.SUBMITTED, entry, now)
+            if pin is not None and not pin.not_before:
+                # A start that was under way when we were stopped: the next looks tell what came of it.
+                entry.phase, entry.nodes, entry.accepted_at = Phase.STARTING, pin.nodes, pin.at
+        self._update(entry, job, now)
+        if found is Standing.OCCUPYING:
+            self._occupies(entry, now)
+        elif entry.phase is Phase.STARTING:
+            self._judge_start(entry, now)
+        else:
+            self._waits(entry, reason, now)
+        return entry
+
+    def _update(self, entry: Entry, job: LrmJob, now: float) -> None:
+        """Take over what was listed, and tell the policy when it matters to it."""
+        former = entry.job
+        entry.job = job
+        if self.listing is None:
+            return
+        told = estimate(job, self.listing.queues, self.rules)
+        if entry.local is not None and told != entry.estimate:
+            self.schedulers[_pool(entry)].revise(entry.local, now, estimate=told)
+            self.dirty = True
+            self._tell(Kind.CHANGED, entry, now, detail=f"walltime {told} s")
+        entry.estimate = told
+        same = (former.processors, former.queue, former.user) == (job.processors, job.queue, job.user)
+        if not same and entry.local is not None and entry.phase is Phase.WAITING:
+            self._withdraw(entry, now)
+            entry.phase = Phase.LEFT_OUT
+
+    def _occupies(self, entry: Entry, now: float) -> None:
+        layout = layout_of(entry.job)
+        if entry.phase is Phase.STARTING and entry.local is not None:
+            other = "" if _same(layout, entry.nodes) or not entry.job.layout else "on other nodes than we said"
+            self._tell(Kind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
+        elif entry.phase is not Phase.RUNNING:
+            self._withdraw(entry, now)
+            self._tell(Kind.ADOPTED, entry, now, nodes=layout)
+        self._unpin(entry.job.id)
+        entry.nodes = layout or entry.nodes
+        entry.phase, entry.reason, entry.accepted_at = Phase.RUNNING, "", None
+
+    def _judge_start(self, entry: Entry, now: float) -> None:
+        """Decide whether a start that does not show yet has failed."""
+        if entry.accepted_at is None or now <= entry.accepted_at:
+            return
+        held = entry.job.state is LrmJobState.HELD
+        if (held and entry.doubtful) or now > entry.accepted_at + self.patience.start:
+            waited = f"it did not start within {now - entry.accepted_at:.0f} s"
+            reason = f"{waited} ({entry.job.reason})" if entry.job.reason else waited
+            self._put_back(entry, now, reason, refused=False)
+
+    def _waits(self, entry: Entry, reason: str, now: float) -> None:
+        """Put a job that may not be started aside; the others are queued once the size of the cluster is known."""
+        if entry.phase is Phase.RUNNING:  # it was queued again
+            self._leave(entry, now)
+            entry.phase = Phase.LEFT_OUT
+        if entry.phase is Phase.RETURNING and entry.job.state is LrmJobState.HELD:
+            entry.phase = Phase.LEFT_OUT
+        if entry.phase is Phase.RETURNING:
+            return
+        pin = self.pins.get(entry.job.id)
+        if not reason and pin is not None and now < pin.not_before:
+            reason = f"{pin.failure}; it is tried again in {pin.not_before - now:.0f} s"
+        reason = reason or self._place(entry)
+        if reason and entry.phase is Phase.WAITING:
+            self._withdraw(entry, now)
+            entry.phase = Phase.LEFT_OUT
+        if reason and reason.partition(";")[0] != entry.reason.partition(";")[0]:
+            self._tell(Kind.LEFT_OUT, entry, now, detail=reason)
+        entry.reason = reason
+
+    def _place(self, entry: Entry) -> str:
+        """Choose a job's pool; return why it cannot have any."""
+        entry.pool = self.pools.of_queue(entry.job.queue)
+        if entry.pool is None:
+            return f"no node serves queue {entry.job.queue}" if entry.job.queue else "it names no queue"
+        queues = {} if self.listing is None else self.listing.queues
+        down = [name for name in entry.job.queue.split(",") if name in queues and not queues[name].up]
+        if down and not any(name in queues and queues[name].up for name in entry.job.queue.split(",")):
+            return f"queue {down[0]} is down"
+        shape = _shape(entry.job)
+        if shape not in self._feasible:
+            empty = rooms_of((replace(node, processors_used=0, memory_used_mib=0) for node in self._nodes()), {}, {})
+            found = allocate(entry.job, empty.values())
+            self._feasible[shape] = "" if isinstance(found, Allocation) else found.reason
+        problem = self._feasible[shape]
+        return f"even with nothing else running: {problem}" if problem else ""
+
+    def _settle(self, occupying: Iterable[Entry], waiting: Iterable[Entry], now: float) -> None:
+        """Tell the policies the size of the cluster, and then what runs and what waits."""
+        for entry in occupying:
+            if entry.local is None:
+                entry.pool = self._pool_of_running(entry)
+        self._resize(occupying, now)
+        for entry in occupying:
+            if entry.local is None and entry.pool is not None:
+                entry.local = self._local(entry)
+                started = entry.job.started_at if entry.job.started_at is not None else now
+                self.schedulers[entry.pool].adopt(entry.local, min(started, now), now)
+                self.dirty = True
+        for entry in waiting:
+            if entry.phase is Phase.LEFT_OUT and not entry.reason:
+                self._queue(entry)
+
+    def _resize(self, occupying: Iterable[Entry], now: float) -> None:
+        """Make each cluster as large as what runs and what is free together: drained nodes shrink as jobs end there."""
+        sizes = [0] * len(self.schedulers)
+        for name, room in self.rooms().items():
+            sizes[self.pools.nodes[name]] += room.processors
+        for entry in occupying:
+            if entry.pool is not None:
+                sizes[entry.pool] += entry.local.processors if entry.local else entry.job.processors
+        for scheduler, size in zip(self.schedulers, sizes, strict=True):
+            if scheduler.processors != size:
+                scheduler.resize(size, now)
+                self.dirty = True
+
+    def _pool_of_running(self, entry: Entry) -> int | None:
+        for name, _ in entry.nodes:
+            if name in self.pools.nodes:
+                return self.pools.nodes[name]
+        return None
+
+    def _queue(self, entry: Entry) -> None:
+        entry.local = self._local(entry)
+        entry.phase = Phase.WAITING
+        self.schedulers[_pool(entry)].submit(entry.local)
+        self.dirty = True
+
+    def _local(self, entry: Entry) -> LocalJob:
+        job = entry.job
+        submitted = (job.submitted_at or 0.0) + TIE * (entry.sequence % 500_000)
+        return LocalJob(job.id, job.processors, float(entry.estimate), submitted, job.user)
+
+    # -- what became of it -------------------------------------------------------------------------------------------
+
+    def accepted(self, job_id: LrmJobId, now: float, *, doubtful: bool = False) -> None:
+        """Take note that the batch system took a start, or, ``doubtful``, may have taken it."""
+        entry = self.entries.get(job_id)
+        if entry is not None and entry.phase is Phase.STARTING:
+            entry.accepted_at, entry.doubtful = now, doubtful
+
+    def refused(self, job_id: LrmJobId, now: float, reason: str) -> None:
+        """Take note that the batch system refused a start."""
+        entry = self.entries.get(job_id)
+        if entry is not None and entry.phase is Phase.STARTING:
+            self._put_back(entry, now, reason, refused=True)
+
+    def to_hold(self) -> list[LrmJobId]:
+        """Return the jobs that are to be put in hold again, because they did not start in time."""
+        returning = (entry for entry in self.entries.values() if entry.phase is Phase.RETURNING)
+        return [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED]
+
+    def _put_back(self, entry: Entry, now: float, reason: str, *, refused: bool) -> None:
+        self._leave(entry, now)
+        pin = self.pins[entry.job.id]
+        pause = self.patience.after(pin.tries, refused=refused)
+        self.pins[entry.job.id] = replace(pin, not_before=now + pause, failure=reason)
+        entry.phase = Phase.RETURNING
+        entry.reason, entry.nodes, entry.accepted_at, entry.doubtful = reason, (), None, False
+        self._tell(Kind.NOT_STARTED, entry, now, detail=f"{reason}; tried again in {pause:.0f} s")
+
+    def _gone(self, entry: Entry, now: float, kind: Kind) -> None:
+        ran = entry.phase in {Phase.RUNNING, Phase.STARTING}
+        if ran:
+            self._leave(entry, now)
+        else:
+            self._withdraw(entry, now)
+        del self.entries[entry.job.id]
+        self._tell(Kind.ENDED if ran else kind, entry, now)
+
+    def _leave(self, entry: Entry, now: float) -> None:
+        """Take a job that holds processors out of its policy."""
+        if entry.local is not None:
+            self.schedulers[_pool(entry)].end(entry.local, now)
+            self.dirty = True
+        entry.local = None
+
+    def _withdraw(self, entry: Entry, now: float) -> None:
+        """Take a waiting job out of its policy."""
+        if entry.local is not None and entry.phase is Phase.WAITING:
+            self.schedulers[_pool(entry)].withdraw(entry.local, now)
+            entry.local = None
+            self.dirty = True
+
+    def _pin(self, job: LrmJob) -> Pin | None:
+        pin = self.pins.get(job.id)
+        if pin is None or pin.submitted_at == job.submitted_at or None in {pin.submitted_at, job.submitted_at}:
+            return pin
+        self._unpin(job.id)
+        return None
+
+    def _unpin(self, job_id: LrmJobId) -> None:
+        if self.pins.pop(job_id, None) is not None:
+            self.dropped.append(job_id)
+
+    def _tell(self, kind: Kind, entry: Entry, now: float, *, detail: str = "", nodes: Layout | None = None) -> None:
+        job = entry.job
+        self.happened.append(
+            Happening(
+                time=now,
+                kind=kind,
+                job_id=job.id,
+                user=job.user,
+                processors=job.processors,
+                detail=detail,
+                nodes=entry.nodes if nodes is None else nodes,
+            )
+        )
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    def _nodes(self) -> tuple[Node, ...]:
+        return () if self.listing is None else self.listing.nodes
+
+    def rooms(self) -> dict[str, Room]:
+        """Return what is free on each node that is up, jobs that are being started counted."""
+        taken: dict[str, int] = {}
+        memory: dict[str, int] = {}
+        for entry in self.entries.values():
+            if entry.phase in {Phase.RUNNING, Phase.STARTING}:
+                for name, count in entry.nodes:
+                    taken[name] = taken.get(name, 0) + count
+                    memory[name] = memory.get(name, 0) + memory_on(entry.job, count)
+        return rooms_of(self._nodes(), taken, memory)
+
+    def next_due(self, now: float) -> float | None:
+        """Return when something is to be looked at again although nothing happens; None when never."""
+        times = [pin.not_before for pin in self.pins.values()]
+        times += [entry.job.eligible_at for entry in self.entries.values() if entry.job.eligible_at is not None]
+        times += [scheduler.wake_at for scheduler in self.schedulers]
+        return min((time for time in times if now < time < inf), default=None)
+
+
+def _pool(entry: Entry) -> int:
+    if entry.pool is None:
+        raise AssertionError("a job that a policy knows has a pool")
+    return entry.pool
+
+
+def _same(layout: Layout, nodes: Layout) -> bool:
+    return sorted(layout) == sorted(nodes)
+
+
+def _order(job: LrmJob) -> tuple[float, list[int | str]]:
+    """Order jobs as they were submitted: where times are equal, by their numbers."""
+    parts = _DIGITS.split(job.id)
+    numbers: list[int | str] = [int(part) if part.isdecimal() else part for part in parts]
+    return job.submitted_at or 0.0, numbers
+
+
+def _shape(job: LrmJob) -> object:
+    """Return all of a job that decides on which nodes it has room."""
+    return (
+        job.processors,
+        job.queue,
+        job.processors_per_task,
+        job.nodes_wanted,
+        job.tasks_per_node,
+        job.memory_per_processor_mib,
+        job.memory_per_node_mib,
+        job.features,
+        job.requested_nodes,
+        job.excluded_nodes,
+    )

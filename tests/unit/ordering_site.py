@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch system for tests of the live scheduler that exists as listings only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
+from koala_adapter.ordering.deciding import Manner, decide
+from koala_adapter.ordering.mirror import Mirror, Patience
+from koala_adapter.ordering.standing import Listing, Rules
+from koala_adapter.scheduler.cluster import make_cluster_scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from koala_adapter.model import Queue
+    from koala_adapter.ordering.entries import Happening, Kind, Pin, Start
+
+PATIENCE = Patience(start=10.0, backoff=5.0, refused=60.0, longest=600.0)
+
+
+class Listed:
+    """Four nodes of eight processors, jobs that come in held, and a mirror of it."""
+
+    def __init__(
+        self,
+        policy: str = "easy",
+        *,
+        depth: int = 1,
+        rules: Rules | None = None,
+        pins: Iterable[Pin] = (),
+        nodes: Iterable[Node] | None = None,
+    ) -> None:
+        self.now = 1000.0
+        self.jobs: dict[str, LrmJob] = {}
+        self.nodes = {f"n{n}": node(f"n{n}") for n in range(1, 5)} if nodes is None else {n.name: n for n in nodes}
+        self.queues: dict[str, Queue] = {}
+        self.manner = Manner(overtaking=policy != "fcfs", guards=depth)
+        self.mirror = Mirror(
+            lambda: make_cluster_scheduler(policy, 0, depth=depth),
+            rules or Rules(),
+            patience=PATIENCE,
+            pins=pins,
+        )
+
+    def submit(self, job_id: str, processors: int, walltime: int = 100, **values: Any) -> None:  # noqa: ANN401
+        """Have a job come in, in hold by the site."""
+        given: dict[str, Any] = {
+            "state": LrmJobState.HELD,
+            "hold": HoldOwner.OPERATOR,
+            "submitted_at": self.now,
+            "user": "u",
+            "queue": "",
+            **values,
+        }
+        self.jobs[job_id] = LrmJob(id=LrmJobId(job_id), name=job_id, processors=processors, walltime=walltime, **given)
+
+    def change(self, job_id: str, **values: Any) -> None:  # noqa: ANN401 - fields of many types
+        """Have the batch system show something else of a job."""
+        self.jobs[job_id] = replace(self.jobs[job_id], **values)
+
+    def run(self, start: Start) -> None:
+        """Have a job run where it was to be started."""
+        nodes = start.allocation.nodes
+        self.change(
+            start.job_id,
+            state=LrmJobState.RUNNING,
+            hold=None,
+            layout=nodes,
+            nodes=tuple(name for name, _ in nodes),
+            started_at=self.now,
+            requested_nodes=tuple(name for name, _ in nodes),
+        )
+
+    def look(self, after: float = 1.0) -> list[Start]:
+        """Let time pass, list everything, and return what is to be started."""
+        self.now += after
+        self.observe()
+        return decide(self.mirror, self.manner, self.now)
+
+    def observe(self) -> None:
+        """List everything as it is."""
+        used = dict.fromkeys(self.nodes, 0)
+        for job in self.jobs.values():
+            for name, count in job.layout:
+                used[name] += count
+        nodes = tuple(replace(one, processors_used=one.processors_used + used[one.name]) for one in self.nodes.values())
+        self.mirror.observe(Listing(read_at=self.now, jobs=tuple(self.jobs.values()), nodes=nodes, queues=self.queues))
+
+    def step(self, after: float = 1.0) -> list[str]:
+        """Look, have what is started run at once, and return the ids."""
+        starts = self.look(after)
+        for start in starts:
+            self.run(start)
+            self.mirror.accepted(start.job_id, self.now)
+        return [start.job_id for start in starts]
+
+    def end(self, *job_ids: str) -> None:
+        """Have jobs leave the listing."""
+        for job_id in job_ids:
+            del self.jobs[job_id]
+
+    def told(self, kind: Kind) -> list[Happening]:
+        """Return what was told of a kind so far."""
+        return [one for one in self.mirror.happened if one.kind is kind]
+
+
+def node(name: str, processors: int = 8, **values: Any) -> Node:  # noqa: ANN401 - fields of many types
+    """Return a node that is up."""
+    return Node(name=name, processors=processors, **{"state": NodeState.UP, "processors_used": 0, **values})

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The picture of a batch system's queue: what it shows is what the policies know, and their word becomes starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
+from koala_adapter.ordering.entries import Kind, Phase
+from koala_adapter.ordering.standing import Rules
+from tests.unit.ordering_site import Listed, node
+
+
+def test_jobs_are_started_in_order_and_backfilled() -> None:
+    """What fits starts; a wide job gets a start reserved, and only what ends before it may overtake it."""
+    site = Listed()
+    site.submit("1", 24, 100)
+    site.submit("2", 32, 100)
+    site.submit("3", 8, 500)
+    site.submit("4", 8, 90)
+    assert site.step() == ["1", "4"]
+    assert [(one.job_id, one.at) for one in site.told(Kind.RESERVED)] == [("2", 1101.0)]
+    site.end("4")
+    assert site.step() == []
+    site.end("1")
+    assert site.step() == ["2"]
+    site.end("2")
+    assert site.step() == ["3"]
+    assert site.step() == []
+    assert {one.job_id for one in site.told(Kind.STARTED)} == {"1", "3"}
+    assert [one.job_id for one in site.told(Kind.ENDED)] == ["4", "1", "2"]
+
+
+def test_first_come_first_served_overtakes_nobody() -> None:
+    """Also where the first one fits in sum but not on nodes."""
+    site = Listed("fcfs")
+    site.submit("1", 4, requested_nodes=("n1",))
+    site.submit("2", 4, requested_nodes=("n2",))
+    assert site.step() == ["1", "2"]
+    site.submit("3", 16, nodes_wanted=2, requested_nodes=("n1", "n2"))
+    site.submit("4", 1)
+    assert site.step() == []
+    assert "there are not 2 nodes" in site.told(Kind.PASSED_OVER)[0].detail
+    site.end("1", "2")
+    assert site.step() == ["3", "4"]
+
+
+@pytest.mark.parametrize("policy", ["easy", "conservative", "firstfit"])
+def test_a_job_that_fits_in_sum_only_is_passed_over_and_not_starved(policy: str) -> None:
+    """Others go first, but on its nodes only those that end before it can start."""
+    site = Listed(policy)
+    for number in range(1, 5):
+        site.submit(f"r{number}", 4, 100, requested_nodes=(f"n{number}",))
+    assert len(site.step()) == 4
+    site.submit("wide", 16, 100, nodes_wanted=2, tasks_per_node=8)
+    site.submit("long", 4, 5000)
+    site.submit("longer", 8, 5000)
+    site.submit("short", 4, 50)
+    assert site.step() == ["long", "short"]
+    assert "wide" in {one.job_id for one in site.told(Kind.PASSED_OVER)}
+    site.end("r1", "r2", "r3", "r4")
+    assert "wide" in site.step(100)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"hold": HoldOwner.USER}, "its user holds it"),
+        ({"dependent": True, "reason": "Dependency"}, "waits for other jobs"),
+        ({"eligible_at": 5000.0}, "begin time"),
+        ({"state": LrmJobState.QUEUED, "hold": None}, "not in hold"),
+        ({"state": LrmJobState.UNKNOWN, "raw_state": "ODD"}, "ODD"),
+        ({"queue": "none"}, "no node serves queue none"),
+        ({"queue": "off"}, "queue off is down"),
+        ({"features": ("gpu",)}, "even with nothing else running"),
+        ({"processors": 33}, ""),
+    ],
+)
+def test_what_may_not_be_started_is_left_out(values: dict[str, Any], reason: str) -> None:
+    """With the reason; and it is in nobody's way."""
+    site = Listed(nodes=[node(f"n{n}", queues=("on", "off")) for n in range(1, 5)])
+    site.queues = {
+        "on": Queue(name="on", up=True, processors=32, default=True),
+        "off": Queue(name="off", up=False, processors=32),
+    }
+    processors = values.pop("processors", 4)
+    site.submit("odd", processors, **{"queue": "on", **values})
+    site.submit("even", 32, queue="on")
+    assert site.step() == ["even"]
+    entry = site.mirror.entries[site.jobs["odd"].id]
+    assert reason in entry.reason
+    assert (entry.phase is Phase.LEFT_OUT) == bool(entry.reason)
+
+
+def test_a_left_out_job_comes_in_when_its_time_has_come() -> None:
+    """And the mirror says when to look again."""
+    site = Listed()
+    site.submit("1", 4, eligible_at=1500.0)
+    assert site.step() == []
+    assert site.mirror.next_due(site.now) == 1500.0
+    assert site.step(600.0) == ["1"]
+
+
+def test_the_site_may_say_that_user_holds_are_its_own() -> None:
+    """Where the batch system's submission default can only give a user hold."""
+    site = Listed(rules=Rules(user_holds=True))
+    site.submit("1", 4, hold=HoldOwner.USER)
+    assert site.step() == ["1"]
+
+
+def test_others_starts_and_ends_are_taken_in() -> None:
+    """A job that runs without us takes its processors; one that goes unasked frees nothing twice."""
+    site = Listed()
+    site.submit("1", 24, state=LrmJobState.RUNNING, hold=None, layout=(("n1", 8), ("n2", 8), ("n3", 8)))
+    site.submit("2", 16)
+    assert site.step() == []
+    assert [one.job_id for one in site.told(Kind.ADOPTED)] == ["1"]
+    site.end("2")
+    site.submit("3", 8)
+    assert site.step() == ["3"]
+    site.end("1", "3")
+    site.submit("4", 32)
+    assert site.step() == ["4"]
+
+
+def test_nodes_that_go_down_make_the_cluster_smaller() -> None:
+    """Jobs go to nodes that are up; what needs more waits in nobody's way until they are back."""
+    site = Listed()
+    site.nodes["n1"] = node("n1", state=NodeState.DOWN)
+    site.nodes["n2"] = node("n2", processors_used=6)
+    site.submit("1", 32)
+    site.submit("2", 18)
+    assert site.step() == ["2"]
+    assert dict(site.jobs["2"].layout) == {"n3": 8, "n4": 8, "n2": 2}
+    site.end("2")
+    site.nodes = {name: node(name) for name in site.nodes}
+    assert site.step() == ["1"]
+
+
+def test_a_drained_node_shrinks_as_its_jobs_end() -> None:
+    """Its running job keeps its processors, and nobody gets them afterwards."""
+    site = Listed()
+    site.submit("1", 8, requested_nodes=("n1",))
+    assert site.step() == ["1"]
+    site.nodes["n1"] = node("n1", state=NodeState.DRAINING)
+    site.submit("2", 25)
+    assert site.step() == []
+    site.end("1")
+    assert site.step() == []
+    assert site.mirror.schedulers[0].processors == 24
+
+
+def test_queues_without_common_nodes_do_not_wait_for_each_other() -> None:
+    """A reservation in one reserves nothing in the other."""
+    site = Listed(nodes=[node("a", queues=("day",)), node("b", queues=("night",)), node("c", queues=("night",))])
+    site.queues = {name: Queue(name=name, up=True, processors=8) for name in ("day", "night")}
+    site.submit("1", 4, queue="day")
+    site.submit("2", 8, queue="day")
+    site.submit("3", 16, 9000, queue="night")
+    assert site.step() == ["1", "3"]
+    assert dict(site.jobs["3"].layout) == {"b": 8, "c": 8}
+
+
+def test_a_changed_walltime_is_a_changed_promise() -> None:
+    """A running job that may run longer moves the reservation; a waiting one that got shorter may slip in."""
+    site = Listed()
+    site.submit("1", 24, 100)
+    site.submit("2", 32, 100)
+    site.submit("3", 8, 500)
+    assert site.step() == ["1"]
+    site.change("3", walltime=60)
+    assert site.step() == ["3"]
+    site.change("1", walltime=5000)
+    site.submit("4", 8, 300)
+    site.end("3")
+    assert site.step() == ["4"]
+    assert {one.job_id for one in site.told(Kind.CHANGED)} == {"1", "3"}
+
+
+def test_a_start_is_counted_before_it_shows() -> None:
+    """Its processors are given to nobody else meanwhile, whatever the node listing says."""
+    site = Listed()
+    site.submit("1", 20)
+    (start,) = site.look()
+    site.mirror.accepted(start.job_id, site.now)
+    site.submit("2", 20)
+    site.submit("3", 12)
+    (other,) = site.look()
+    assert other.job_id == "3"
+    assert not set(dict(start.allocation.nodes).items()) & {(n, 8) for n, _ in other.allocation.nodes}
+
+
+def test_a_start_that_does_not_show_is_taken_back() -> None:
+    """After some time it is to be held again, and is tried later with the nodes its user asked for."""
+    site = Listed()
+    site.submit("1", 4, requested_nodes=("n1",))
+    (start,) = site.look()
+    site.mirror.accepted(start.job_id, site.now)
+    site.change("1", state=LrmJobState.QUEUED, hold=None, reason="Resources")
+    assert site.look(5.0) == []
+    assert site.mirror.to_hold() == []
+    assert site.look(6.0) == []
+    assert site.mirror.to_hold() == ["1"]
+    assert "did not start within 11 s (Resources)" in site.told(Kind.NOT_STARTED)[0].detail
+    site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+    assert site.look() == []
+    assert site.mirror.to_hold() == []
+    assert "tried again in" in site.mirror.entries[start.job_id].reason
+    (again,) = site.look(5.0)
+    assert again.pin.tries == 2
+    assert again.pin.requested == ("n1",)
+    site.run(again)
+    site.look()
+    assert site.mirror.pins == {}
+    assert site.mirror.dropped == ["1"]
+
+
+def test_a_refused_start_waits_longer() -> None:
+    """Asking again at once would be refused again; others take its place."""
+    site = Listed()
+    site.submit("1", 32)
+    (start,) = site.look()
+    site.mirror.refused(start.job_id, site.now, "access denied")
+    site.submit("2", 32, 1000)
+    assert site.step() == ["2"]
+    assert "access denied" in site.mirror.entries[start.job_id].reason
+    site.end("2")
+    assert site.step(30.0) == []
+    assert site.step(30.0) == ["1"]
+
+
+def test_an_unanswered_start_is_judged_by_what_shows() -> None:
+    """Still in hold at the next look: it was not taken; running: it was."""
+    site = Listed()
+    site.submit("1", 4)
+    site.submit("2", 4)
+    first, second = site.look()
+    for start in (first, second):
+        site.mirror.accepted(start.job_id, site.now, doubtful=True)
+    site.run(second)
+    assert site.look() == []
+    assert site.mirror.entries[first.job_id].phase is Phase.LEFT_OUT or site.mirror.to_hold() == []
+    assert [one.job_id for one in site.told(Kind.NOT_STARTED)] == ["1"]
+    assert [one.job_id for one in site.told(Kind.STARTED)] == ["2"]
+
+
+@pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])
+def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
+    """Nothing is lost and nothing started twice, whatever had come of it."""
+    before = Listed()
+    before.submit("1", 4)
+    (start,) = before.look()
+    site = Listed(pins=[start.pin])
+    site.jobs, site.now = before.jobs, before.now
+    ours = tuple(name for name, _ in start.pin.nodes)
+    if shown == "running":
+        site.run(start)
+    elif shown == "gone":
+        site.end("1")
+    else:
+        state = LrmJobState.HELD if shown == "held" else LrmJobState.QUEUED
+        site.change("1", state=state, requested_nodes=ours, hold=HoldOwner.OPERATOR if shown == "held" else None)
+    assert site.look(1.0) == []
+    site.look(11.0)
+    if shown in {"running", "gone"}:
+        assert site.mirror.dropped == ["1"]
+        assert site.look(100.0) == []
+        return
+    assert site.mirror.to_hold() == (["1"] if shown == "queued" else [])
+    site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+    (again,) = [*site.look(1.0), *site.look(6.0)]
+    assert again.pin.requested == ()
+
+
+def test_a_number_that_is_given_again_is_another_job() -> None:
+    """What was on record of the former one does not hold for it."""
+    before = Listed()
+    before.submit("1", 4)
+    (start,) = before.look()
+    site = Listed(pins=[start.pin])
+    site.now = 9000.0
+    site.submit("1", 4, requested_nodes=("n3",))
+    (new,) = site.look()
+    assert new.allocation.nodes == (("n3", 4),)
+    assert new.pin.tries == 1
+
+
+def test_a_job_that_is_queued_again_waits_again() -> None:
+    """Requeued by the batch system, it gives its processors back and has its turn again."""
+    site = Listed()
+    site.submit("1", 32)
+    assert site.step() == ["1"]
+    site.look()
+    site.change("1", state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, layout=(), nodes=(), requested_nodes=())
+    assert site.step() == ["1"]
+
+
+def test_ended_jobs_in_the_listing_are_over() -> None:
+    """Batch systems show them for a while."""
+    site = Listed()
+    site.submit("0", 4, state=LrmJobState.ENDED, hold=None)
+    site.submit("1", 32)
+    assert site.step() == ["1"]
+    site.look()
+    site.change("1", state=LrmJobState.ENDED, layout=())
+    site.submit("2", 32)
+    assert site.step() == ["2"]
+    assert [one.job_id for one in site.told(Kind.SUBMITTED)] == ["1", "2"]
