@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextvars import ContextVar
+from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from koala_adapter.errors import SimulationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, MutableSequence, Sequence
+    from concurrent.futures import Future
+    from multiprocessing.process import BaseProcess
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,15 +53,128 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], processes: int) 
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BrokenProcessPool as error:
-            message = "a process of the simulation ended before its time"
-            raise SimulationError(message, hint="it may have run out of memory: try --processes 1") from error
+            raise _died() from error
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in set(multiprocessing.active_children()) - before:
-                child.terminate()
+            _abandon(pool, before)
             raise
 
 
 def _leave_interrupts() -> None:
     """Leave Ctrl-C, which the terminal sends to every process, to the one that started us; it ends us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _died() -> SimulationError:
+    message = "a process of the simulation ended before its time"
+    return SimulationError(message, hint="it may have run out of memory: try --processes 1")
+
+
+def _abandon(pool: ProcessPoolExecutor, before: set[BaseProcess]) -> None:
+    """End all processes of a pool without waiting for what they do."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    for child in set(multiprocessing.active_children()) - before:
+        child.terminate()
+
+
+class Board:
+    """Where each of several runs notes how far it is, and reads whether to go on; shared with other processes."""
+
+    def __init__(self, runs: int) -> None:
+        self.cells: MutableSequence[int] = RawArray("q", 2 * runs + 1)
+
+    @property
+    def progress(self) -> list[tuple[int, int]]:
+        """How much of how much is done, for each run; of 0 where a run does not know yet."""
+        return list(zip(self.cells[0:-1:2], self.cells[1:-1:2], strict=True))
+
+    def stop(self) -> None:
+        """Have all runs end where they are, and return what they have."""
+        self.cells[-1] = 1
+
+    def mark(self, run: int) -> Mark:
+        """Return the place on the board for one run."""
+        return Mark(self.cells, run)
+
+
+class Mark:
+    """One run's place on a board."""
+
+    def __init__(self, cells: MutableSequence[int], run: int, told: Callable[[], None] | None = None) -> None:
+        self._cells = cells
+        self._run = run
+        self.told = told
+
+    def expect(self, total: int) -> None:
+        """Note how much there is to do in all."""
+        self._cells[2 * self._run + 1] = total
+
+    def __call__(self, done: int, /) -> bool:
+        """Note how much is done; returns whether to go on."""
+        self._cells[2 * self._run] = done
+        if self.told is not None:
+            self.told()
+        return not self._cells[-1]
+
+
+_BOARD: ContextVar[Board] = ContextVar("_BOARD")
+"""The board that this process was given when it was started."""
+LOOK = 0.1
+"""Seconds between two looks at how far the runs are."""
+
+
+def watched(
+    function: Callable[[T, Mark], R], items: Sequence[T], processes: int, progress: Callable[[Board], None]
+) -> Iterator[tuple[int, R]]:
+    """Yield index and result for each item, while the runs note on a board how far they are.
+
+    An interrupt has those that run return what they have so far; those that have not begun never do. A second one ends
+    everything at once. For the rest as `in_parallel`.
+    """
+    board = Board(len(items))
+    if min(processes, len(items)) <= 1:
+        for index, item in enumerate(items):
+            mark = board.mark(index)
+            mark.told = lambda: progress(board)
+            yield index, function(item, mark)
+        return
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")
+    size = min(processes, len(items))
+    with ProcessPoolExecutor(size, mp_context=context, initializer=_join, initargs=(board,)) as pool:
+        try:
+            futures = {pool.submit(_marked, function, item, index): index for index, item in enumerate(items)}
+            yield from _followed(futures, board, progress)
+        except BrokenProcessPool as error:
+            raise _died() from error
+        except BaseException:
+            _abandon(pool, before)
+            raise
+
+
+def _followed(
+    futures: dict[Future[R], int], board: Board, progress: Callable[[Board], None]
+) -> Iterator[tuple[int, R]]:
+    pending = set(futures)
+    stopped = False
+    while pending:
+        try:
+            done, pending = wait(pending, timeout=LOOK)
+            progress(board)
+        except KeyboardInterrupt:
+            if stopped:
+                raise
+            stopped = True
+            board.stop()
+            pending = {future for future in pending if not future.cancel()}
+            continue
+        for future in sorted(done, key=futures.__getitem__):
+            yield futures[future], future.result()
+
+
+def _join(board: Board) -> None:
+    _leave_interrupts()
+    _BOARD.set(board)
+
+
+def _marked(function: Callable[[T, Mark], R], item: T, run: int) -> R:
+    return function(item, _BOARD.get().mark(run))
