@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames of the WIKI protocol: a size of eight digits, one more byte, and a message that is usually signed.
+r"""Frames of the WIKI protocol: a size of eight digits, one more byte, and a message that is usually signed.
 
 ::
 
-    00000069\\nCK=4c44dc484a06c102 TS=1795245659 AUTH=root DT=CMD=GETNODES ARG=0:ALL
+    00000069\nCK=4c44dc484a06c102 TS=1795245659 AUTH=root DT=CMD=GETNODES ARG=0:ALL
 
 The size counts what follows the nine bytes. Slurm ends its replies with one NUL that counts but is not signed; readers
 ignore everything from the first NUL on. Pure: who reads the clock and the socket is somebody else.
@@ -132,8 +132,8 @@ def open_request(payload: bytes, *, key: Key | None, now: float, skew: float = R
     in the dialect of Maui, where Slurm did not look at the checksum. Raises WikiError with the status to answer.
     """
     text = _until_nul(payload)
-    if key is None and text.startswith(b"CMD="):
-        return Envelope(message=text, verified=False)
+    if key is None and b"CMD=" in text:
+        return Envelope(message=text[text.find(b"CMD=") :], verified=False)
     parts = {name: text.find(name) for name in (b"AUTH=", b"DT=", b"TS=")}
     for name, position in parts.items():
         if position < 0:

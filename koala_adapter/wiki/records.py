@@ -188,7 +188,7 @@ def build_job(
     """Return the record of one job. ``brief``: only what a scheduler needs to decide.
 
     Raises WikiError for what cannot be sent: an id or host name with separators, a state that Maui does not know, a
-    task list that Maui has no room for, and to Maui a job without user or number of tasks, which it would misunderstand.
+    task list that Maui has no room for; and, to Maui, a job without user or number of tasks, which it would defer.
     """
     if record.state not in _JOB_WORDS:
         raise WikiError(f"a job cannot be {record.state!r}", hint=f"allowed: {', '.join(JobWord)}")

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.hostlists import check_tasks, compressed, expand, plain
+from koala_adapter.wiki.hostlists import check_host, check_tasks, compressed, expand, folded, plain
 from koala_adapter.wiki.words import Dialect, HostFormat, Kind
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Count(NamedTuple):
     """A class (queue) of a node and how many tasks it takes; or a resource and how many there are."""
 
     name: str
-    count: int
+    amount: int
 
 
 Value = str | int | float | tuple[str, ...] | tuple[Count, ...]
@@ -70,6 +70,7 @@ def writing(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Writin
         Kind.TEXT: partial(_text, dialect=dialect, quoted=quoted),
         Kind.NAMES: _names,
         Kind.TASKS: partial(_tasks, dialect=dialect, hosts=hosts),
+        Kind.HOSTS: partial(_hosts, dialect=dialect, hosts=hosts),
         Kind.CLASSES: _classes,
         Kind.QUEUE: partial(_queue, dialect=dialect),
         Kind.RESOURCES: _resources,
@@ -129,8 +130,13 @@ def _tasks(values: Sequence[str], *, dialect: Dialect, hosts: HostFormat) -> str
     return plain(values)
 
 
+def _hosts(values: Sequence[str], *, dialect: Dialect, hosts: HostFormat) -> str:
+    short = dialect is Dialect.WIKI2 and hosts is not HostFormat.PLAIN and len(set(values)) == len(values)
+    return ":".join(folded(map(check_host, values))) if short else _tasks(values, dialect=dialect, hosts=hosts)
+
+
 def _classes(values: Iterable[Count]) -> str:
-    return "".join(f"[{_clean_name(name)}:{_number(name, count)}]" for name, count in values if name)
+    return "".join(f"[{_clean_name(name)}:{_number(name, amount)}]" for name, amount in values if name)
 
 
 def _queue(value: str, *, dialect: Dialect) -> str:
@@ -141,7 +147,7 @@ def _queue(value: str, *, dialect: Dialect) -> str:
 
 
 def _resources(values: Iterable[Count]) -> str:
-    return ",".join(f"{_clean_name(name)}:{_number(name, count)}" for name, count in values if name)
+    return ",".join(f"{_clean_name(name)}:{_number(name, amount)}" for name, amount in values if name)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -208,7 +214,7 @@ def _read_tasks(text: str) -> tuple[str, ...]:
 def read_classes(text: str) -> tuple[Count, ...]:
     """Return the pairs of ``[name:count][name:count]``; without a count it is 1."""
     return tuple(
-        Count(name, count if (count := read_time(number) if number else 1) is not None else 1)
+        Count(name, amount if (amount := read_time(number) if number else 1) is not None else 1)
         for name, number in _CLASS.findall(text)
         if name
     )
@@ -216,7 +222,7 @@ def read_classes(text: str) -> tuple[Count, ...]:
 
 def _read_queue(text: str) -> str:
     named = read_classes(text)
-    return named[0].name if len(named) == 1 and named[0].count == 1 else text
+    return named[0].name if len(named) == 1 and named[0].amount == 1 else text
 
 
 def _read_resources(text: str) -> tuple[Count, ...]:
@@ -232,6 +238,7 @@ _READERS: Mapping[Kind, Callable[[str], Value | None]] = {
     Kind.TEXT: str,
     Kind.NAMES: _read_names,
     Kind.TASKS: _read_tasks,
+    Kind.HOSTS: _read_tasks,
     Kind.CLASSES: read_classes,
     Kind.QUEUE: _read_queue,
     Kind.RESOURCES: _read_resources,

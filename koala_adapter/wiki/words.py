@@ -202,6 +202,8 @@ class Kind(Enum):
     """Names joined by ``:``."""
     TASKS = "tasks"
     """Host list with one entry for each task."""
+    HOSTS = "hosts"
+    """Host list of what a job may or may not use."""
     CLASSES = "classes"
     """``[name:count][name:count]``."""
     QUEUE = "queue"
@@ -264,8 +266,8 @@ JOB_ATTRIBUTES: Final = (
     Attribute(name="STATE", field="state", kind=Kind.WORD, brief=True),
     Attribute(name="EXITCODE", field="exit_code", kind=Kind.COUNT, dialects=_TWO),
     Attribute(name="TASKLIST", field="task_list", kind=Kind.TASKS, brief=True),
-    Attribute(name="HOSTLIST", field="host_list", kind=Kind.TASKS, brief=True),
-    Attribute(name="EXCLUDE_HOSTLIST", field="excluded_hosts", kind=Kind.TASKS, brief=True, dialects=_TWO),
+    Attribute(name="HOSTLIST", field="host_list", kind=Kind.HOSTS, brief=True),
+    Attribute(name="EXCLUDE_HOSTLIST", field="excluded_hosts", kind=Kind.HOSTS, brief=True, dialects=_TWO),
     Attribute(name="STARTDATE", field="eligible_at", kind=Kind.TIME, unit="s", brief=True),
     Attribute(name="ENDDATE", field="deadline", kind=Kind.TIME, unit="s"),
     Attribute(name="MAXNODES", field="maximum_nodes", kind=Kind.COUNT, unit="nodes", dialects=_TWO),
