@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from koala_adapter.commands import CommandResult
-
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 _GONE = ("invalid job id", "already completing or completed", "job has already finished", "no job found")
 """Complaints of scancel about jobs that need no cancelling any more."""
@@ -43,16 +40,6 @@ def job_command(verb: str, arguments: Sequence[str]) -> tuple[str, ...]:
 def requeueable_command(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the command line that lets jobs be requeued in spite of --no-requeue; their owner may do that."""
     return ("scontrol", "update", f"JobId={','.join(arguments)}", "Requeue=1")
-
-
-def pin_command(job: str, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line that ties a pending job to nodes. Raises LrmRejectedError for what is no node name."""
-    for node in nodes:
-        if not _NODE.fullmatch(node):
-            raise LrmRejectedError(f"{node!r} is no node name", hint="name nodes that sinfo shows")
-    if not nodes:
-        raise LrmRejectedError(f"no nodes given for job {job}", hint="name nodes that sinfo shows")
-    return ("scontrol", "update", f"JobId={checked(job)}", f"ReqNodeList={','.join(nodes)}")
 
 
 def walltime_command(job: str, walltime: int) -> tuple[str, ...]:

@@ -7,18 +7,15 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import anyio
-
 from koala_adapter.commands import login_name
 from koala_adapter.errors import (
     ConfigurationError,
     LrmError,
-    LrmNotFoundError,
     LrmRejectedError,
     LrmUnavailableError,
     LrmUnsupportedError,
 )
-from koala_adapter.model import EndReason, LrmJobId, LrmJobState
+from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_slurm import control
 from koala_slurm.accounting import parse_history, sacct_command
@@ -28,11 +25,13 @@ from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, ControllerCo
 from koala_slurm.directives import problem_of
 from koala_slurm.durations import TIME_FORMAT
 from koala_slurm.jobids import array_ids, chunks, compacted
-from koala_slurm.listing import ENVIRONMENT, parse_jobs, squeue_command
 from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
+from koala_slurm.outside import OutsideReader
+from koala_slurm.pinning import make_pin
 from koala_slurm.pyslurm_client import PyslurmReader, probe
 from koala_slurm.reading import CommandReader, Reader
 from koala_slurm.refusals import submission_error
+from koala_slurm.starting import Starting
 from koala_slurm.submission import parse_job_id, sbatch_command
 
 if TYPE_CHECKING:
@@ -52,9 +51,6 @@ CAPABILITIES = Capabilities(
     accounting=True,
 )
 """What Slurm can do. Without accounting, and for users who may not suspend, :class:`SlurmLrm` says less."""
-
-START_POLL = 1.0
-"""Seconds between two looks at a job that was told to start."""
 
 
 def make_lrm(context: ClusterContext, settings: SlurmSettings) -> SlurmLrm:
@@ -81,10 +77,11 @@ class SlurmLrm(Lrm):
         self._reader: Reader = CommandReader(self._commands, reserved_is_up=self._reserved_is_up)
         self._config: ControllerConfig | None = None
         self._version: str | None = None
+        self._outside = OutsideReader(self._commands)
         self._pyslurm = "not looked for"
         self._sizes: dict[str, int] = {}
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
-        self.requests_per_poll = self._reader.requests
+        self.requests_per_poll = self._reader.requests + 1
 
     async def start(self) -> None:
         """Ask the controller once what it can do. Raises LrmError when it does not answer."""
@@ -115,7 +112,7 @@ class SlurmLrm(Lrm):
             self._reader = PyslurmReader(
                 self._commands, self._reader, cluster=self._context.cluster, reserved_is_up=self._reserved_is_up
             )
-            self.requests_per_poll = self._reader.requests
+            self.requests_per_poll = self._reader.requests + 1
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -134,8 +131,13 @@ class SlurmLrm(Lrm):
         return await self._reader.nodes()
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """Return jobs; with a prefix only our user's are asked for, which costs the controller least."""
-        jobs = await self._reader.jobs(user=self._user if name_prefix else "")
+        """Return jobs; with a prefix only our user's, and without what only an outside scheduler must know.
+
+        That costs the controller least.
+        """
+        if not name_prefix:
+            return await self._outside.jobs()
+        jobs = await self._reader.jobs(user=self._user)
         return tuple(job for job in jobs if job.name.startswith(name_prefix))
 
     async def queues(self) -> tuple[Queue, ...]:
@@ -234,29 +236,12 @@ class SlurmLrm(Lrm):
         await self._change(control.walltime_command(job, walltime), action="modify")
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """Tie a held job to nodes and release it.
+        """Tie a held job to nodes, with one entry for each of its processors, and release it.
 
-        Raises LrmUnavailableError, with the job in hold again, when it does not start within ``start_timeout``.
+        Different numbers of processors on its nodes need an operator's rights. Raises LrmUnavailableError, with the job
+        in hold again, when it does not start within ``start_timeout``.
         """
-        await self._change(control.pin_command(job, nodes), action="start_on")
-        await self.release([job])
-        with anyio.move_on_after(self._settings.start_timeout):
-            while not await self._has_started(job):  # noqa: ASYNC110 - Slurm has no event for it
-                await anyio.sleep(START_POLL)
-            return
-        await self.hold([job])
-        message = f"job {job} did not start on {', '.join(nodes)} within {self._settings.start_timeout:g} s"
-        raise LrmUnavailableError(message, hint="the nodes are busy; the job is held again")
-
-    async def _has_started(self, job: LrmJobId) -> bool:
-        output = await self._commands.read(
-            squeue_command(job=job), action="looking at a started job", environment=ENVIRONMENT
-        )
-        waiting = {LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN}
-        seen = next((found for found in parse_jobs(output) if found.id == job), None)
-        if seen is None or seen.end is EndReason.CANCELLED:
-            raise LrmNotFoundError(f"job {job} has gone while it was started")
-        return seen.state not in waiting
+        await Starting(self._commands, self._settings, make_pin(job, nodes)).run()
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in chunks(compacted(ids)):

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 NODE_FIELDS = ("%N", "%P", "%T", "%C", "%m", "%O")
 """Name, partition, state with flags, processors (allocated/idle/other/total), memory in MiB, load average."""
 
-NODE_COMMAND = ("sinfo", "--noheader", "--Node", f"--format={SEPARATOR.join(NODE_FIELDS)}")
+MORE_NODE_FIELDS = ("%b", "%d")
+"""Active features, and temporary disk in MB (MiB); a reader that does not have them leaves both out."""
+
+NODE_COMMAND = ("sinfo", "--noheader", "--Node", f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}")
 PARTITION_COMMAND = ("scontrol", "--oneliner", "show", "partition")
 
 _PROCESSORS = re.compile(r"([0-9]+)/([0-9]+)/([0-9]+)/([0-9]+)", re.ASCII)
@@ -37,11 +40,15 @@ def parse_nodes(output: str, *, reserved_is_up: bool = False) -> tuple[Node, ...
 
 
 def parse_node(row: Sequence[str], *, reserved_is_up: bool = False) -> Node:
-    """Return the node of one row of values of NODE_FIELDS. Raises LrmUnavailableError when it is no such row."""
-    counts = _PROCESSORS.fullmatch(row[3].strip()) if len(row) == len(NODE_FIELDS) else None
+    """Return the node of one row of values of NODE_FIELDS, and perhaps of MORE_NODE_FIELDS.
+
+    Raises LrmUnavailableError when it is no such row.
+    """
+    widths = (len(NODE_FIELDS), len(NODE_FIELDS) + len(MORE_NODE_FIELDS))
+    counts = _PROCESSORS.fullmatch(row[3].strip()) if len(row) in widths else None
     if counts is None:
         raise LrmUnavailableError(f"sinfo printed a line that is no node: {SEPARATOR.join(row)[:200]!r}")
-    name, partition, word, _, memory, load = (value.strip() for value in row)
+    name, partition, word, _, memory, load, features, disk = (*(value.strip() for value in row), "", "")[:8]
     allocated, idle, _other, total = (int(count) for count in counts.groups())
     state = node_state(word, reserved_is_up=reserved_is_up)
     return Node(
@@ -54,6 +61,8 @@ def parse_node(row: Sequence[str], *, reserved_is_up: bool = False) -> Node:
         load=_number(load),
         queues=(partition.removesuffix("*"),) if partition not in {"", "N/A"} else (),
         raw_state=word,
+        features=tuple(feature for feature in features.split(",") if feature and feature != "(null)"),
+        disk_mib=int(disk) if disk.isdecimal() and int(disk) else None,
     )
 
 

@@ -17,7 +17,7 @@ class Reader(Protocol):
     """Reads what a cluster looks like now."""
 
     requests: int
-    """Upper bound of requests of one call of each method together."""
+    """Upper bound of requests of one call of each method together; the outside scheduler's listing takes one more."""
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, each once. Raises LrmError."""

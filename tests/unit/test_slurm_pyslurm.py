@@ -104,13 +104,12 @@ async def test_nodes(tmp_path: Path) -> None:
 async def test_jobs(tmp_path: Path) -> None:
     """Jobs come as the listing of squeue would show them, elements of waiting arrays singly."""
     lrm = await make(tmp_path, CONTENTS)
-    jobs = {str(job.id): job for job in await lrm.jobs()}
+    jobs = {str(job.id): job for job in await lrm.jobs(name_prefix="koala-x")}
     assert {id_: job.state for id_, job in jobs.items()} == {
         "7": LrmJobState.RUNNING,
         "8_2": LrmJobState.QUEUED,
         "8_3": LrmJobState.QUEUED,
         "8_1": LrmJobState.ENDED,
-        "10": LrmJobState.RUNNING,
     }
     assert (jobs["7"].nodes, jobs["7"].started_at, jobs["7"].ends_at) == (("n1",), 1795258934, 1795262533)
     assert (jobs["8_1"].end, jobs["8_1"].exit_code, jobs["8_1"].array_index) == (EndReason.EXITED, 3, 1)
@@ -123,7 +122,7 @@ async def test_never(tmp_path: Path) -> None:
     lrm = await make(tmp_path, CONTENTS, use="never")
     assert await lrm.jobs() == ()
     assert "pyslurm" not in programs(lrm)
-    assert lrm.requests_per_poll == 2
+    assert lrm.requests_per_poll == 3
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ async def test_unusable_pyslurm_is_left_alone(
 async def test_first_trouble_ends_its_use(tmp_path: Path, trouble: dict[str, object]) -> None:
     """When pyslurm fails, the commands answer the same request and all later ones, and the log says so once."""
     lrm = await make(tmp_path, CONTENTS)
-    assert lrm.requests_per_poll == 3
+    assert lrm.requests_per_poll == 4
     (tmp_path / "pyslurm.json").write_text(json.dumps(trouble))
     before = lrm._context.commands.window.total
     with capture_logs() as logs:

@@ -25,7 +25,7 @@ def squeue(store: Store, arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if not (options.noheader and options.states == "all"):
         raise Refusal("squeue: the fake lists all jobs, without a header")
-    fields = re.findall(r"([A-Za-z_]+):([^,]*)(?:,|$)", options.Format)
+    fields = re.findall(r"([A-Za-z_-]+):([^,]*)(?:,|$)", options.Format)
     with store.locked() as state:
         schedule(store, state)
         jobs = selected(state, options.jobs) if options.jobs else state.jobs
@@ -70,7 +70,32 @@ def _job_values(store: Store, job: Job) -> dict[str, str]:
         "exit_code": str(job.status) if release <= RAW_STATUS_UNTIL else f"{code}:{number}",
         "Reason": job.reason,
         "Name": job.name,
+        "TimeLimit": f"{job.minutes}:00",
+        "EligibleTime": _time(job.submitted),
+        "Dependency": "(null)",
+        "cpus-per-task": "1",
+        "NTPerNode": "0",
+        "Feature": "(null)",
+        "ReqNodes": ",".join(job.wanted),
+        "GroupName": job.user,
+        "Account": "(null)",
+        "WorkDir": "/",
+        "Comment": "(null)",
+        "admin_comment": "(null)",
     }
+
+
+def show_jobs(store: Store, jobs: list[Job]) -> None:
+    """Show jobs as scontrol does, as far as the plugin reads it."""
+    for job in jobs:
+        array, _, element = job.identity.partition("_")
+        head = f"JobId={array} ArrayJobId={array} ArrayTaskId={element}" if element else f"JobId={array}"
+        say(f"{head} JobName={job.name}\n   JobState={job.state} Reason={job.reason}\n   NumNodes=1-1 NumCPUs=1")
+        if job.node:
+            say(f"     Nodes={job.node} CPU_IDs=0 Mem=0 GRES=")
+        say("   MinMemoryNode=0\n")
+    if not jobs:
+        say(f"No jobs in {store.settings['cluster']}")
 
 
 def _time(moment: float) -> str:
@@ -99,6 +124,8 @@ def sinfo(store: Store, arguments: list[str]) -> None:
                 "%C": f"{total - idle}/{idle}/0/{total}",
                 "%m": "4000",
                 "%O": "0.50",
+                "%b": "fake",
+                "%d": "0",
             }
             text = options.format
             for field, value in values.items():

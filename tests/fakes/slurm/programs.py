@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tests.fakes.slurm.listings import sacct, sinfo, squeue
+from tests.fakes.slurm.listings import sacct, show_jobs, sinfo, squeue
 from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
 from tests.fakes.slurm.running import end, schedule, send
 from tests.fakes.slurm.state import Job, Store
@@ -106,7 +106,7 @@ def _cancel(store: Store, jobs: list[Job]) -> None:
 
 def scontrol(store: Store, arguments: list[str]) -> None:
     """Show settings and partitions, and change jobs."""
-    words = [word for word in arguments if word != "--oneliner"]
+    words = [word for word in arguments if word not in {"--oneliner", "--details"}]
     settings = store.settings
     match words:
         case ["show", "config"]:
@@ -118,10 +118,12 @@ def scontrol(store: Store, arguments: list[str]) -> None:
         case ["show", "partition"]:
             total = sum(settings["nodes"].values())
             say(f"PartitionName={settings['partition']} Default=YES MaxTime=UNLIMITED State=UP TotalCPUs={total}")
-        case ["show", "job", text]:
+        case ["show", "job", *texts]:
             with store.locked() as state:
-                if not selected(state, text):
+                jobs = selected(state, texts[0]) if texts else state.jobs
+                if texts and not jobs:
                     raise Refusal(f"slurm_load_jobs error: {INVALID_ID}")
+                show_jobs(store, jobs)
         case ["update", job, change]:
             _update(store, job.removeprefix("JobId="), change)
         case [verb, text] if verb in CHANGES:

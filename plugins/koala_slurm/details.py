@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listing everything about all users' jobs, for whoever schedules this cluster from outside.
+
+Names, comments and directories can hold any character, line breaks too (seen in 22.05), so that a user could forge the
+row of another's job. Here every field ends with a word that is new for each listing, and that no job can contain.
+
+What squeue does not tell (processors on each node, the nodes insisted on, memory by processor or by node) comes from
+``scontrol --details show job``, asked only when a job is new or has just started.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
+from koala_slurm.durations import duration, moment
+from koala_slurm.hostlist import expand
+from koala_slurm.jobids import checked
+from koala_slurm.listing import FIELDS, parse_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+MORE_FIELDS = (
+    "TimeLimit",
+    "EligibleTime",
+    "Dependency",
+    "cpus-per-task",
+    "NTPerNode",
+    "Feature",
+    "ReqNodes",
+    "GroupName",
+    "Account",
+    "WorkDir",
+    "Comment",
+    "admin_comment",
+)
+"""Known under these names, in any case, from 20.11 to 26.05."""
+
+SITE_MARK = "koala outside scheduler"
+"""Administrator's comment that conf/job_submit.lua gives a job which it holds for an outside scheduler."""
+
+USER_HOLD_MARK = "koala:hold"
+"""What conf/job_submit.lua adds to the comment of a marked job that its owner holds on top."""
+
+EVERYTHING_COMMAND = ("scontrol", "--details", "show", "job")
+
+StateKey: TypeAlias = "tuple[str, bool, float | None]"
+"""Id of a job, whether it is active, when it started: what decides whether known details are still true."""
+
+_NOTHING = frozenset({"", "(null)", "N/A", "None", "NONE"})
+_ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STARTING})
+_WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
+_HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
+_VALUE = re.compile(
+    r"(?:^|(?<=\s))(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason)=(?P<value>\S*)"
+)
+_PLACE = re.compile(r"^\s+Nodes=(?P<nodes>\S+) CPU_IDs=(?P<cpus>[0-9,-]+)(?: |$)", re.MULTILINE)
+_SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[KMGT]?)", re.ASCII)
+_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetails:
+    """What only scontrol tells about a job."""
+
+    layout: tuple[tuple[str, int], ...] = ()
+    nodes_wanted: int | None = None
+    node_range: str = ""
+    """Its number of nodes as scontrol writes it: ``2``, ``2-2``."""
+    processors: int = 0
+    requested_nodes: tuple[str, ...] = ()
+    excluded_nodes: tuple[str, ...] = ()
+    memory_per_processor_mib: int | None = None
+    memory_per_node_mib: int | None = None
+    reason: str = ""
+
+
+def new_separator() -> str:
+    """Return a word that nothing in a listing contains, because it did not exist when the jobs were submitted."""
+    return f"\x1f{secrets.token_hex(8)}\x1f"
+
+
+def everything_command(separator: str) -> tuple[str, ...]:
+    """Return the command line that lists all jobs with all fields, each ended by ``separator``."""
+    form = ",".join(f"{field}:{separator}" for field in (*FIELDS, *MORE_FIELDS))
+    return ("squeue", "--noheader", "--states=all", f"--Format={form}")
+
+
+def details_command(job: str) -> tuple[str, ...]:
+    """Return the command line that shows one job in detail."""
+    return (*EVERYTHING_COMMAND, checked(job))
+
+
+def parse_everything(output: str, separator: str) -> tuple[LrmJob, ...]:
+    """Return the jobs of a listing with all fields. Raises LrmUnavailableError for text that is none."""
+    values = output.split(separator)
+    width = len(FIELDS) + len(MORE_FIELDS)
+    if len(values) % width != 1 or values[-1].strip():
+        raise LrmUnavailableError(f"squeue printed a listing that cannot be read: {output[-200:]!r}")
+    rows = (values[start : start + width] for start in range(0, len(values) - 1, width))
+    return tuple(job for row in rows for job in _parse_wide((row[0].lstrip("\n"), *row[1:])))
+
+
+def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
+    narrow, more = row[: len(FIELDS)], dict(zip(MORE_FIELDS, row[len(FIELDS) :], strict=True))
+    given = {name: "" if value.strip() in _NOTHING else value.strip() for name, value in more.items()}
+    for job in parse_row(narrow):
+        waiting = job.state in _WAITING
+        eligible = moment(given["EligibleTime"])
+        yield replace(
+            job,
+            walltime=duration(given["TimeLimit"]),
+            eligible_at=eligible if waiting and eligible and eligible > (job.submitted_at or 0) else None,
+            dependent=waiting and bool(given["Dependency"]),
+            hold=_hold_owner(job, given) if job.state is LrmJobState.HELD else None,
+            layout=((job.nodes[0], job.processors),) if len(job.nodes) == 1 and job.state in _ACTIVE else (),
+            processors_per_task=max(1, _number(given["cpus-per-task"]) or 1),
+            tasks_per_node=_number(given["NTPerNode"]) or None,
+            features=tuple(word for word in given["Feature"].split("&") if word),
+            requested_nodes=expand(given["ReqNodes"]),
+            group=given["GroupName"],
+            account=given["Account"],
+            working_directory=given["WorkDir"],
+            comment=given["Comment"],
+        )
+
+
+def _hold_owner(job: LrmJob, given: Mapping[str, str]) -> HoldOwner:
+    reason = job.reason.strip("()").lower()
+    if reason == "jobheldadmin":
+        return HoldOwner.OPERATOR
+    if reason != "jobhelduser":
+        return HoldOwner.SYSTEM
+    # Slurm shows the hold of a submission hook as the user's own.
+    marked = given["admin_comment"] == SITE_MARK and USER_HOLD_MARK not in given["Comment"]
+    return HoldOwner.OPERATOR if marked else HoldOwner.USER
+
+
+def parse_details(output: str) -> Mapping[str, JobDetails]:
+    """Return details by the job id that squeue shows; for the waiting elements of an array by the array's.
+
+    An id that is there twice was forged in somebody's comment, and is left out.
+    """
+    heads = list(_HEAD.finditer(output))
+    found: dict[str, JobDetails] = {}
+    forged: set[str] = set()
+    for head, following in zip(heads, (*heads[1:], None), strict=True):
+        text = output[head.end() : following.start() if following else len(output)]
+        task = head["task"]
+        id_ = head["id"] if not task else f"{head['array']}_{task}" if task.isdecimal() else head["array"]
+        if id_ in found:
+            forged.add(id_)
+        found[id_] = _details(text)
+    return {id_: details for id_, details in found.items() if id_ not in forged}
+
+
+def _details(text: str) -> JobDetails:
+    # The first of a name is Slurm's: texts of users come after them, but for the job's name.
+    values = {match["name"]: match["value"] for match in reversed(list(_VALUE.finditer(text)))}
+    places = {node: _count(match["cpus"]) for match in _PLACE.finditer(text) for node in expand(match["nodes"])}
+    low, dash, high = values.get("NumNodes", "").partition("-")
+    return JobDetails(
+        layout=tuple(places.items()),
+        nodes_wanted=int(low) if dash and low == high and low.isdecimal() else None,
+        node_range=values.get("NumNodes", ""),
+        processors=_number(values.get("NumCPUs", "").partition("-")[0]),
+        requested_nodes=expand(values.get("ReqNodeList", "")),
+        excluded_nodes=expand(values.get("ExcNodeList", "")),
+        memory_per_processor_mib=_mebibytes(values.get("MinMemoryCPU", "")),
+        memory_per_node_mib=_mebibytes(values.get("MinMemoryNode", "")),
+        reason=values.get("Reason", ""),
+    )
+
+
+def _count(text: str) -> int:
+    """Return how many processors ``0-2,5`` are."""
+    ranges = (part.partition("-") for part in text.split(",") if part)
+    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges if first)
+
+
+def _mebibytes(text: str) -> int | None:
+    match = _SIZE.fullmatch(text)
+    return (round(float(match["number"]) * _UNITS[match["unit"]]) or None) if match else None
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and text.isascii() else 0
+
+
+def state_key(job: LrmJob) -> StateKey:
+    """Return what tells whether the details of a job that are known are still true."""
+    return (details_id(job), job.state in _ACTIVE, job.started_at)
+
+
+def details_id(job: LrmJob) -> str:
+    """Return the id under which :func:`parse_details` has a job."""
+    waiting_element = job.array_index is not None and job.state in _WAITING
+    return job.id.partition("_")[0] if waiting_element else job.id
+
+
+def worth_asking(job: LrmJob) -> bool:
+    """Tell whether scontrol knows more about a job than squeue says."""
+    return job.state in _WAITING or (job.state in _ACTIVE and len(job.nodes) > 1)
+
+
+def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
+    """Return a job with its details; with processors spread evenly when it runs and nothing else is known."""
+    known = details or JobDetails()
+    layout = job.layout
+    if not layout and job.state in _ACTIVE and job.nodes:
+        fits = set(dict(known.layout)) == set(job.nodes) and sum(dict(known.layout).values()) == job.processors
+        layout = known.layout if fits else _evenly(job.nodes, job.processors)
+    return replace(
+        job,
+        layout=layout,
+        nodes_wanted=known.nodes_wanted,
+        excluded_nodes=known.excluded_nodes,
+        memory_per_processor_mib=known.memory_per_processor_mib,
+        memory_per_node_mib=known.memory_per_node_mib,
+    )
+
+
+def _evenly(nodes: Sequence[str], processors: int) -> tuple[tuple[str, int], ...]:
+    share, rest = divmod(processors, len(nodes))
+    return tuple((node, share + (place < rest)) for place, node in enumerate(nodes))
+
+
+def forgotten(known: Iterable[StateKey], jobs: Iterable[LrmJob]) -> set[StateKey]:
+    """Return the keys of details that no job of a listing needs any more."""
+    return set(known) - {state_key(job) for job in jobs}

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting one held job on chosen nodes: tie, release, look until it runs; if it does not, hold and untie it again."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import EndReason, LrmJobState
+from koala_slurm import control, pinning
+from koala_slurm.details import (
+    JobDetails,
+    details_command,
+    everything_command,
+    new_separator,
+    parse_details,
+    parse_everything,
+)
+from koala_slurm.listing import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.model import LrmJob
+    from koala_slurm.client import SlurmCommands
+    from koala_slurm.pinning import Pin
+    from koala_slurm.settings import SlurmSettings
+
+FIRST_LOOK = 0.1
+SLOWEST_LOOK = 1.0
+"""Seconds between two looks at a job that was told to start; Slurm has no event for it."""
+
+
+class Starting:
+    """One attempt to start a job on chosen nodes."""
+
+    def __init__(self, commands: SlurmCommands, settings: SlurmSettings, pin: Pin) -> None:
+        """Nothing is asked yet."""
+        self._commands = commands
+        self._timeout = settings.start_timeout
+        self._pin = pin
+        self._before: JobDetails | None = None
+        self._reserved = False
+
+    async def run(self) -> None:
+        """Start the job; when this returns, it runs there. Raises LrmError, with the job in hold as it was before."""
+        pin = self._pin
+        if pin.processors > 1:
+            await self._prepare()
+        try:
+            for command in pinning.pin_commands(pin):
+                await self._change(command)
+            await self._release_and_look()
+        finally:
+            if self._reserved:
+                await self._give_back()
+
+    async def _release_and_look(self) -> None:
+        await self._change(control.job_command("release", [self._pin.job]))
+        try:
+            started = await self._await_start()
+        except (LrmNotFoundError, LrmRejectedError):
+            raise
+        except LrmError:
+            await self._hold_again()
+            raise
+        if started:
+            return
+        await self._hold_again()
+        if await self._has_started():
+            # It started while it was being held; the mark would keep it from being queued again.
+            await self._change(control.job_command("release", [self._pin.job]))
+            return
+        places = ", ".join(self._pin.counts)
+        message = f"job {self._pin.job} did not start on {places} within {self._timeout:g} s"
+        raise LrmUnavailableError(message, hint="the nodes are busy; the job is held again")
+
+    async def _prepare(self) -> None:
+        """Learn what the job has now, to give it back; reserve the cores of an uneven pin."""
+        pin = self._pin
+        details = parse_details(await self._read(details_command(pin.job), "looking at a job"))
+        self._before = details.get(pin.job) or next(iter(details.values()), None)
+        if not pin.is_even:
+            job = await self._job()
+            order = pinning.natural_order(tuple(pin.counts))
+            if not await self._reserve(job, order):
+                raise LrmRejectedError(
+                    f"cores of {', '.join(order)} could not be reserved in the order of slurm.conf",
+                    hint="list the nodes in slurm.conf in the order of their names",
+                )
+
+    async def _reserve(self, job: LrmJob, order: Sequence[str]) -> bool:
+        for _ in range(2):
+            command = pinning.reserve_command(
+                self._pin, order, user=job.user, partition=job.queue.partition(",")[0], walltime=job.walltime
+            )
+            await self._change(command)
+            self._reserved = True
+            seen = pinning.reserved_order(await self._read(pinning.show_reservation_command(self._pin), "reservation"))
+            if seen == tuple(order):
+                return True
+            await self._change(pinning.unreserve_command(self._pin))
+            self._reserved = False
+            if set(seen) != set(order):
+                return False
+            order = seen
+        return False
+
+    async def _await_start(self) -> bool:
+        wait = FIRST_LOOK
+        with anyio.move_on_after(self._timeout):
+            while not await self._has_started():
+                await anyio.sleep(wait)
+                wait = min(SLOWEST_LOOK, 2 * wait)
+            return True
+        return False
+
+    async def _has_started(self) -> bool:
+        seen = await self._job()
+        if seen.end is EndReason.CANCELLED:
+            raise LrmNotFoundError(f"job {self._pin.job} has gone while it was started")
+        if seen.state in {LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN}:
+            return False
+        await self._require_layout(seen)
+        return True
+
+    async def _require_layout(self, seen: LrmJob) -> None:
+        """Raise LrmRejectedError, with the job stopped and held again, when it runs elsewhere than it should."""
+        counts = self._pin.counts
+        if self._pin.processors == 1 or seen.state not in {LrmJobState.RUNNING, LrmJobState.STARTING}:
+            return
+        layout = dict.fromkeys(seen.nodes, seen.processors)
+        if len(seen.nodes) > 1:
+            details = parse_details(await self._read(details_command(self._pin.job), "looking at a started job"))
+            layout = dict(details.get(self._pin.job, JobDetails()).layout)
+        # A job that has its nodes for itself has more processors there than it asked for.
+        if layout.keys() == counts.keys() and all(layout[node] >= count for node, count in counts.items()):
+            return
+        job = [self._pin.job]
+        # Held while it runs, it is held when it is queued again.
+        for command in (control.job_command("uhold", job), control.requeueable_command(job)):
+            await self._change(command)
+        await self._change(control.job_command("requeue", job))
+        found = ", ".join(f"{count} on {node}" for node, count in layout.items())
+        raise LrmRejectedError(
+            f"Slurm started job {self._pin.job} with {found}, which is not what was asked; it is queued and held again"
+        )
+
+    async def _hold_again(self) -> None:
+        by_operator = self._before is not None and self._before.reason == "JobHeldAdmin"
+        await self._change(control.job_command("hold" if by_operator else "uhold", [self._pin.job]))
+        if self._before is not None:
+            with suppress(LrmRejectedError):  # it has started meanwhile
+                for command in pinning.unpin_commands(self._pin, self._before):
+                    await self._change(command)
+
+    async def _give_back(self) -> None:
+        with suppress(LrmError):
+            await self._change(pinning.leave_reservation_command(self._pin))
+        with suppress(LrmError):
+            await self._change(pinning.unreserve_command(self._pin))
+
+    async def _job(self) -> LrmJob:
+        separator = new_separator()
+        command = (*everything_command(separator), f"--jobs={self._pin.job}")
+        jobs = parse_everything(await self._read(command, "looking at a job"), separator)
+        found = next((job for job in jobs if job.id == self._pin.job), None)
+        if found is None:
+            raise LrmNotFoundError(f"job {self._pin.job} has gone while it was started")
+        return found
+
+    async def _read(self, command: Sequence[str], action: str) -> str:
+        return await self._commands.read(command, action=action, environment=ENVIRONMENT)
+
+    async def _change(self, command: Sequence[str]) -> None:
+        error = control.control_error(await self._commands.run(command), action="start_on")
+        if error is not None:
+            raise error
