@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claiming without reservation: turning placements into submitted placeholders, and a full hand into a launch.
 
-KOALA's incremental claiming (PAPERS 1.1) with the virtual jobs of VJM (PAPERS 2): placeholders go to every chosen
-cluster; when all are held the job starts; a component whose claim failed is placed again on its own.
+KOALA's incremental claiming policy, ICP (PAPERS section 1.1), with the virtual jobs of VJM (PAPERS section 2):
+placeholders go to every chosen cluster; when all are held the job starts. Only the components whose claim failed are
+placed again (:func:`retake`), and a job of higher priority goes first: it is placed before anything is claimed again
+for another, what is kept for it is not touched, and what comes free goes to it (``reorganization.give_way``).
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord
 
 
-def scan_queue(context: Context) -> None:
-    """Try to place waiting jobs from head to tail."""
+def scan_queue(context: Context, *, above: int | None = None) -> None:
+    """Try to place waiting jobs from head to tail; with ``above``, only those of a higher priority than that."""
     if not len(context.queue):
         return
     state = context.state
+    if above is not None and state.jobs[context.queue.first(1)[0]].job.priority <= above:
+        return
     rooms = Rooms(context)
     guarded, kept = state.guarded, dict(state.kept_room)
     guard_position = None if guarded is None else position_of(state.jobs[guarded])
@@ -43,6 +47,8 @@ def scan_queue(context: Context) -> None:
 
     for position, job_id in context.queue.scan(may_fit, most=rooms.total):
         record = state.jobs[job_id]
+        if above is not None and record.job.priority <= above:
+            break
         if guard_position is not None and position > guard_position:
             guard_position = None
             rooms.keep(kept if state.guarded == guarded else {})
@@ -117,16 +123,19 @@ def _submit(context: Context, record: JobRecord, claim: Claim, cluster_name: Clu
 
 
 def retake(context: Context, record: JobRecord) -> None:
-    """Claim again what a job is missing: all of it or nothing.
+    """Claim again what a job is missing, incrementally (ICP): the components whose claim failed, all of them or none.
 
-    A component that still has placeholders in a queue stays on its cluster; one that has none may move.
+    A component that still has placeholders in a queue stays on its cluster; one that has none may move. Waiting jobs
+    of higher priority are placed first.
     """
+    scan_queue(context, above=record.job.priority)
     record.retake_at = None
     record.join_pieces([claim for claim in record.claims if not claim.placeholders])
     short = [claim for claim in record.claims if claim.missing > 0 or claim.cluster is None]
     homeless = [claim for claim in short if not claim.placeholders]
     settled = [claim for claim in short if claim.placeholders]
     views = context.views()
+    _leave_kept(context, record, views)
     trouble = _reserve(settled, views)
     placed: tuple[PlacedComponent, ...] = ()
     if trouble is None and homeless:
@@ -146,6 +155,15 @@ def retake(context: Context, record: JobRecord) -> None:
     for claim in settled:
         if claim.cluster is not None:
             _submit(context, record, claim, claim.cluster)
+
+
+def _leave_kept(context: Context, record: JobRecord, views: Views) -> None:
+    """Take the room that is kept for a guarded job of higher priority out of the views."""
+    state = context.state
+    if state.guarded is not None and state.jobs[state.guarded].job.priority > record.job.priority:
+        for name, kept in state.kept_room.items():
+            if name in views:
+                views[name] = less(views[name], kept)
 
 
 def _reserve(settled: list[Claim], views: Views) -> str | None:
@@ -206,6 +224,7 @@ def _launch(context: Context, record: JobRecord) -> None:
             numbers[claim.component] = component_rank + 1
             placeholder = context.state.placeholders[id_]
             context.state.change(placeholder, PlaceholderState.LAUNCHED)
+            placeholder.exchanged = False
             ranks.append(
                 Rank(
                     rank=len(ranks),

@@ -18,12 +18,13 @@ from koala_adapter.scheduler.claiming import retake, scan_queue
 from koala_adapter.scheduler.clock import advance, give_time
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
-from koala_adapter.scheduler.lifecycle import ending_timer, life_timer, registration_timer
+from koala_adapter.scheduler.lifecycle import ending_timer, registration_timer
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_without_code
 from koala_adapter.scheduler.placement import infeasibility
 from koala_adapter.scheduler.policies import POLICIES
 from koala_adapter.scheduler.queue import PlacementQueue
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
+from koala_adapter.scheduler.reorganization import life_timer
 from koala_adapter.scheduler.waiting import (
     enqueue,
     interval_scan,

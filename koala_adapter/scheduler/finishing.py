@@ -12,6 +12,7 @@ from koala_adapter.scheduler.claiming import check_complete
 from koala_adapter.scheduler.lifecycle import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
 from koala_adapter.scheduler.queue import position_of
+from koala_adapter.scheduler.reorganization import hand_to_claiming
 from koala_adapter.scheduler.waiting import leave_queue
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     context.effects.add(JobFinished(job_id=record.job.id, outcome=outcome))
     spares = context.state.placeholders_of(record) if record.live else []
     if outcome.state is JobState.COMPLETED and context.state.parameters.reuse:
-        spares = _hand_on(context, record, spares)
+        spares = _reused(context, record, spares)
     for placeholder in spares:
         end_placeholder(context, placeholder)
     context.scan_wanted = True
@@ -134,6 +135,16 @@ def placeholder_failed(context: Context, record: JobRecord, placeholder: Placeho
     finish(context, record, outcome)
 
 
+def _reused(context: Context, record: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
+    """Give what a completed job held to jobs that can start with it; return what is to be given back."""
+    over = {rank.placeholder for rank in record.ranks if rank.rank in record.ends}
+    usable = [placeholder for placeholder in spares if placeholder.id in over and _reusable(context, placeholder)]
+    chosen = {placeholder.id for placeholder in usable}
+    if context.state.parameters.reorganize:
+        usable = hand_to_claiming(context, record, usable)
+    return [placeholder for placeholder in spares if placeholder.id not in chosen] + _hand_on(context, record, usable)
+
+
 def _hand_on(context: Context, record: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
     """Give held processors to jobs of the queue that fit into them entirely; return what is left.
 
@@ -142,10 +153,8 @@ def _hand_on(context: Context, record: JobRecord, spares: list[PlaceholderRecord
     """
     state = context.state
     free: Free = {}
-    over = {rank.placeholder for rank in record.ranks if rank.rank in record.ends}
     for placeholder in spares:
-        if placeholder.id in over and _reusable(context, placeholder):
-            free.setdefault(placeholder.cluster, []).append(placeholder)
+        free.setdefault(placeholder.cluster, []).append(placeholder)
     guard_position = None if state.guarded is None else position_of(state.jobs[state.guarded])
     barred = frozenset(state.kept_room)
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of placeholders: held for a bounded time, handed back, missing, silent, ending, gone.
 
-Life cycle and hand-back follow VJM (PAPERS section 2): when a held placeholder has waited its life for the missing
-ones, a deadlock between jobs (ours or another co-allocator's) is assumed and the processors are given back. What still
-waits in an LRM's queue keeps its place there, since it blocks nobody.
+The life cycle is VJM's (PAPERS section 2): it begins when the first placeholder of a claim is held; what comes of it
+when it ends with others still missing is in ``reorganization.py``.
 """
 
 from __future__ import annotations
@@ -77,29 +76,6 @@ def start_life(context: Context, record: JobRecord) -> None:
         life = context.state.parameters.placeholder_life * (1 - jitter(record) / 5)
         record.life_ends_at = context.now + life
         context.state.set_timer(record.life_ends_at, TimerKind.LIFE, job_id=record.job.id)
-
-
-def life_timer(context: Context, record: JobRecord) -> None:
-    """Hand back what is held when the missing placeholders have not come within the life cycle."""
-    if record.state is not JobState.CLAIMING or record.life_ends_at is None or context.now < record.life_ends_at:
-        return
-    record.life_ends_at = None
-    taken = (PlaceholderState.HELD, PlaceholderState.STARTED)
-    handed_back = [p for p in context.state.placeholders_of(record) if p.state in taken]
-    if not handed_back:
-        return  # what was held is lost already, and was counted then
-    record.take_back({placeholder.id for placeholder in handed_back})
-    for placeholder in handed_back:
-        end_placeholder(context, placeholder)
-    record.hand_backs += 1
-    record.retake_at = None  # a pause that began before must not end with taking back at once
-    waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
-    missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
-    setback(
-        context,
-        record,
-        f"{len(handed_back)} held processors were handed back after their life cycle{missing}",
-    )
 
 
 def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = True) -> None:

@@ -11,6 +11,7 @@ from koala_adapter.scheduler.finishing import placeholder_failed, settle_suspici
 from koala_adapter.scheduler.lifecycle import SILENCE_MARGIN, end_placeholder, forget_placeholder, setback, start_life
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
 from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.reorganization import give_way
 from koala_adapter.scheduler.selection import note_wait
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
     elif placeholder.state is PlaceholderState.LAUNCHED:
         settle_suspicion(context, context.state.jobs[placeholder.job_id])
     elif news:
-        record = context.state.jobs[placeholder.job_id]
         context.state.change(placeholder, PlaceholderState.HELD)
         if placeholder.held_at is None:
             placeholder.held_at = context.now
             note_wait(context.state, placeholder, context.now)
+        give_way(context, placeholder)
+        record = context.state.jobs[placeholder.job_id]
         start_life(context, record)
         check_complete(context, record)
 
