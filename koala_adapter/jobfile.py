@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
@@ -45,6 +45,13 @@ HINT = "every key is described in docs/jobfile.md"
 MOST_PROCESSORS = 1_000_000
 LONGEST_WALLTIME = 315_360_000
 """Ten years, in seconds."""
+
+
+def _kind(value: object) -> object:
+    """Refuse a kind that is there for simulations only, and say so."""
+    if value == JobKind.MALLEABLE:
+        raise NotAllowedError('"rigid" or "moldable": no runner changes the size of a running job yet')
+    return value
 
 
 def _command(value: object) -> object:
@@ -145,7 +152,7 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
     """The keys at the top of a job file."""
 
     name: Title | None = Field(default=None, description="Name of the job in reports. Default: that of the file.")
-    kind: JobKind = Field(
+    kind: Annotated[Literal[JobKind.RIGID, JobKind.MOLDABLE], BeforeValidator(_kind)] = Field(
         default=JobKind.RIGID,
         description="rigid: the sizes are as written. moldable: the scheduler chooses between minimum and maximum.",
     )

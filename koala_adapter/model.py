@@ -23,6 +23,9 @@ class JobKind(StrEnum):
 
     RIGID = "rigid"
     MOLDABLE = "moldable"
+    """The scheduler chooses the size at the start."""
+    MALLEABLE = "malleable"
+    """It also changes while the job runs, by offer and acceptance."""
 
 
 class Launcher(StrEnum):
@@ -58,6 +61,8 @@ class Component:
     input_files: tuple[InputFile, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     """Added to the job's environment for this component."""
+    initial: int | None = None
+    """Processors that a component of a malleable job starts with, where so many are idle; None: its minimum."""
     flexible: bool = False
     """The placement policy may split it over several clusters (KOALA's flexible request), if it does so at all."""
 

@@ -140,6 +140,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ("wall_time = 1\n" + HEAD + COMPONENT, '^j.toml:1: wall_time: unknown key, .*did you mean "walltime"'),
         ("processors = 1\n" + HEAD + COMPONENT, r"^j.toml:1: processors: unknown key, .*belongs in \[\[components\]\]"),
         (HEAD + 'kind = "modable"\n' + COMPONENT, 'kind: .*"rigid" or "moldable"; did you mean "moldable"'),
+        (HEAD + 'kind = "malleable"\n' + COMPONENT, 'kind: .*allowed is "rigid" or "moldable": no runner changes'),
         (HEAD + "kind = 1\n" + COMPONENT, 'kind: found 1, allowed is "rigid" or "moldable"'),
         (HEAD + 'placement = "best-fit"\n' + COMPONENT, 'placement: .*allowed is "worst-fit"'),
         (HEAD + "priority = 5000\n" + COMPONENT, "priority: found 5000, allowed is a whole number from -1000 to 1000"),
