@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated cluster as a batch system keeps it: who has how many processors; and its local users and failures.
+
+Local users go past the scheduler. Their jobs are served first come, first served; while one of them waits, nothing of
+ours that is submitted later gets a processor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.running import RunningJobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from koala_adapter.model import ClusterName
+    from koala_adapter.simulation.background import LocalUse, Outage
+    from koala_adapter.simulation.engine import Engine
+    from koala_adapter.simulation.platform import ClusterModel
+    from koala_adapter.simulation.runs import Part
+
+
+class SimulatedCluster:
+    """Counts of processors; compared by identity."""
+
+    __slots__ = (
+        "capacity",
+        "down",
+        "index",
+        "local_queue",
+        "local_used",
+        "making_room",
+        "managed",
+        "model",
+        "name",
+        "others_seen",
+        "processors",
+        "queue_seen",
+        "running",
+        "speed",
+    )
+
+    def __init__(self, model: ClusterModel, index: int) -> None:
+        """Begin with all processors idle."""
+        self.model = model
+        self.name: ClusterName = model.cluster
+        self.index = index
+        self.processors = model.processors
+        self.capacity = model.processors - model.threshold
+        """Most processors that managed jobs may have together."""
+        self.speed = model.speed
+        self.managed = 0
+        """Processors of managed jobs."""
+        self.local_used = 0
+        self.local_queue: deque[LocalUse] = deque()
+        self.down = 0
+        self.others_seen = 0
+        """Processors that the information service last saw out of our reach."""
+        self.queue_seen = False
+        """Whether it last saw local jobs waiting, which would get the next processors that come free."""
+        self.running: RunningJobs[Part] = RunningJobs()
+        """The malleable ones of the managed jobs."""
+        self.making_room = 0
+        """Processors that jobs have promised to give back and still hold."""
+
+    @property
+    def idle(self) -> int:
+        """Processors that nobody uses."""
+        return self.processors - self.managed - self.local_used - self.down
+
+    @property
+    def usable(self) -> int:
+        """Idle processors that a new placeholder of ours would get at once."""
+        return 0 if self.local_queue else self.idle
+
+    @property
+    def others(self) -> int:
+        """Processors out of our reach: used by local users, waited for by them, or down."""
+        return self.processors - self.managed - self.usable
+
+    @property
+    def free(self) -> int:
+        """Processors that the scheduler believes it could have now, the threshold kept."""
+        free = self.processors - self.others_seen
+        free = min(free, self.capacity) - self.managed
+        return max(free, 0)
+
+    def see(self) -> bool:
+        """Let the information service look; tell whether more may be within our reach than it saw last."""
+        before = self.others_seen, self.queue_seen
+        self.others_seen, self.queue_seen = self.others, bool(self.local_queue)
+        return (self.others_seen, self.queue_seen) < before
+
+    def start_locals(self) -> Iterator[LocalUse]:
+        """Start local jobs that wait, in order, as far as processors are idle; yield those that start."""
+        while self.local_queue and self.local_queue[0].processors <= self.idle:
+            use = self.local_queue.popleft()
+            self.local_used += use.processors
+            yield use
+
+
+class Surroundings:
+    """What happens at a cluster without our doing: local users come and go, nodes fail and are repaired.
+
+    ``changed`` is called whenever the processors out of our reach have changed; ``evict`` must end a managed job that
+    is on the cluster, chosen by a number from 0 to ``managed`` - 1.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cluster: SimulatedCluster,
+        changed: Callable[[SimulatedCluster], None],
+        evict: Callable[[SimulatedCluster, int], None],
+    ) -> None:
+        """Nothing happens before :meth:`local_users` or :meth:`failures` is called."""
+        self._engine = engine
+        self._cluster = cluster
+        self._changed = changed
+        self._evict = evict
+
+    def local_users(self, uses: Iterator[LocalUse]) -> None:
+        """Have local users submit these jobs."""
+        use = next(uses, None)
+        if use is not None:
+            self._engine.at(use.submitted_at, lambda: self._submitted(use, uses))
+
+    def failures(self, failures: Iterator[Outage]) -> None:
+        """Have nodes fail and come back."""
+        outage = next(failures, None)
+        if outage is not None:
+            self._engine.at(outage.begins_at, lambda: self._failed(outage, failures))
+
+    def released(self) -> None:
+        """Let local jobs have what has come free, before we may."""
+        for use in self._cluster.start_locals():
+            self._engine.after(use.run, lambda use=use: self._local_ended(use))  # type: ignore[misc]
+
+    def _submitted(self, use: LocalUse, uses: Iterator[LocalUse]) -> None:
+        self._cluster.local_queue.append(use)
+        self.released()
+        self._changed(self._cluster)
+        self.local_users(uses)
+
+    def _local_ended(self, use: LocalUse) -> None:
+        self._cluster.local_used -= use.processors
+        self.released()
+        self._changed(self._cluster)
+
+    def _failed(self, outage: Outage, failures: Iterator[Outage]) -> None:
+        """Take a node away; what runs on it ends. Which jobs those are is a matter of the node's place in the row."""
+        cluster = self._cluster
+        size = cluster.model.processors_per_node
+        at = outage.node * size
+        while cluster.managed and (at < cluster.managed or cluster.idle < size):
+            self._evict(cluster, min(at, cluster.managed - 1))
+            at = cluster.processors
+        size = min(size, max(0, cluster.idle))  # a node of local users alone goes when they have gone: nothing to us
+        cluster.down += size
+        self._changed(cluster)
+        self._engine.at(outage.ends_at, lambda: self._repaired(size))
+        self.failures(failures)
+
+    def _repaired(self, processors: int) -> None:
+        self._cluster.down -= processors
+        self.released()
+        self._changed(self._cluster)

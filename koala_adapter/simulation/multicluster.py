@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KOALA on several clusters, on counts of processors: placement queue, placement policies, malleability.
+
+Every decision is taken by the code that decides live: the policies of :mod:`koala_adapter.scheduler.policies`,
+:mod:`koala_adapter.scheduler.malleability` and :mod:`koala_adapter.scheduler.approaches`; here is only the world around
+them. A processor is a number, not a placeholder, which is what makes a million jobs feasible. All that happens at one
+instant happens first (ends, then local users and changes under way, then submissions); then one decision is taken:
+
+1. PRA offers the processors of each cluster on which some came free to its running jobs.
+2. The placement queue is scanned from head to tail.
+3. PWA makes room for the head of the queue by shrinking, as long as that helps, and scans again.
+4. What is still free is offered to running jobs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import SimulationError
+from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES, Direction, Step, carry_out
+from koala_adapter.simulation.background import local_users, outages
+from koala_adapter.simulation.clusters import SimulatedCluster, Surroundings
+from koala_adapter.simulation.engine import Engine
+from koala_adapter.simulation.placing import Placing, lane_of
+from koala_adapter.simulation.resizing import Resizing
+from koala_adapter.simulation.runs import Outcome, Part, Run
+from koala_adapter.simulation.waiting_line import WaitingLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from koala_adapter.scheduler.placement import PlacedComponent
+    from koala_adapter.simulation.applications import Application
+    from koala_adapter.simulation.platform import Platform
+    from koala_adapter.simulation.runs import JobResult, SimulatedJob
+    from koala_adapter.simulation.waiting_line import Lane
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the scheduler is set, and what the world costs it. Times in seconds."""
+
+    approach: Approach = Approach.PWA
+    malleability: str = "fpsma"
+    """Name of a malleability policy."""
+    poll_interval: float = 0.0
+    """Time between two looks of the information service at local users; 0: it sees them at once."""
+    placeholder_delay: float = 0.0
+    """From the submission of placeholders to idle processors until they are held."""
+    seed: int = 0
+    """Of local users and failures."""
+    timeline: bool = True
+    """Whether used processors and messages are recorded over time."""
+
+    def __post_init__(self) -> None:
+        """Raises SimulationError for an unknown malleability policy."""
+        if self.malleability not in MALLEABILITY_POLICIES:
+            hint = f"there is {', '.join(MALLEABILITY_POLICIES)}"
+            raise SimulationError(f"there is no malleability policy {self.malleability}", hint=hint)
+
+
+class Multicluster:
+    """The simulated world. Interrupted between two instants, :attr:`outcome` has what came out so far."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        workload: Iterable[SimulatedJob],
+        settings: Settings,
+        *,
+        on_end: Callable[[JobResult], object] | None = None,
+    ) -> None:
+        """Build it. ``workload`` is in order of submission and read as it is needed; ``on_end`` takes the results."""
+        self.outcome = Outcome()
+        self.settings = settings
+        self.clusters = [SimulatedCluster(model, index) for index, model in enumerate(platform.clusters)]
+        self._workload = iter(workload)
+        self._arriving = next(self._workload, None)
+        self._on_end = on_end or self.outcome.jobs.append
+        self._malleability = MALLEABILITY_POLICIES[settings.malleability]
+        self._engine = Engine()
+        self._resizing = Resizing(self._engine, placeholder_delay=settings.placeholder_delay, released=self._released)
+        self._waiting = WaitingLine()
+        self._live: dict[int, Run] = {}
+        self._ends: list[tuple[float, int, int, Run]] = []
+        self._placing = Placing(self.clusters)
+        self._frees = self._placing.frees
+        self._touched: dict[SimulatedCluster, None] = {}
+        """Clusters with processors to offer to running jobs."""
+        self._hopeless: set[Lane] = set()
+        self._stuck: SimulatedJob | None = None
+        """The head of the queue, when no room can be made for it."""
+        self._awaited: SimulatedCluster | None = None
+        """Where room is being made for the head of the queue."""
+        self._restarts: dict[int, int] = {}
+        self._rates: dict[int, tuple[Application, Sequence[float]]] = {}
+        self._surroundings = [self._surround(platform, cluster) for cluster in self.clusters]
+
+    # ---- the course of time ---------------------------------------------------------------------------------------
+
+    def run(self, until: float = NEVER) -> Outcome:
+        """Let all that is ahead happen, up to ``until``; return :attr:`outcome`."""
+        engine, ends = self._engine, self._ends
+        while self._arriving is not None or self._live or self._waiting:
+            arrival = NEVER if self._arriving is None else self._arriving.submitted_at
+            end = ends[0][0] if ends else NEVER
+            other = engine.next_time
+            now = min(arrival, end, NEVER if other is None else other)
+            if now > until or now == NEVER:
+                break
+            self._instant(max(now, engine.now))
+        self.outcome.unfinished = len(self._live) + len(self._waiting)
+        self.outcome.grow_messages = self._resizing.grow_messages
+        self.outcome.shrink_messages = self._resizing.shrink_messages
+        return self.outcome
+
+    def _instant(self, now: float) -> None:
+        engine, ends = self._engine, self._ends
+        engine.now = now
+        while ends and ends[0][0] <= now:
+            _, _, version, run = heapq.heappop(ends)
+            if version == run.version and not run.over:
+                self._ended(run)
+        engine.run(until=now)
+        arrived = False
+        while self._arriving is not None and self._arriving.submitted_at <= now:
+            arrived |= self._submitted(self._arriving)
+            self._arriving = next(self._workload, None)
+        if arrived or self._touched:
+            self._decide()
+        self._forecast()
+
+    def _submitted(self, job: SimulatedJob) -> bool:
+        lane = lane_of(job)
+        never = self._placing.never(job, lane)
+        if never is not None:
+            self.outcome.refused.append((job, never))
+            return False
+        self._waiting.push(job, lane)
+        return lane not in self._hopeless
+
+    def _ended(self, run: Run) -> None:
+        run.account(self._engine.now)
+        self._leave(run)
+        self._on_end(run.result(self._engine.now))
+        self.outcome.ended_at = self._engine.now
+
+    def _leave(self, run: Run) -> None:
+        """Take back all that a run holds."""
+        run.over = True
+        del self._live[run.job.number]
+        for part in run.parts:
+            part.cluster.running.remove(part)
+            if part.pending < 0:
+                part.cluster.making_room += part.pending
+        for cluster, processors in run.held.items():
+            cluster.managed -= processors
+            self._released(cluster)
+
+    # ---- decisions ------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        self.outcome.decisions += 1
+        approach = self.settings.approach
+        if approach.running_first:
+            self._grow_touched()
+        self._scan()
+        if approach.shrinks_for_waiting:
+            while self._waiting and self._make_room():
+                self._scan()
+        if approach is not Approach.NONE:
+            self._grow_touched()
+        self._touched.clear()
+
+    def _touch(self, cluster: SimulatedCluster) -> None:
+        """Note that a cluster may have more to give than before."""
+        self._frees[cluster.index] = cluster.free
+        self._touched[cluster] = None
+        self._hopeless.clear()
+        self._stuck = None
+
+    def _grow_touched(self) -> None:
+        policy, thorough = self._malleability, self.settings.approach.running_first
+        touched = list(self._touched)
+        self._touched.clear()
+        for cluster in touched:
+            value = cluster.free
+            running = cluster.running
+            if cluster.making_room or not ((value and running.growth) or (policy.rebalances and len(running))):
+                continue
+            step = Step(direction=Direction.GROW, remaining=value, thorough=thorough)
+            carry_out(policy, running, step, self._resizing.ask)
+            self._frees[cluster.index] = cluster.free
+
+    def _scan(self) -> None:
+        hopeless = self._hopeless
+        for job, lane in self._waiting.scan(hopeless):
+            placed = self._placing.place(lane)
+            if placed is None:
+                hopeless.add(lane)
+            elif self._start(job, placed):
+                self._waiting.pop(lane)
+
+    def _make_room(self) -> bool:
+        """Shrink running jobs for the head of the queue; tell whether processors have come free."""
+        head = self._waiting.head()
+        if head is None or head[0] is self._stuck:
+            return False
+        if self._awaited is not None and self._awaited.making_room:
+            return False
+        wanted = self._placing.room_wanted(head[1])
+        freed = 0
+        for cluster, value in wanted:
+            before = cluster.free
+            step = Step(direction=Direction.SHRINK, remaining=value)
+            carry_out(self._malleability, cluster.running, step, self._resizing.ask)
+            if cluster.making_room:
+                self._awaited = cluster
+            else:
+                self._released(cluster)
+                freed += cluster.free - before
+        if freed <= 0:
+            self._stuck = head[0]
+        return freed > 0
+
+    # ---- start and end ----------------------------------------------------------------------------------------------
+
+    def _start(self, job: SimulatedJob, placed: Sequence[PlacedComponent]) -> bool:
+        """Claim the processors of a placement; False when local users have them."""
+        held: dict[SimulatedCluster, int] = {}
+        for component in placed:
+            cluster = self._placing.cluster(component.cluster)
+            held[cluster] = held.get(cluster, 0) + component.processors
+        lost = [cluster for cluster, processors in held.items() if processors > cluster.usable]
+        for cluster in lost:  # the failed claim tells what the information service has not seen yet
+            self.outcome.failed_claims += 1
+            cluster.see()
+            self._frees[cluster.index] = cluster.free
+        if lost:
+            return False
+        now = self._engine.now + self.settings.placeholder_delay
+        total = sum(held.values())
+        run = Run(
+            job=job, rates=self._rates_of(job.application), held=held, size=total, total=total, largest=total,
+            started_at=now, since=now, left=job.work, speed=min(cluster.speed for cluster in held),
+            restarts=self._restarts.get(job.number, 0),
+        )  # fmt: skip
+        self._live[job.number] = run
+        for cluster, processors in held.items():
+            cluster.managed += processors
+            self._frees[cluster.index] = cluster.free
+            self._touched[cluster] = None
+            if job.malleable:
+                self._join(run, cluster, processors)
+        self._resizing.touch(run)
+        return True
+
+    def _join(self, run: Run, cluster: SimulatedCluster, processors: int) -> None:
+        """Let the malleability policy of a cluster have a part of a run that has started."""
+        application = run.job.application
+        part = Part(
+            run,
+            cluster,
+            processors,
+            minimum=min(application.minimum, processors),
+            maximum=max(application.maximum * processors // run.total, processors),
+            number=run.job.number,
+            now=run.started_at,
+        )
+        run.parts.append(part)
+        cluster.running.add(part)
+        if self.settings.placeholder_delay > 0:
+            cluster.running.begin(part)
+            self._engine.after(self.settings.placeholder_delay, lambda: self._began(part))
+
+    def _began(self, part: Part) -> None:
+        if not part.run.over:
+            part.cluster.running.end(part)
+            self._touch(part.cluster)
+
+    def _rates_of(self, application: Application) -> Sequence[float]:
+        found = self._rates.get(id(application))
+        if found is None:
+            rates = [0.0, *(1.0 / seconds for seconds in application.times()[1:])]
+            found = self._rates[id(application)] = application, rates
+        return found[1]
+
+    def _forecast(self) -> None:
+        """Work out anew when the runs end whose rate has changed, and record what the world looks like."""
+        now, resizing, ends = self._engine.now, self._resizing, self._ends
+        for run in resizing.changed:
+            run.changed = False
+            if not run.over and (at := run.forecast(max(now, run.since))) < NEVER:
+                heapq.heappush(ends, (at, run.job.number, run.version, run))
+        resizing.changed.clear()
+        if len(ends) > 64 + 8 * len(self._live):
+            ends[:] = [entry for entry in ends if entry[2] == entry[3].version and not entry[3].over]
+            heapq.heapify(ends)
+        if self.settings.timeline:
+            self._record(now)
+
+    def _record(self, now: float) -> None:
+        outcome = self.outcome
+        managed, local = sum(c.managed for c in self.clusters), sum(c.local_used for c in self.clusters)
+        if not outcome.used or outcome.used[-1][1:] != (managed, local):
+            outcome.used.append((now, managed, local))
+        grown = self._resizing.grow_messages - outcome.grow_messages
+        shrunk = self._resizing.shrink_messages - outcome.shrink_messages
+        if grown or shrunk:
+            outcome.messages.append((now, grown, shrunk))
+            outcome.grow_messages += grown
+            outcome.shrink_messages += shrunk
+
+    # ---- what happens without our doing ---------------------------------------------------------------------------
+
+    def _surround(self, platform: Platform, cluster: SimulatedCluster) -> Surroundings:
+        surroundings = Surroundings(self._engine, cluster, self._others_changed, self._evict)
+        load, failures = platform.background_of(cluster.model), platform.failures_of(cluster.model)
+        if load is not None:
+            surroundings.local_users(local_users(cluster.model, load, self.settings.seed))
+        if failures is not None:
+            surroundings.failures(outages(cluster.model, failures, self.settings.seed))
+        if self.settings.poll_interval > 0 and (load is not None or failures is not None):
+            self._engine.after(self.settings.poll_interval, lambda: self._poll(cluster))
+        return surroundings
+
+    def _others_changed(self, cluster: SimulatedCluster) -> None:
+        if self.settings.poll_interval <= 0:
+            self._see(cluster)
+
+    def _poll(self, cluster: SimulatedCluster) -> None:
+        self._see(cluster)
+        self._engine.after(self.settings.poll_interval, lambda: self._poll(cluster))
+
+    def _see(self, cluster: SimulatedCluster) -> None:
+        """Let the information service see what is out of our reach."""
+        if cluster.see():
+            self._touch(cluster)
+        else:
+            self._frees[cluster.index] = cluster.free
+
+    def _released(self, cluster: SimulatedCluster) -> None:
+        """Give local jobs that wait what has come free on a cluster; the rest is ours again."""
+        self._surroundings[cluster.index].released()
+        self._others_changed(cluster)
+        self._touch(cluster)
+
+    def _evict(self, cluster: SimulatedCluster, index: int) -> None:
+        """End the run that holds a processor of a cluster, because its node failed, and submit the job again."""
+        for run in self._live.values():
+            index -= run.held.get(cluster, 0)
+            if index < 0:
+                break
+        else:
+            return
+        self._restarts[run.job.number] = run.restarts + 1
+        self._leave(run)
+        self._waiting.push(run.job, lane_of(run.job))
+
+
+def simulate(platform: Platform, workload: Iterable[SimulatedJob], settings: Settings) -> Outcome:
+    """Return the outcome of a whole simulation."""
+    return Multicluster(platform, workload, settings).run()

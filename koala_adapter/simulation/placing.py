@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking the placement policies in the count-level simulator: what they are shown of the clusters, and of the jobs.
+
+A policy is shown clusters as in a live service, but placeholders are only sent where they start at once: what is free
+is all the room there is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import ClusterName, Component
+from koala_adapter.scheduler.approaches import Shrinkable, cluster_to_shrink
+from koala_adapter.scheduler.placement import ClusterView, ComponentRequest, Placed, infeasibility
+from koala_adapter.scheduler.policies import POLICIES
+from koala_adapter.scheduler.worstfit import WorstFit
+from koala_adapter.simulation.waiting_line import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from koala_adapter.scheduler.placement import PlacedComponent
+    from koala_adapter.simulation.clusters import SimulatedCluster
+    from koala_adapter.simulation.runs import SimulatedJob
+
+ALONE = "job"
+"""Name of the component of a job that has only one."""
+
+
+class Placing:
+    """The placement policies and what they are asked."""
+
+    def __init__(self, clusters: Sequence[SimulatedCluster]) -> None:
+        """Ask about these clusters, whose indices are their places in the sequence."""
+        self._clusters = clusters
+        self._by_name = {cluster.name: cluster for cluster in clusters}
+        self._requests: dict[Lane, tuple[Sequence[ComponentRequest], str | None]] = {}
+        self.frees = [cluster.free for cluster in clusters]
+        """``free`` of each cluster, kept up to date by whoever changes it: finding the largest must be quick."""
+
+    def cluster(self, name: ClusterName) -> SimulatedCluster:
+        """Return a cluster by its name."""
+        return self._by_name[name]
+
+    def never(self, job: SimulatedJob, lane: Lane) -> str | None:
+        """Return why a job can never run here; None when it can."""
+        size, most = sum(component.maximum for component in job.components) or job.initial, job.application.maximum
+        if size > most:
+            return f"asks for {size} processors, {job.application.name} runs on at most {most}"
+        return self._asked(lane)[1]
+
+    def place(self, lane: Lane) -> Sequence[PlacedComponent] | None:
+        """Ask the placement policy where the first job of a lane goes; None: nowhere now."""
+        requests, _ = self._asked(lane)
+        if not lane.components and lane.placement == WorstFit.name:
+            most = max(self.frees)
+            if most < lane.least:
+                return None
+            best = self._clusters[self.frees.index(most)]  # of all clusters, the policy would take this one
+            result = POLICIES[lane.placement].place(requests, {best.name: _view(best, most)})
+        else:
+            views = {cluster.name: _view(cluster, cluster.free) for cluster in self._clusters}
+            result = POLICIES[lane.placement].place(requests, views)
+        return result.components if isinstance(result, Placed) else None
+
+    def room_wanted(self, lane: Lane) -> list[tuple[SimulatedCluster, int]]:
+        """Return where running jobs must shrink for the first job of a lane, and by how many; nothing: in vain.
+
+        A cluster where local users wait is left alone: they would get what comes free.
+        """
+        usable = [one for one in self._clusters if not one.making_room and not one.queue_seen]
+        if not lane.components:
+            found = cluster_to_shrink(lane.least, ((one, Shrinkable(one.free, one.running.spare)) for one in usable))
+            return [found] if found is not None and found[1] > 0 else []
+        views: Mapping[ClusterName, ClusterView] = {
+            one.name: _view(one, one.free + one.running.spare) for one in usable
+        }
+        result = POLICIES[lane.placement].place(self._asked(lane)[0], views)
+        taken: dict[SimulatedCluster, int] = {}
+        for component in result.components if isinstance(result, Placed) else ():
+            cluster = self._by_name[component.cluster]
+            taken[cluster] = taken.get(cluster, 0) + component.processors
+        return [(cluster, need - cluster.free) for cluster, need in taken.items() if need > cluster.free]
+
+    def _asked(self, lane: Lane) -> tuple[Sequence[ComponentRequest], str | None]:
+        """Return what the jobs of a lane ask of their policy, and why they can never be placed (None: they can)."""
+        found = self._requests.get(lane)
+        if found is None:
+            if lane.placement not in POLICIES:
+                return (), f"there is no placement policy {lane.placement}; there is {', '.join(POLICIES)}"
+            alone = Component(name=ALONE, command=(), minimum=lane.least, maximum=lane.least)
+            splits = POLICIES[lane.placement].splits
+            requests = [
+                ComponentRequest(component=component, walltime=0, splittable=splits and component.flexible)
+                for component in lane.components or (alone,)
+            ]
+            empty = {cluster.name: _view(cluster, cluster.capacity) for cluster in self._clusters}
+            found = self._requests[lane] = requests, infeasibility(requests, empty)
+        return found
+
+
+def lane_of(job: SimulatedJob) -> Lane:
+    """Return the lane in which a job waits."""
+    least = max((component.minimum for component in job.components), default=job.initial)
+    return Lane(least, job.placement, job.components)
+
+
+def _view(cluster: SimulatedCluster, free: int) -> ClusterView:
+    return ClusterView(
+        name=cluster.name,
+        capacity=cluster.capacity,
+        room=free,
+        available=free,
+        load_free=free,
+        walltime_limit=None,
+    )

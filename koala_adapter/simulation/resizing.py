@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How running jobs change their size in the count-level simulator, at once or with the delays of real runners.
+
+As MRunner does it (PAPERS 1.3): growing, the new placeholders start while the application keeps running; when all are
+held it stands still for the cost of the change, then goes on with more. Shrinking, it stands still first, goes on with
+fewer, and only then are the processors given back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.simulation.clusters import SimulatedCluster
+    from koala_adapter.simulation.engine import Engine
+    from koala_adapter.simulation.runs import Part, Run
+
+
+class Resizing:
+    """Carries messages to applications, and out what they accept."""
+
+    def __init__(
+        self, engine: Engine, *, placeholder_delay: float, released: Callable[[SimulatedCluster], None]
+    ) -> None:
+        """``released`` is called when processors have come free, or a job can change again, after a delay."""
+        self._engine = engine
+        self._delay = placeholder_delay
+        self._released = released
+        self.changed: list[Run] = []
+        """Runs whose end must be forecast again."""
+        self.grow_messages = 0
+        self.shrink_messages = 0
+
+    def touch(self, run: Run) -> None:
+        """Account for a run before something about it changes at this instant."""
+        if not run.changed:
+            run.changed = True
+            self.changed.append(run)
+            run.account(self._engine.now)
+
+    def ask(self, part: Part, amount: int) -> int:
+        """Send a message to a part; return what its application accepts (both signed)."""
+        run = part.run
+        answer = run.job.application.acceptance.answer
+        accepted = answer(part.size, amount, part.minimum, part.maximum)
+        cluster = part.cluster
+        if amount > 0:
+            self.grow_messages += 1
+            most = min(cluster.usable, cluster.capacity - cluster.managed)
+            if accepted > most:  # what was believed to be idle is not: the placeholders that did not start are ended
+                accepted = answer(part.size, max(0, most), part.minimum, part.maximum)
+            if accepted:
+                run.grown += 1
+        else:
+            self.shrink_messages += 1
+            if accepted:
+                run.shrunk += 1
+        if accepted:
+            self._change(part, accepted)
+        return accepted
+
+    def _change(self, part: Part, amount: int) -> None:
+        run = part.run
+        self.touch(run)
+        pause = run.job.application.cost.seconds(amount)
+        if pause > 0 or (amount > 0 and self._delay > 0):
+            part.cluster.running.begin(part)
+            part.pending = amount
+            if amount > 0:
+                _hold(run, part.cluster, amount)
+                self._engine.after(self._delay, lambda: self._all_held(part, pause))
+            else:
+                part.cluster.making_room -= amount
+                run.standing += 1
+                self._engine.after(pause, lambda: self._given_back(part))
+            return
+        run.size += amount
+        _hold(run, part.cluster, amount)
+
+    def _all_held(self, part: Part, pause: float) -> None:
+        if not part.run.over:
+            self.touch(part.run)
+            part.run.standing += 1
+            self._engine.after(pause, lambda: self._grown(part))
+
+    def _grown(self, part: Part) -> None:
+        if not part.run.over:
+            self._through(part)
+
+    def _given_back(self, part: Part) -> None:
+        if not part.run.over:
+            part.cluster.making_room += part.pending
+            _hold(part.run, part.cluster, part.pending)
+            self._through(part)
+
+    def _through(self, part: Part) -> None:
+        """Go on with the new size."""
+        self.touch(part.run)
+        part.run.standing -= 1
+        part.run.size += part.pending
+        part.pending = 0
+        part.cluster.running.end(part)
+        self._released(part.cluster)
+
+
+def _hold(run: Run, cluster: SimulatedCluster, amount: int) -> None:
+    run.held[cluster] += amount
+    run.total += amount
+    cluster.managed += amount
+    run.largest = max(run.largest, run.total)
