@@ -62,6 +62,77 @@ class LaunchJob(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfferProcessors(Action):
+    """Ask a running malleable application how many of ``processors`` further ones it would take: OfferAnswered.
+
+    They are not there yet: those that it accepts are gathered while it keeps running.
+    """
+
+    job_id: JobId
+    component: str
+    cluster: ClusterName
+    number: int
+    processors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestProcessors(Action):
+    """Ask a running malleable application to give up ``processors``: OfferAnswered, then ProcessorsReleased.
+
+    The number must be accommodated as far as the application's minimum allows.
+    """
+
+    job_id: JobId
+    component: str
+    cluster: ClusterName
+    number: int
+    processors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeProcessors(Action):
+    """Turn stubs that are all held into processes of a running application, which takes them in: RankStarted for each.
+
+    Doing it twice must be harmless.
+    """
+
+    job_id: JobId
+    component: str
+    cluster: ClusterName
+    number: int
+    ranks: tuple[Rank, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferWithdrawn(Action):
+    """Tell a running application that the processors it accepted cannot be had; it goes on as it is."""
+
+    job_id: JobId
+    component: str
+    cluster: ClusterName
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorsGranted(Action):
+    """Tell an application how many of the processors that it asked for (MoreRequested) it gets.
+
+    They come by TakeProcessors, with the number given here.
+    """
+
+    job_id: JobId
+    component: str
+    request: int
+    """Number of the application's request."""
+    number: int
+    """Number of the change that follows; 0 when none does."""
+    processors: int
+    reason: str = ""
+    """Why it is less than what was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlaceholderOutput(Action):
     """Find out what a MISSING placeholder wrote, if its output can be read from here."""
 

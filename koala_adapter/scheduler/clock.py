@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 from koala_adapter.scheduler.records import TimerKind
 
 if TYPE_CHECKING:
+    from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
 
 TOLERANCE = 60.0
 """Seconds by which events may be out of order; time just stands still for them."""
-AWAITS_AGENTS = frozenset({TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind.LIFE})
+AWAITS_AGENTS = frozenset({TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind.LIFE, TimerKind.CHANGE})
 """Timers that judge by what agents have not said."""
 POINTS_IN_TIME = frozenset(
     {
+        "due_at",
         "ending_since",
         "end_check_at",
         "ends_at",
@@ -30,6 +32,7 @@ POINTS_IN_TIME = frozenset(
         "held_at",
         "launched_at",
         "life_ends_at",
+        "no_growth_before",
         "not_before",
         "paused_until",
         "polled_at",
@@ -70,10 +73,14 @@ def _set_back(state: State, seconds: float) -> None:
     for table in (state.jobs, state.placeholders, state.batches, state.clusters):
         for record in table.values():
             _move(record, seconds)
+    for job in state.jobs.values():
+        for claim in job.claims:
+            if claim.change is not None:
+                _move(claim.change, seconds)
     state.timers = [replace(timer, at=timer.at - seconds) for timer in state.timers]
 
 
-def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord, seconds: float) -> None:
+def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord | Change, seconds: float) -> None:
     for one in fields(record):
         if one.name in POINTS_IN_TIME:
             noted = getattr(record, one.name)

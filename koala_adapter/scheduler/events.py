@@ -170,6 +170,43 @@ class RankEnded(Event):
     end: TaskEnd
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferAnswered(Event):
+    """A malleable application answered OfferProcessors or RequestProcessors."""
+
+    job_id: JobId
+    number: int
+    """That of the message."""
+    accepted: int
+    """Processors that it will take or give up; 0 declines. It may give up more than requested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorsReleased(Event):
+    """A malleable application no longer uses some processors: as it was asked to, or of its own will.
+
+    What would bring a component below its minimum stays its own.
+    """
+
+    job_id: JobId
+    placeholders: tuple[PlaceholderId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreRequested(Event):
+    """A malleable application asks for more processors. The answer is ProcessorsGranted."""
+
+    job_id: JobId
+    component: str
+    number: int
+    """1 for its first request, then counting up: a request that is told twice is taken once."""
+    processors: int
+    mandatory: bool = False
+    """True: others are shrunk for it if need be."""
+    cluster: ClusterName | None = None
+    """Which part of a component that was split over clusters asks; None: its first."""
+
+
 EVENT_TYPES: tuple[type[Event], ...] = (
     Configured,
     TimeReached,
@@ -189,4 +226,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     PlaceholderSaid,
     RankStarted,
     RankEnded,
+    OfferAnswered,
+    ProcessorsReleased,
+    MoreRequested,
 )

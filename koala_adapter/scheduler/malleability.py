@@ -17,7 +17,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from pydantic import PlainSerializer
 
 from koala_adapter.scheduler.running import MalleableJob, Order
 from koala_adapter.scheduler.shares import equal_sizes, levelled_sizes
@@ -50,7 +52,7 @@ class Step:
     """Go on with growing until nobody takes more, also where the policy itself would leave it at less."""
     last: Order | None = None
     """Order of the job that was asked last."""
-    unwilling: set[Order] = field(default_factory=set)
+    unwilling: Annotated[set[Order], PlainSerializer(sorted)] = field(default_factory=set)
     """Jobs that accepted less than they were asked: in this step they are left alone."""
 
     def answered(self, order: Order, asked: int, accepted: int) -> None:

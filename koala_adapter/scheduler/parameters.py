@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +43,22 @@ class Parameters:
     """Exchange processors between jobs of one user before handing them back (resource reorganization, PAPERS 2)."""
     cluster_cost: float = 30.0
     """Seconds of expected wait that a job accepts to use one cluster less (placement by waiting history)."""
+    approach: Approach = Approach.PWA
+    """Who comes first when processors are free, running malleable jobs or waiting jobs (PAPERS 1.3)."""
+    malleability_policy: str = "egs"
+    """Which running malleable jobs grow and shrink, by how much: fpsma, egs, equipartition or folding."""
+    answer_timeout: float = 60.0
+    """An application that has not answered a message after this declines it."""
+    release_timeout: float = 300.0
+    """For so long processors that an application agreed to give up are waited for."""
     guard_scans: int = 40
     """After so many interval scans in the placement queue, later jobs no longer take the room that a job needs."""
     finished_kept: int = 1000
     """So many finished jobs are remembered."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a malleability policy that there is not."""
+        _check_policy(self.malleability_policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +70,8 @@ class ClusterParameters:
     """Processors left to local users."""
     walltime_limit: int | None = None
     """Longest walltime of an LRM job there, seconds."""
+    malleability_policy: str | None = None
+    """None: that of the site."""
     placeholders_in_flight: int = 500
     """Most placeholders of ours that may wait in the LRM's queue at once."""
     files: tuple[str, ...] = ()
@@ -64,3 +80,14 @@ class ClusterParameters:
     """MiB/s from the submitting host to its nodes; None: not known."""
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
     """MiB/s to its nodes from other clusters, where known."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a malleability policy that there is not."""
+        if self.malleability_policy is not None:
+            _check_policy(self.malleability_policy)
+
+
+def _check_policy(name: str) -> None:
+    if name not in MALLEABILITY_POLICIES:
+        known = ", ".join(sorted(MALLEABILITY_POLICIES))
+        raise ValueError(f"there is no malleability policy {name!r}; there are: {known}")

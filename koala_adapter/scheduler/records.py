@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
 from koala_adapter.model import BatchKey, ClusterName, Component, Job, JobId, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler.actions import Rank
+from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 
@@ -45,6 +46,8 @@ class PlaceholderRecord:
     ending_since: float | None = None
     end_check_at: float | None = None
     """When an ending placeholder is looked at again; earlier ENDING timers are void."""
+    stub: bool = False
+    """It is gathered for an application that grows and has not been told of it yet."""
     exchanged: bool = False
     """It was given to another job that did not start with it: the second time it is handed back."""
 
@@ -104,6 +107,10 @@ class Claim:
     """Seconds from the submission of its placeholders until the last one was held; kept when they are gone."""
     lrm_ids: tuple[LrmJobId, ...] = ()
     """LRM ids of the placeholders that it ended with; kept when they are gone."""
+    change: Change | None = None
+    """Change of its size that is under way, while the job runs."""
+    last_request: int = 0
+    """Number of the latest request of the application for more processors."""
 
     @property
     def missing(self) -> int:
@@ -144,6 +151,10 @@ class JobRecord:
     finished_at: float | None = None
     started: set[int] = field(default_factory=set)
     ends: dict[int, TaskEnd] = field(default_factory=dict)
+    departed: set[int] = field(default_factory=set)
+    """Ranks whose processors a malleable job has given up."""
+    start_number: int = 0
+    """Order of start among malleable jobs; 0 until it runs."""
     suspected: JobOutcome | None = None
     """What mpiexec said of its end while an agent was out of contact, whose loss may be the true cause."""
     outcome: JobOutcome | None = None
@@ -242,6 +253,20 @@ class ClusterRecord:
     """Those of them that wait in the LRM's queue (or are on their way there)."""
     pending: dict[BatchKey, int] = field(default_factory=dict)
     """The same by submission, oldest first."""
+    ending: int = 0
+    """Those of them that are on their way out: their processors come free soon."""
+    offered: int = 0
+    """Processors that are offered or promised to running jobs, so nobody else is placed on them."""
+    gathering: int = 0
+    """Placeholders submitted for running jobs that grow and have not taken them in yet."""
+    step: ClusterStep | None = None
+    """Growing or shrinking of its malleable jobs that is under way."""
+    promises: list[Promise] = field(default_factory=list)
+    """Applications that insist on more processors, in the order of their requests."""
+    unwanted: int | None = None
+    """Free processors that no running job would take when they were offered last; None: something has changed since."""
+    no_growth_before: float | None = None
+    """Pause after processors for growing could not be had."""
     waits: list[Wait] = field(default_factory=list)
     """Waiting history, oldest first, bounded (selection.py)."""
 
@@ -258,12 +283,12 @@ class ClusterRecord:
     @property
     def room(self) -> int:
         """Further placeholders that may be submitted without exceeding the capacity."""
-        return min(self.capacity - self.managed, self.parameters.placeholders_in_flight - self.queued)
+        return min(self.capacity - self.managed - self.offered, self.parameters.placeholders_in_flight - self.queued)
 
     @property
     def load_free(self) -> int:
         """Processors nobody else uses, less all that we have or asked for; negative when more is asked than free."""
-        return self.idle + self.ours_polled - self.managed
+        return self.idle + self.ours_polled - self.managed - self.offered
 
     @property
     def available(self) -> int:
@@ -282,6 +307,7 @@ class TimerKind(StrEnum):
     WALLTIME = "walltime"
     ENDING = "ending"
     BACKOFF = "backoff"
+    CHANGE = "change"
     PAUSE = "pause"
 
 
@@ -333,6 +359,10 @@ class State:
     timers: list[Timer] = field(default_factory=list)
     timers_set: int = 0
     batches_made: int = 0
+    starts: int = 0
+    """Malleable jobs that have started to run."""
+    changes_made: int = 0
+    """Messages sent to malleable jobs, and requests taken from them."""
     scans: int = 0
     """Scans of the placement queue by its interval timer: each is one try of every waiting job."""
     scan_timer_set: bool = False
@@ -397,3 +427,5 @@ class State:
                 cluster.pending.pop(batch, None)
         elif placeholder.state is PlaceholderState.HELD:
             self.jobs[placeholder.job_id].held += one
+        elif placeholder.state is PlaceholderState.ENDING:
+            self.clusters[placeholder.cluster].ending += one

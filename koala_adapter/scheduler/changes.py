@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of size that are under way: what the records of claims and clusters keep of them.
+
+A change of a running malleable component goes through these phases (PAPERS section 1.3):
+
+- growing: ASKED (an offer is out) → GATHERING (the accepted number of stubs is submitted as placeholders; the
+  application keeps running) → TAKING (all are held; it takes them in) → over;
+- shrinking: ASKED → RELEASING (it gives up processors, then their placeholders go back to the LRM) → over;
+- growing that the application insists on: PROMISED (others are being shrunk for it) → GATHERING → TAKING → over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from koala_adapter.model import JobId, PlaceholderId
+from koala_adapter.scheduler.malleability import Step
+
+
+class ChangePhase(StrEnum):
+    """How far a change has come."""
+
+    ASKED = "asked"
+    PROMISED = "promised"
+    GATHERING = "gathering"
+    TAKING = "taking"
+    RELEASING = "releasing"
+
+
+@dataclass(slots=True)
+class Change:
+    """A change of the size of one claim."""
+
+    number: int
+    """Number of its message; answers repeat it."""
+    processors: int
+    """Asked from the application, or by it: positive to grow, negative to shrink."""
+    phase: ChangePhase
+    accepted: int = 0
+    """Processors that the application takes or gives up; known after ASKED."""
+    done: int = 0
+    """Processors that it gave up so far."""
+    stubs: list[PlaceholderId] = field(default_factory=list)
+    """Placeholders gathered for it that the application has not been told of."""
+    ranks: list[int] = field(default_factory=list)
+    """Ranks that it is taking in."""
+    in_step: bool = False
+    """The step of the cluster waits for its answer."""
+    shrunk_others: bool = False
+    """Others were asked to make room for it: that is done once."""
+    due_at: float | None = None
+    """When it is given up."""
+
+
+@dataclass(slots=True)
+class ClusterStep:
+    """A step of the malleability policy on a cluster."""
+
+    step: Step
+    awaited: int = 0
+    """Messages of the present round that are not settled."""
+    reason: str = ""
+    """What the processors are for, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """An application to which the scheduler owes processors of a cluster."""
+
+    job_id: JobId
+    claim: int
+    """Index among the claims of the job."""

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which malleable jobs run on which cluster: the records of jobs as the malleability policies look at them.
+
+Like the placement queue it is made from the records when the scheduler starts, and follows them from then on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import JobKind
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.running import MalleableJob, RunningJobs
+
+if TYPE_CHECKING:
+    from koala_adapter.model import ClusterName, JobId
+    from koala_adapter.scheduler.records import Claim, JobRecord, State
+    from koala_adapter.scheduler.running import Order
+
+
+class RunningClaim(MalleableJob):
+    """A component of a running malleable job on its cluster."""
+
+    __slots__ = ("claim", "cluster", "job_id")
+
+    def __init__(self, record: JobRecord, number: int, cluster: ClusterName) -> None:
+        """``number``: index of its claim."""
+        claim = record.claims[number]
+        minimum, maximum = bounds(record, claim)
+        super().__init__(minimum=minimum, maximum=maximum, size=claim.processors, started_at=0.0, number=number)
+        self.order = order_of(record, number)
+        self.job_id = record.job.id
+        self.claim = number
+        self.cluster = cluster
+
+
+class Roster:
+    """All running malleable jobs, by cluster."""
+
+    def __init__(self, state: State) -> None:
+        """Take those that run according to the records."""
+        self._clusters: dict[ClusterName, RunningJobs[RunningClaim]] = {}
+        self._members: dict[tuple[JobId, int], RunningClaim] = {}
+        for record in state.jobs.values():
+            self.update(record)
+
+    def __len__(self) -> int:
+        """Number of running malleable components."""
+        return len(self._members)
+
+    def clusters(self) -> list[ClusterName]:
+        """Return the clusters on which malleable jobs run, in the order of their names."""
+        return sorted(self._clusters)
+
+    def on(self, cluster: ClusterName) -> RunningJobs[RunningClaim]:
+        """Return the malleable jobs of a cluster."""
+        return self._clusters.get(cluster) or RunningJobs()
+
+    def member(self, record: JobRecord, number: int) -> RunningClaim | None:
+        """Return a claim as it is listed here; None when it is not."""
+        return self._members.get((record.job.id, number))
+
+    def update(self, record: JobRecord) -> None:
+        """Follow what has happened to a job: it started, ended, changed, or can or cannot change any more."""
+        if record.job.kind is not JobKind.MALLEABLE:
+            return
+        runs = record.state is JobState.RUNNING
+        for number, claim in enumerate(record.claims):
+            member = self._members.get((record.job.id, number))
+            if member is None:
+                if runs and claim.cluster is not None:
+                    self._add(RunningClaim(record, number, claim.cluster), busy=is_busy(record, claim))
+            elif not runs:
+                self._remove(member)
+            else:
+                self._follow(member, claim, busy=is_busy(record, claim))
+
+    def _follow(self, member: RunningClaim, claim: Claim, *, busy: bool) -> None:
+        running = self._clusters[member.cluster]
+        if busy:
+            running.begin(member)
+        running.resize(member, claim.processors)
+        if not busy:
+            running.end(member)
+
+    def _add(self, member: RunningClaim, *, busy: bool) -> None:
+        member.busy = busy
+        self._members[member.job_id, member.claim] = member
+        self._clusters.setdefault(member.cluster, RunningJobs()).add(member)
+
+    def _remove(self, member: RunningClaim) -> None:
+        del self._members[member.job_id, member.claim]
+        running = self._clusters[member.cluster]
+        running.remove(member)
+        if not len(running):
+            del self._clusters[member.cluster]
+
+
+def is_busy(record: JobRecord, claim: Claim) -> bool:
+    """Tell whether a running malleable job is to be left alone: it changes already, or is about to end."""
+    return claim.change is not None or bool(record.ends)
+
+
+def order_of(record: JobRecord, number: int) -> Order:
+    """Return the place of a claim in the order of start. Not by the clock, which may be set back."""
+    return float(record.start_number), number
+
+
+def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
+    """Return minimum and maximum of a claim; a piece of a component that was split has its share of both."""
+    component = record.job.component(claim.component)
+    if claim.piece is None:
+        return component.minimum, component.maximum
+    return claim.piece, max(claim.piece, component.maximum * claim.piece // component.minimum)
