@@ -3,4 +3,5 @@
 
 from koala_adapter.cli import main
 
-main()
+if __name__ == "__main__":  # a process that simulates for us loads this module under another name
+    main()

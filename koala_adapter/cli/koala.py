@@ -16,13 +16,31 @@ from koala_adapter.cli.asking import cancel, clusters, explain, logs, status
 from koala_adapter.cli.checking import check
 from koala_adapter.cli.context import Session
 from koala_adapter.cli.demonstration import demo
+from koala_adapter.cli.experiment import experiment
 from koala_adapter.cli.planning import plan, script
 from koala_adapter.cli.reaping import reap
 from koala_adapter.cli.running import run, submit
 from koala_adapter.cli.serving import serve
+from koala_adapter.cli.simulate import simulate
 
 PATH = click.Path(path_type=Path)
-COMMANDS = (run, submit, status, cancel, logs, explain, plan, script, clusters, check, reap, serve, demo)
+COMMANDS = (
+    run,
+    submit,
+    status,
+    cancel,
+    logs,
+    explain,
+    plan,
+    script,
+    clusters,
+    check,
+    reap,
+    serve,
+    demo,
+    simulate,
+    experiment,
+)
 
 
 class OrderedGroup(click.Group):
@@ -80,9 +98,10 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
 def as_written(command: click.Command) -> None:
     """Have click leave alone the paragraphs of a help text that are marked so, as a raw docstring marks them."""
     command.help = (command.help or "").replace("\\b\n", "\b\n")
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        as_written(inner)
 
 
-as_written(koala)
 for one in COMMANDS:
-    as_written(one)
     koala.add_command(one)
+as_written(koala)

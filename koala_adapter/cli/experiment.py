@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala experiment``: the published evaluations, each with one command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.simulate import progress_display, told
+from koala_adapter.simulation.experiments.framework import experiment_names, load_experiment
+from koala_adapter.simulation.figures import check_matplotlib
+from koala_adapter.simulation.report import write_experiment
+
+if TYPE_CHECKING:
+    from koala_adapter.cli.context import Session
+    from koala_adapter.simulation.experiments.framework import Finding
+
+VERDICTS = {True: "[green]holds[/]", False: "[red]does not hold[/]", None: "[yellow]cannot tell[/]"}
+OUT = click.Path(path_type=Path, file_okay=False)
+
+
+@click.group()
+def experiment() -> None:
+    r"""Repeat the published evaluations.
+
+    \b
+    Examples:
+      koala experiment list
+      koala experiment run koala-pwa --seeds 30
+    """
+
+
+@experiment.command(name="list")
+@json_option
+@pass_session
+@command_body
+def list_experiments(session: Session, as_json: bool) -> None:
+    r"""List the experiments, with their settings.
+
+    \b
+    Example:
+      koala experiment list
+    """
+    found = [load_experiment(name) for name in experiment_names()]
+    if as_json:
+        session.print_json([
+            {
+                "name": one.name,
+                "summary": one.summary,
+                "paper": one.paper,
+                "seeds": one.seeds,
+                "settings": [
+                    {"name": setting.name, "default": setting.default, "meaning": setting.meaning}
+                    for setting in one.settings
+                ],
+            }
+            for one in found
+        ])  # fmt: skip
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("experiment", no_wrap=True)
+    table.add_column("seeds", justify="right")
+    table.add_column("what it repeats")
+    for one in found:
+        table.add_row(one.name, str(one.seeds), escape(one.summary))
+        for setting in one.settings:
+            meaning = setting.meaning.rstrip(".") + (f". Default: {setting.default}." if setting.default else ".")
+            table.add_row("", "", f"[dim]--set {setting.name}=... {escape(meaning)}[/]")
+    session.console.print(table)
+
+
+@experiment.command()
+@click.argument("name", metavar="NAME")
+@click.option("--seeds", type=click.IntRange(min=1), help="Repetitions. Default: that of the experiment.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The first seed.")
+@click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="A setting of the experiment.")
+@click.option("--processes", type=click.IntRange(min=1), help="Simulations side by side. Default: one for each core.")
+@click.option("--out", type=OUT, help="Directory for page, figures and data. Default: experiments/NAME.")
+@json_option
+@pass_session
+@command_body
+def run(
+    session: Session, name: str, seeds: int | None, seed: int, settings: tuple[str, ...], processes: int | None,
+    out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    r"""Run an experiment: data, figures, and a page that sets each claim beside what came out.
+
+    \b
+    Example:
+      koala experiment run vjm-deadlock --out results
+    """
+    chosen = load_experiment(name)
+    check_matplotlib()
+    values = {one.partition("=")[0]: one.partition("=")[2] for one in settings}
+    with progress_display(session.moving) as display:
+        options = chosen.options(
+            seeds=seeds, seed=seed, settings=values, processes=processes or os.cpu_count() or 1, progress=told(display)
+        )
+        result = chosen.run(options)
+    page = write_experiment(out or Path("experiments") / name, chosen, options, result)
+    if as_json:
+        session.print_json({
+            "experiment": name,
+            "page": str(page),
+            "findings": [
+                {"claim": one.claim, "outcome": one.outcome, "holds": one.holds, "margin": one.margin}
+                for one in result.findings
+            ],
+            "notes": list(result.notes),
+        })  # fmt: skip
+        return
+    for finding in result.findings:
+        session.console.print(*finding_lines(finding), sep="\n", soft_wrap=True)
+    for note in result.notes:
+        session.remark(note)
+    held = sum(finding.holds is True for finding in result.findings)
+    session.console.print(f"{held} of {len(result.findings)} claims hold; the page is {escape(str(page))}")
+
+
+def finding_lines(finding: Finding) -> list[str]:
+    """Return a claim and what came out."""
+    margin = f" ({escape(finding.margin)})" if finding.margin else ""
+    return [f"{VERDICTS[finding.holds]}{margin}: {escape(finding.claim)}", f"  {escape(finding.outcome)}"]

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several traces under several policies side by side: what `koala simulate` does, without the command line.
+
+One *case* is one trace or model under one policy. It is read and replayed in a process of its own, and what comes back
+is small: totals, and curves for the figures. What is large, a line for each job, the process writes itself.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import SimulationError
+from koala_adapter.simulation import metrics, swf
+from koala_adapter.simulation.experiments.framework import Figure, Result, Series, Table
+from koala_adapter.simulation.figures import thinned
+from koala_adapter.simulation.models import PREFIX, make_model
+from koala_adapter.simulation.replay import Policy, Replay, Site, replay
+from koala_adapter.simulation.report import csv_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from koala_adapter.simulation.experiments.framework import Cell
+    from koala_adapter.simulation.metrics import JobMetrics, Summary
+    from koala_adapter.simulation.parallel import Mark
+    from koala_adapter.simulation.workload import Irregularity, Workload
+
+BINS = 400
+"""Points of a curve over time."""
+DAY = 86_400
+POINTS = 1500
+"""Points of a distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What to simulate."""
+
+    source: str
+    """Path of a trace, or ``model:NAME``."""
+    name: str
+    """What the trace is called in the results; no two traces have the same."""
+    policy: Policy
+    sites: Sequence[Site] = ()
+    """Clusters; empty: one with ``processors``."""
+    processors: int | None = None
+    """None: as the trace or the model says."""
+    jobs: int | None = None
+    """At most so many, the first ones."""
+    seed: int = 0
+    """Of a model."""
+    kill_at_limit: bool = False
+    out: Path | None = None
+    """Directory for what there is of each job, and whether curves are wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """What the figures show of a case."""
+
+    waits: tuple[Sequence[float], Sequence[float]]
+    """Waits (s), and the percentage of jobs that do not wait longer."""
+    days: Sequence[float]
+    """Since the first submission."""
+    utilization: Sequence[float]
+    """Percent, on average from one of ``days`` to the next."""
+    queue: Sequence[float]
+    """Waiting jobs, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came out of a case."""
+
+    trace: str
+    policy: str
+    processors: int
+    skipped: int
+    """Jobs left out."""
+    irregularities: Sequence[Irregularity]
+    summary: Summary
+    counters: Mapping[str, int]
+    """What the policy counted."""
+    seconds: float
+    """For the simulation, without reading the trace."""
+    interrupted: bool
+    curves: Curves | None
+
+    @property
+    def label(self) -> str:
+        """What tells it from the others in file names."""
+        return f"{self.trace}-{self.policy}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as `koala simulate --json` prints it."""
+        summary = self.summary
+        return {
+            "trace": self.trace,
+            "policy": self.policy,
+            "processors": self.processors,
+            "jobs": summary.jobs,
+            "skipped": self.skipped,
+            "mean_wait": summary.mean_wait,
+            "mean_slowdown": summary.mean_slowdown,
+            "mean_bounded_slowdown": summary.mean_bounded_slowdown,
+            "makespan": summary.makespan,
+            "utilization": summary.utilization,
+            "percentiles": {name: dict(values) for name, values in summary.percentiles.items()},
+            "jobs_per_second": summary.jobs / self.seconds if self.seconds > 0 else None,
+            "mean_run": summary.mean_run,
+            "mean_response": summary.mean_response,
+            "mean_queue": summary.mean_queue,
+            "largest_queue": summary.largest_queue,
+            "irregularities": [
+                {"kind": one.kind, "count": one.count, "line": one.line, "left_out": one.left_out}
+                for one in self.irregularities
+            ],
+            "extras": dict(self.counters),
+            "interrupted": self.interrupted,
+        }
+
+
+def run_case(case: Case, mark: Mark) -> Outcome:
+    """Read and replay one case. Raises SimulationError, ConfigurationError, OSError."""
+    trace = None if case.source.startswith(PREFIX) else read_source(case.source, whole=case.out is not None)
+    if trace is None:
+        workload = make_model(case.source, jobs=case.jobs, seed=case.seed, processors=_wanted(case))
+    else:
+        workload = swf.workload(trace, kill_at_limit=case.kill_at_limit)
+    sites = case.sites or (Site(name=workload.name, processors=_processors(case, workload)),)
+    workload = workload.fitting(max(site.processors for site in sites))
+    if not len(workload):
+        raise SimulationError(f"{case.source}: no job of it fits on the processors there are")
+    workload = workload if case.jobs is None else workload.first(case.jobs)
+    mark.expect(len(workload))
+    begin = time.perf_counter()
+    played = replay(workload, case.policy, sites, watch=mark)
+    seconds = time.perf_counter() - begin
+    mark(len(workload))
+    measured = metrics.job_metrics(played)
+    outcome = Outcome(
+        trace=case.name,
+        policy=case.policy.name,
+        processors=played.processors,
+        skipped=workload.skipped,
+        irregularities=workload.irregularities,
+        summary=metrics.summarized(measured, played.processors),
+        counters=played.counters,
+        seconds=seconds,
+        interrupted=played.interrupted,
+        curves=None if case.out is None else curves(measured, played.processors),
+    )
+    if case.out is not None:
+        write_jobs(case.out, outcome, played, measured, trace)
+    return outcome
+
+
+def read_source(source: str, *, whole: bool = False) -> swf.Trace:
+    """Read a trace, all of it or what a simulation needs. Raises SimulationError, OSError."""
+    path = Path(source)
+    if path.is_dir():
+        raise SimulationError(f"{path} is a directory, not a trace")
+    return swf.read_trace(path, swf.ALL if whole else swf.NEEDED)
+
+
+def _wanted(case: Case) -> int | None:
+    return max(site.processors for site in case.sites) if case.sites else case.processors
+
+
+def _processors(case: Case, workload: Workload) -> int:
+    processors = case.processors or workload.processors
+    if processors is None:
+        message = f"{case.source}: the header of this trace does not say how many processors there are"
+        raise SimulationError(message, hint="say it with --processors N, or add a line such as '; MaxProcs: 128'")
+    return processors
+
+
+def curves(measured: JobMetrics, processors: int) -> Curves:
+    """Return what the figures show."""
+    begin, end = min(measured.submits, default=0), max(measured.ends, default=0)
+    used = metrics.used_processors(measured).binned(begin, end, BINS)
+    waits, shares = metrics.cumulative(measured.waits)
+    return Curves(
+        waits=(thinned(waits, POINTS), thinned(shares, POINTS)),
+        days=[(end - begin) * number / BINS / DAY for number in range(BINS)],
+        utilization=[100 * value / processors for value in used],
+        queue=metrics.queue_length(measured).binned(begin, end, BINS),
+    )
+
+
+def write_jobs(out: Path, outcome: Outcome, played: Replay, measured: JobMetrics, trace: swf.Trace | None) -> None:
+    """Write a line for each job as CSV, and the schedule as a trace. Raises OSError."""
+    for name in ("jobs", "traces"):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    workload = played.workload
+    heading = ("job", "processors", "submit_s", "start_s", "end_s", "wait_s", "run_s", "response_s", "slowdown")
+    ids = [workload.ids[index] for index in measured.indices]
+    names = [played.sites[played.places[index] if played.places else 0].name for index in measured.indices]
+    rows = zip(
+        ids, measured.sizes, measured.submits, measured.starts, measured.ends, measured.waits, measured.runs,
+        measured.responses, measured.slowdowns, measured.bounded_slowdowns, names, strict=True,
+    )  # fmt: skip
+    text = csv_text([(*heading, "bounded_slowdown", "cluster"), *rows])
+    (out / "jobs" / f"{outcome.label}.csv").write_text(text, encoding="utf-8")
+    header = [] if trace is None else list(trace.header)
+    header += [
+        f"; Note: simulated with koala-adapter: policy {outcome.policy} on {outcome.processors} processors;",
+        f";       {outcome.summary.jobs} jobs, {outcome.skipped} of the trace are left out",
+    ]
+    path = out / "traces" / f"{outcome.label}.swf.gz"
+    swf.write_trace(path, header, result_columns(workload, measured, trace))
+
+
+def result_columns(
+    workload: Workload, measured: JobMetrics, trace: swf.Trace | None
+) -> dict[swf.Field, Sequence[float]]:
+    """Return the columns of a schedule as a trace: what the trace had, with the waits and run times simulated."""
+    rows = [workload.rows[index] for index in measured.indices]
+    columns: dict[swf.Field, Sequence[float]] = {}
+    if trace is not None:
+        columns |= {field: [column[row] for row in rows] for field, column in trace.columns.items()}
+    else:
+        columns[swf.Field.REQUESTED_PROCESSORS] = measured.sizes
+        columns[swf.Field.REQUESTED_TIME] = [workload.estimates[index] for index in measured.indices]
+        columns[swf.Field.STATUS] = [1] * len(rows)
+    columns |= {
+        swf.Field.JOB: [workload.ids[index] for index in measured.indices],
+        swf.Field.SUBMITTED: measured.submits,
+        swf.Field.WAIT: measured.waits,
+        swf.Field.RUN: measured.runs,
+        swf.Field.ALLOCATED: measured.sizes,
+    }
+    return columns
+
+
+def result(outcomes: Sequence[Outcome]) -> Result:
+    """Return figures and tables of several outcomes, as a page shows them; each trace has its own figures."""
+    traces = list(dict.fromkeys(outcome.trace for outcome in outcomes))
+    notes = []
+    for trace in traces:
+        one = next(outcome for outcome in outcomes if outcome.trace == trace)
+        notes += [f"{trace}: {irregularity}." for irregularity in one.irregularities]
+    notes += [
+        f"{one.trace} under {one.policy} was interrupted: only {one.summary.jobs} jobs."
+        for one in outcomes
+        if one.interrupted
+    ]
+    figures = [
+        figure for trace in traces for figure in _figures(trace, [one for one in outcomes if one.trace == trace])
+    ]
+    return Result(findings=(), figures=figures, tables=[_table(outcomes), _percentiles(outcomes)], notes=notes)
+
+
+def _figures(trace: str, outcomes: Sequence[Outcome]) -> list[Figure]:
+    known = [(one.policy, one.curves) for one in outcomes if one.curves is not None]
+    days = "time since the first submission (days)"
+    return [
+        Figure(
+            name=f"{trace}-wait",
+            title=f"{trace}: distribution of the wait",
+            x_label="wait (s), logarithmic beyond 1 s",
+            y_label="jobs that wait no longer (%)",
+            kind="step",
+            x_log=True,
+            y_range=(0, 101),
+            series=[
+                Series(label=policy, x=[max(1.0, wait) for wait in some.waits[0]], y=some.waits[1])
+                for policy, some in known
+            ],
+            caption="Waits below 1 s are drawn at 1 s.",
+        ),
+        Figure(
+            name=f"{trace}-utilization",
+            title=f"{trace}: processors in use",
+            x_label=days,
+            y_label="utilization (%)",
+            kind="step",
+            y_range=(0, 101),
+            series=[Series(label=policy, x=some.days, y=some.utilization) for policy, some in known],
+            caption=f"Means over {BINS} equal parts of the time.",
+        ),
+        Figure(
+            name=f"{trace}-queue",
+            title=f"{trace}: waiting jobs",
+            x_label=days,
+            y_label="waiting jobs",
+            kind="step",
+            series=[Series(label=policy, x=some.days, y=some.queue) for policy, some in known],
+            caption=f"Means over {BINS} equal parts of the time.",
+        ),
+    ]
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    columns = (
+        "trace", "policy", "processors", "jobs", "left out", "mean wait (s)", "mean slowdown",
+        "mean bounded slowdown (10 s)", "utilization (%)", "makespan (s)", "mean waiting jobs", "most waiting jobs",
+    )  # fmt: skip
+    rows = [
+        (
+            one.trace, one.policy, one.processors, one.summary.jobs, one.skipped, one.summary.mean_wait,
+            one.summary.mean_slowdown, one.summary.mean_bounded_slowdown, 100 * one.summary.utilization,
+            one.summary.makespan, one.summary.mean_queue, one.summary.largest_queue,
+        )
+        for one in outcomes
+    ]  # fmt: skip
+    return Table(name="summary", title="Totals", columns=columns, rows=rows)
+
+
+def _percentiles(outcomes: Sequence[Outcome]) -> Table:
+    names = [f"p{rank}" for rank in metrics.PERCENTILES]
+    columns = ["trace", "policy"]
+    columns += [f"wait {name} (s)" for name in names] + [f"bounded slowdown {name}" for name in names]
+    rows: list[list[Cell]] = [
+        [
+            one.trace,
+            one.policy,
+            *(one.summary.percentiles["wait"][name] for name in names),
+            *(one.summary.percentiles["bounded_slowdown"][name] for name in names),
+        ]
+        for one in outcomes
+    ]
+    caption = "The value that so many percent of the jobs do not exceed; p100 is the largest."
+    return Table(name="percentiles", title="Percentiles", columns=columns, rows=rows, caption=caption)
