@@ -7,6 +7,7 @@ reader looks at each different ``NAME=value`` once. Pure.
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -21,6 +22,7 @@ from koala_adapter.wiki.words import (
     NODE_ATTRIBUTES,
     NODE_SYNONYMS,
     Attribute,
+    Kind,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ Record = TypeVar("Record", NodeRecord, JobRecord)
 
 NO_RECORD: Final = "(null)"
 """What Slurm sends, and counts, for a job that does not exist."""
+LONG_LIST: Final = 5000
+"""Records from which on the search for garbage pauses: it would look at all of them again and again, for nothing."""
 LONGEST_NAME: Final = 256
 """Characters of an id that is believed; a longer one is no id."""
 
@@ -46,6 +50,7 @@ _ATTRIBUTE: Final = re.compile(
 )
 _NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
+_TIMES: Final = frozenset(item.field for item in (*NODE_ATTRIBUTES, *JOB_ATTRIBUTES) if item.kind is Kind.TIME)
 _UNCLEAR: Final = ("", None)
 """What stands in the table of seen attributes for one that cannot be told from its text alone."""
 
@@ -107,9 +112,21 @@ def parse_jobs(argument: str) -> tuple[JobRecord, ...]:
 
 
 def _parse(argument: str, kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
+    texts = split_records(argument)
+    collecting = len(texts) >= LONG_LIST and gc.isenabled()
+    if collecting:
+        gc.disable()
+    try:
+        return _read(texts, kind, key, table)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _read(texts: Sequence[str], kind: type[Record], key: str, table: Mapping[str, Attribute]) -> list[Record]:
     seen: dict[str, tuple[str, Value | None]] = {}
     records: list[Record] = []
-    for text in split_records(argument):
+    for text in texts:
         id_, colon, rest = text.partition(":")
         if not colon or not id_ or len(id_) > LONGEST_NAME:
             continue
@@ -117,7 +134,9 @@ def _parse(argument: str, kind: type[Record], key: str, table: Mapping[str, Attr
         for item in rest.split(";"):
             known = seen.get(item)
             if known is None:
-                known = seen[item] = _attribute(item, table)
+                known = _attribute(item, table)
+                if known[0] not in _TIMES:  # they rarely repeat
+                    seen[item] = known
             name, value = known
             if value is not None:
                 values[name] = value
@@ -126,7 +145,7 @@ def _parse(argument: str, kind: type[Record], key: str, table: Mapping[str, Attr
                 break
         values[key] = id_
         record = object.__new__(kind)
-        vars(record).update(values)
+        object.__setattr__(record, "__dict__", values)
         records.append(record)
     return records
 

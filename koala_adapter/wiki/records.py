@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.hostlists import check_host, check_id, folded
-from koala_adapter.wiki.values import Count, Value, Writing, writing
+from koala_adapter.wiki.values import Count, Value, writer
 from koala_adapter.wiki.words import (
     JOB_ATTRIBUTES,
     JOB_ORDER_WIKI2,
@@ -27,8 +28,15 @@ from koala_adapter.wiki.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from koala_adapter.wiki.words import Attribute
+
+Plan = tuple["Callable[[object], tuple[Value | None, ...]]", tuple["Callable[[Value], str]", ...]]
+"""How a record is written: what gets all its fields at once, and for each of them what writes the attribute."""
+
+_NO_TEXT: Final = ""
+_NO_LIST: Final = ()
 _NODE_WORDS: Final = frozenset(map(str, NodeWord))
 _JOB_WORDS: Final = frozenset(map(str, JobWord))
 
@@ -176,10 +184,9 @@ def build_nodes(
 def _build_node(name: str, record: NodeRecord, dialect: Dialect, *, brief: bool) -> bytes:
     if record.state not in _NODE_WORDS:
         raise WikiError(f"a node cannot be {record.state!r}", hint=f"allowed: {', '.join(NodeWord)}")
-    values: Mapping[str, Value | None] = vars(record)
     if dialect is Dialect.WIKI and record.classes and not record.classes_free:
-        values = {**values, "classes_free": record.classes}
-    return _assemble(name, values, _node_plan(dialect, brief))
+        record = replace(record, classes_free=record.classes)
+    return _assemble(name, record, _node_plan(dialect, brief))
 
 
 def build_job(
@@ -194,33 +201,33 @@ def build_job(
         raise WikiError(f"a job cannot be {record.state!r}", hint=f"allowed: {', '.join(JobWord)}")
     if dialect is Dialect.WIKI and (not record.user or record.tasks is None):
         raise WikiError(f"job {record.id!r} needs a user and a number of tasks, or Maui defers it")
-    return _assemble(check_id(record.id), vars(record), _job_plan(dialect, hosts, brief))
+    return _assemble(check_id(record.id), record, _job_plan(dialect, hosts, brief))
 
 
-def _assemble(name: str, values: Mapping[str, Value | None], plan: tuple[Writing, ...]) -> bytes:
+def _assemble(name: str, record: NodeRecord | JobRecord, plan: Plan) -> bytes:
+    fields, writers = plan
     parts = [name, ":"]
-    for item in plan:
-        value = values.get(item.field)
-        if value or value == 0:
-            text = item.write(value)
-            if text:
-                parts += (item.prefix, text, ";")
+    for value, write in zip(fields(record), writers, strict=True):
+        if value is not None and value is not _NO_TEXT and value is not _NO_LIST:
+            parts.append(write(value))
     return "".join(parts).encode()
 
 
 @cache
-def _node_plan(dialect: Dialect, brief: bool) -> tuple[Writing, ...]:  # noqa: FBT001 - a key of the cache
-    return tuple(
-        writing(attribute, dialect, HostFormat.PLAIN)
-        for attribute in NODE_ATTRIBUTES
-        if dialect in attribute.dialects and (attribute.brief or not brief)
-    )
+def _node_plan(dialect: Dialect, brief: bool) -> Plan:  # noqa: FBT001 - a key of the cache
+    wanted = [item for item in NODE_ATTRIBUTES if dialect in item.dialects and (item.brief or not brief)]
+    return _plan(wanted, dialect, HostFormat.PLAIN)
 
 
 @cache
-def _job_plan(dialect: Dialect, hosts: HostFormat, brief: bool) -> tuple[Writing, ...]:  # noqa: FBT001 - likewise
+def _job_plan(dialect: Dialect, hosts: HostFormat, brief: bool) -> Plan:  # noqa: FBT001 - likewise
     wanted = [item for item in JOB_ATTRIBUTES if dialect in item.dialects and (item.brief or not brief)]
     if dialect is Dialect.WIKI2:
         first = {name: index for index, name in enumerate(JOB_ORDER_WIKI2)}
         wanted.sort(key=lambda item: first.get(item.name, len(first)))
-    return tuple(writing(attribute, dialect, hosts) for attribute in wanted)
+    return _plan(wanted, dialect, hosts)
+
+
+def _plan(wanted: Sequence[Attribute], dialect: Dialect, hosts: HostFormat) -> Plan:
+    getter = attrgetter(*(attribute.field for attribute in wanted))
+    return getter, tuple(writer(attribute, dialect, hosts) for attribute in wanted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,7 +33,7 @@ _BASE_0 = re.compile(
 _BASE_10 = re.compile(r"\s*(?P<number>[+-]?[0-9]{1,40})", re.ASCII)
 _FLOAT = re.compile(r"\s*[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _CLASS = re.compile(r"\[([^\[\]:]*)(?::([^\[\]]*))?\]")
-_LONGEST_CACHED_NUMBER = 18
+_LONGEST_QUICK_NUMBER = 18
 
 
 class Count(NamedTuple):
@@ -47,24 +46,14 @@ class Count(NamedTuple):
 Value = str | int | float | tuple[str, ...] | tuple[Count, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Writing:
-    """How one attribute is written: ``prefix`` and then what ``write`` makes of the field, or None for nothing."""
-
-    field: str
-    prefix: str
-    write: Callable[[Value], str]
-
-
 # -- writing ------------------------------------------------------------------------------------------------------
 
 
-def writing(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Writing:
-    """Return how an attribute is written in a dialect."""
+def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callable[[Value], str]:
+    """Return what writes an attribute in a dialect, as ``NAME=value;``, or as nothing when the value is empty."""
     quoted = dialect is Dialect.WIKI2 and attribute.quoted
     writers: dict[Kind, Callable[..., str]] = {
         Kind.COUNT: partial(_number, attribute.name),
-        Kind.TIME: partial(_number, attribute.name),
         Kind.FLOAT: _float,
         Kind.WORD: _comparison if attribute.name.endswith("CMP") else clean_word,
         Kind.TEXT: partial(_text, dialect=dialect, quoted=quoted),
@@ -75,7 +64,22 @@ def writing(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Writin
         Kind.QUEUE: partial(_queue, dialect=dialect),
         Kind.RESOURCES: _resources,
     }
-    return Writing(field=attribute.field, prefix=f"{attribute.name}=", write=writers[attribute.kind])
+    if attribute.kind is Kind.TIME:
+        return partial(_time, f"{attribute.name}=")
+    write = partial(_named, f"{attribute.name}=", writers[attribute.kind])
+    # The values of most kinds repeat from record to record, and all are immutable.
+    return write if attribute.kind in {Kind.TASKS, Kind.HOSTS} else lru_cache(maxsize=1024)(write)
+
+
+def _named(prefix: str, write: Callable[[Value], str], value: Value) -> str:
+    text = write(value)
+    return f"{prefix}{text};" if text else ""
+
+
+def _time(prefix: str, value: int) -> str:
+    if 0 <= value <= LARGEST_NUMBER:
+        return f"{prefix}{value:d};"
+    raise WikiError(f"{prefix} cannot be {value}: WIKI has numbers from 0 to 2^63-1")
 
 
 def _number(name: str, value: int) -> str:
@@ -163,7 +167,7 @@ def read(attribute: Attribute, text: str) -> Value | None:
 
 def read_number(text: str) -> int | None:
     """Return the number at the beginning of a text, as ``strtol(text, NULL, 0)`` reads it; None without one."""
-    if len(text) <= _LONGEST_CACHED_NUMBER and text.isascii() and text.isdigit() and (text[0] != "0" or text == "0"):
+    if len(text) <= _LONGEST_QUICK_NUMBER and text.isascii() and text.isdigit() and (text[0] != "0" or text == "0"):
         return int(text)
     found = _BASE_0.match(text)
     if not found:
@@ -177,6 +181,8 @@ def read_number(text: str) -> int | None:
 
 def read_time(text: str) -> int | None:
     """Return the decimal number at the beginning of a text; None without one."""
+    if len(text) <= _LONGEST_QUICK_NUMBER and text.isascii() and text.isdigit():
+        return int(text)
     found = _BASE_10.match(text)
     return max(-LARGEST_NUMBER, min(int(found["number"]), LARGEST_NUMBER)) if found else None
 
