@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.parallel import Mark
     from koala_adapter.simulation.workload import Irregularity, Workload
 
-BINS = 400
-"""Points of a curve over time."""
+COARSE = 60
+"""Points of the utilization over time: with more, several policies could not be told apart."""
+FINE = 200
+"""Points of the queue length over time."""
 DAY = 86_400
+WHOLE = 100.0
+"""Percent."""
 POINTS = 1500
 """Points of a distribution."""
 
@@ -63,12 +67,10 @@ class Curves:
 
     waits: tuple[Sequence[float], Sequence[float]]
     """Waits (s), and the percentage of jobs that do not wait longer."""
-    days: Sequence[float]
-    """Since the first submission."""
-    utilization: Sequence[float]
-    """Percent, on average from one of ``days`` to the next."""
-    queue: Sequence[float]
-    """Waiting jobs, likewise."""
+    utilization: tuple[Sequence[float], Sequence[float]]
+    """Days since the first submission, and the percentage in use on average until the next."""
+    queue: tuple[Sequence[float], Sequence[float]]
+    """Days since the first submission, and the jobs that wait on average until the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,14 +183,18 @@ def _processors(case: Case, workload: Workload) -> int:
 def curves(measured: JobMetrics, processors: int) -> Curves:
     """Return what the figures show."""
     begin, end = min(measured.submits, default=0), max(measured.ends, default=0)
-    used = metrics.used_processors(measured).binned(begin, end, BINS)
+    used = metrics.used_processors(measured).binned(begin, end, COARSE)
+    queue = metrics.queue_length(measured).binned(begin, end, FINE)
     waits, shares = metrics.cumulative(measured.waits)
     return Curves(
         waits=(thinned(waits, POINTS), thinned(shares, POINTS)),
-        days=[(end - begin) * number / BINS / DAY for number in range(BINS)],
-        utilization=[100 * value / processors for value in used],
-        queue=metrics.queue_length(measured).binned(begin, end, BINS),
+        utilization=(_days(end - begin, COARSE), [100 * value / processors for value in used]),
+        queue=(_days(end - begin, FINE), queue),
     )
+
+
+def _days(duration: float, parts: int) -> list[float]:
+    return [duration * number / parts / DAY for number in range(parts)]
 
 
 def write_jobs(out: Path, outcome: Outcome, played: Replay, measured: JobMetrics, trace: swf.Trace | None) -> None:
@@ -256,16 +262,18 @@ def result(outcomes: Sequence[Outcome]) -> Result:
 
 def _figures(trace: str, outcomes: Sequence[Outcome]) -> list[Figure]:
     known = [(one.policy, one.curves) for one in outcomes if one.curves is not None]
+    # From the share of jobs that do not wait at all under any policy: on a quiet machine nearly all of them.
+    span = WHOLE - min((some.waits[1][0] for _, some in known if some.waits[1]), default=0.0) or WHOLE
     days = "time since the first submission (days)"
     return [
         Figure(
             name=f"{trace}-wait",
             title=f"{trace}: distribution of the wait",
-            x_label="wait (s), logarithmic beyond 1 s",
+            x_label="wait (s)",
             y_label="jobs that wait no longer (%)",
             kind="step",
             x_log=True,
-            y_range=(0, 101),
+            y_range=(WHOLE - 1.05 * span, WHOLE + 0.05 * span),
             series=[
                 Series(label=policy, x=[max(1.0, wait) for wait in some.waits[0]], y=some.waits[1])
                 for policy, some in known
@@ -279,8 +287,8 @@ def _figures(trace: str, outcomes: Sequence[Outcome]) -> list[Figure]:
             y_label="utilization (%)",
             kind="step",
             y_range=(0, 101),
-            series=[Series(label=policy, x=some.days, y=some.utilization) for policy, some in known],
-            caption=f"Means over {BINS} equal parts of the time.",
+            series=[Series(label=policy, x=some.utilization[0], y=some.utilization[1]) for policy, some in known],
+            caption=f"Means over {COARSE} equal parts of the time.",
         ),
         Figure(
             name=f"{trace}-queue",
@@ -288,8 +296,8 @@ def _figures(trace: str, outcomes: Sequence[Outcome]) -> list[Figure]:
             x_label=days,
             y_label="waiting jobs",
             kind="step",
-            series=[Series(label=policy, x=some.days, y=some.queue) for policy, some in known],
-            caption=f"Means over {BINS} equal parts of the time.",
+            series=[Series(label=policy, x=some.queue[0], y=some.queue[1]) for policy, some in known],
+            caption=f"Means over {FINE} equal parts of the time.",
         ),
     ]
 

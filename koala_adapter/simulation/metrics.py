@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil, fsum
+from math import ceil, fsum, inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,13 +79,15 @@ class Steps:
         width = (end - begin) / bins
         if width <= 0:
             return [0.0] * bins
+        edges = [begin + width * number for number in range(bins)] + [end]
         sums = [0.0] * bins
-        for time, value, until in zip(self.times, self.values, [*self.times[1:], end], strict=True):
+        place = 0
+        for time, value, until in zip(self.times, self.values, [*self.times[1:], inf], strict=True):
             low, high = max(time, begin), min(until, end)
-            while value and low < high:
-                place = min(bins - 1, int((low - begin) / width))
-                edge = min(high, begin + (place + 1) * width) if place < bins - 1 else high
-                edge = edge if edge > low else high  # a bin too narrow for the resolution of floats
+            while low < high:
+                while edges[place + 1] <= low:
+                    place += 1
+                edge = min(high, edges[place + 1])
                 sums[place] += value * (edge - low)
                 low = edge
         return [total / width for total in sums]
