@@ -7,7 +7,7 @@ where the admin set them, those of the host as a whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import Node, NodeState
@@ -46,21 +46,31 @@ class QueueInstance:
         return queue_instance_state(self.letters)
 
 
-def parse_nodes(raw: bytes, *, queue: str | None = None) -> tuple[Node, ...]:
-    """Return the nodes that run batch jobs, in ``queue`` if one is given. Raises LrmUnavailableError."""
+def parse_nodes(raw: bytes, *, queue: str | None = None, by_queue: bool = False) -> tuple[Node, ...]:
+    """Return the nodes that run batch jobs, in ``queue`` if one is given. Raises LrmUnavailableError.
+
+    ``by_queue``: each queue instance is a node, called QUEUE@HOST.
+    """
     root = parse_xml(raw, root="qhost", source="qhost")
-    found = (_node(host, queue) for host in root.iterfind("host") if host.get("name") != GLOBAL)
-    return tuple(node for node in found if node is not None)
+    hosts = [host for host in root.iterfind("host") if host.get("name") != GLOBAL]
+    if not by_queue:
+        return tuple(_node(host, instances) for host in hosts if (instances := _instances(host, queue)))
+    return tuple(
+        replace(_node(host, (instance,)), name=f"{instance.queue}@{host.get('name') or ''}")
+        for host in hosts
+        for instance in _instances(host, queue)
+    )
 
 
-def _node(host: _Element, queue: str | None) -> Node | None:
-    instances = [
+def _instances(host: _Element, queue: str | None) -> tuple[QueueInstance, ...]:
+    return tuple(
         instance
         for instance in map(_instance, host.iterfind("queue"))
         if BATCH in instance.kind and queue in {None, instance.queue}
-    ]
-    if not instances:
-        return None
+    )
+
+
+def _node(host: _Element, instances: Sequence[QueueInstance]) -> Node:
     # A node is as usable as its most usable queue, and then only that one's slots count.
     state = min((instance.state for instance in instances), key=_USABILITY.index)
     usable = [instance for instance in instances if instance.state is state]
@@ -74,6 +84,7 @@ def _node(host: _Element, queue: str | None) -> Node | None:
         memory_mib=mebibytes_of(values.get("mem_total", "")),
         load=_load(values.get("load_avg", "")),
         queues=tuple(instance.queue for instance in instances),
+        architecture=values.get("arch_string", ""),
         raw_state=",".join(dict.fromkeys(instance.letters for instance in instances if instance.letters)),
     )
 

@@ -6,6 +6,7 @@ Status is never taken from an exit code: qstat -xml of an unknown job and a refu
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from koala_sge import requests
 from koala_sge.accounting import parse_accounting
 from koala_sge.check import run_checks
 from koala_sge.hosts import parse_nodes
-from koala_sge.jobs import parse_jobs
+from koala_sge.jobs import parse_jobs, parse_layouts, with_layout
 from koala_sge.queues import parse_limits, parse_queues
 from koala_sge.reasons import parse_error_reasons
 
@@ -46,6 +47,8 @@ running job keeps the walltime it started with."""
 
 ERROR_LETTER = "E"
 
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*", re.ASCII)
+
 
 class SgeLrm(Lrm):
     """One Grid Engine cell."""
@@ -53,8 +56,9 @@ class SgeLrm(Lrm):
     capabilities = CAPABILITIES
     array_index_variable = "SGE_TASK_ID"
     job_id_variable = "JOB_ID"
-    requests_per_poll = 3
-    """qhost, qstat, and qstat -j when one of our jobs has got into error state since the last time."""
+    requests_per_poll = 4
+    """qhost, qstat, qstat -g t when a parallel job of anybody has started since the last time, and qstat -j when one of
+    our jobs has got into error state."""
 
     def __init__(self, context: ClusterContext, settings: SgeSettings) -> None:
         """Nothing is started yet."""
@@ -63,6 +67,8 @@ class SgeLrm(Lrm):
         self._user = context.user or login_name()
         self._scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
         self._error_reasons: Mapping[str, str] = {}
+        self._by_queue = settings.nodes == "queue-instances"
+        self._layouts: Mapping[LrmJobId, tuple[float | None, tuple[tuple[str, int], ...] | None]] = {}
         self.client = DrmaaClient(
             context,
             HelperLaunch(library=settings.library(), variables=settings.variables()),
@@ -89,16 +95,25 @@ class SgeLrm(Lrm):
     async def nodes(self) -> tuple[Node, ...]:
         """Return the hosts that run batch jobs, with the slots that anybody's jobs use."""
         result = await self._run(requests.list_nodes(self._settings))
-        return parse_nodes(_document(result), queue=self._settings.queue)
+        return parse_nodes(_document(result), queue=self._settings.queue, by_queue=self._by_queue)
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""
         result = await self._run(requests.list_jobs(self._settings))
-        everything = parse_jobs(_document(result))
+        everything = parse_jobs(_document(result), by_queue=self._by_queue)
         ours = {job.name for job in everything if job.user == self._user}
         self._scripts.sweep(ours, time.time())
         jobs = [job for job in everything if job.name.startswith(name_prefix)]
-        return await self._with_reasons(jobs)
+        return await self._with_reasons(jobs if name_prefix else await self._with_layouts(jobs))
+
+    async def _with_layouts(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
+        """Say where the slots of parallel jobs are; asked when one has started."""
+        parallel = {job.id: job.started_at for job in jobs if job.layout and job.processors > 1}
+        if parallel.items() - {id_: started for id_, (started, _) in self._layouts.items()}.items():
+            result = await self._run(requests.list_slots(self._settings))
+            found = parse_layouts(_document(result), by_queue=self._by_queue)
+            self._layouts = {id_: (started, found.get(id_)) for id_, started in parallel.items()}
+        return [with_layout(job, self._layouts.get(job.id, (None, None))[1]) for job in jobs]
 
     async def queues(self) -> tuple[Queue, ...]:
         """Return the cluster queues."""
@@ -192,23 +207,27 @@ class SgeLrm(Lrm):
         raise_for(await self.client.control(ControlAction.RESUME, ids))
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """Pin a held task to a node and release it.
+        """Pin a held job or task to a node, with one entry for each of its processors, and release it.
 
-        Grid Engine pins whole jobs, not tasks, and only while they wait; so tasks of one array are started on chosen
+        Grid Engine itself chooses how many slots of a parallel job each of several nodes gives, so that such a start is
+        refused. It pins whole jobs, not tasks, and only while they wait; so tasks of one array are started on chosen
         nodes one after another: while one that was released has not started, LrmRejectedError.
         """
-        if len(nodes) != 1:
-            message = f"a placeholder has one processor and starts on one node, not on {len(nodes)}"
-            raise LrmRejectedError(message, hint="name one node")
-        await self._may_be_pinned(job)
-        queue = self._settings.queue or "*"
-        number = requests.job_number(job)
-        await self._obeyed(requests.pin(self._settings, number, [f"{queue}@{node}" for node in nodes]))
+        places = tuple(dict.fromkeys(nodes))
+        if len(places) != 1:
+            message = f"Grid Engine itself divides job {job} among {len(places)} nodes, by the rule of its environment"
+            raise LrmRejectedError(message, hint="start it on one node (NODES=1, or pack jobs: NODEALLOCATIONPOLICY)")
+        node = places[0]
+        if not _NODE.fullmatch(node):
+            raise LrmRejectedError(f"{node!r} is no node name", hint="name nodes that qhost -q shows")
+        await self._may_be_pinned(job, len(nodes))
+        where = node if self._by_queue else f"{self._settings.queue or '*'}@{node}"
+        await self._obeyed(requests.pin(self._settings, requests.job_number(job), [where]))
         await self.release([job])
         if self._settings.trigger_scheduler:
             await self._obeyed(requests.trigger_scheduler(self._settings))
 
-    async def _may_be_pinned(self, job: LrmJobId) -> None:
+    async def _may_be_pinned(self, job: LrmJobId, processors: int) -> None:
         number = requests.job_number(job)
         siblings = {other.id: other for other in await self.jobs() if requests.job_number(other.id) == number}
         if job not in siblings:
@@ -217,6 +236,9 @@ class SgeLrm(Lrm):
         if siblings[job].state is not LrmJobState.HELD:
             message = f"job {job} is {siblings[job].state}, not held"
             raise LrmRejectedError(message, hint="hold it first")
+        if siblings[job].processors != processors:
+            message = f"job {job} has {siblings[job].processors} processors, and {processors} are given"
+            raise LrmRejectedError(message, hint="name a node once for each processor")
         waiting = [other.id for other in siblings.values() if other.state is LrmJobState.QUEUED]
         if waiting:
             message = f"{waiting[0]} of the same array is released and has not started; it would be moved too"

@@ -66,6 +66,11 @@ def list_jobs(settings: SgeSettings) -> tuple[str, ...]:
     return (settings.command("qstat"), "-xml", "-r", "-u", "*")
 
 
+def list_slots(settings: SgeSettings) -> tuple[str, ...]:
+    """All jobs of all users, with a row for each slot of a parallel job."""
+    return (settings.command("qstat"), "-xml", "-g", "t", "-r", "-u", "*")
+
+
 def list_nodes(settings: SgeSettings) -> tuple[str, ...]:
     """All hosts with their queues and the slots that the hosts have left."""
     return (settings.command("qhost"), "-xml", "-q", "-F", "slots")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,6 +35,11 @@ class SgeSettings(BaseModel):
     queue: str | None = Field(
         default=None,
         description="Cluster queue of all placeholders, and the only one whose slots count; none for any queue.",
+    )
+    nodes: Literal["hosts", "queue-instances"] = Field(
+        default="hosts",
+        description="What counts as a node: 'hosts', or 'queue-instances' such as batch.q@node7, where a host serves "
+        "several queues that an outside scheduler fills one by one.",
     )
     native_specification: str = Field(
         default="", description="Further qsub options of every placeholder, such as '-P physics'."
