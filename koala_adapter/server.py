@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +26,7 @@ from koala_adapter.reports import (
     plan_report,
 )
 from koala_adapter.submissions import SAMPLE, sample_submissions
+from koala_adapter.unixsocket import checked_path, same_user
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from koala_adapter.service import Service
 
 SOCKET_NAME = "koala.sock"
-LONGEST_SOCKET_PATH = 107
-"""Bytes of sun_path less the closing zero, unix(7)."""
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
 
@@ -201,18 +198,4 @@ def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
 
 def socket_path(directory: Path) -> Path:
     """Return the path of the socket in a state directory. Raises ConfigurationError when the kernel cannot take it."""
-    path = directory / SOCKET_NAME
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise ConfigurationError(
-            f"the path of the socket is too long for a Unix socket: {path}",
-            hint="choose a shorter state directory with --state or $KOALA_STATE",
-        )
-    return path
-
-
-def same_user(stream: SocketStream) -> bool:
-    """Tell whether the peer of a Unix socket has our user id (SO_PEERCRED, unix(7))."""
-    raw: socket.socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
-    credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", credentials)
-    return bool(user == os.geteuid())
+    return checked_path(directory / SOCKET_NAME)

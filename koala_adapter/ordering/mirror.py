@@ -80,8 +80,6 @@ class Mirror:
         """Something changed that may let a job start."""
         self.happened: list[Happening] = []
         """Whoever drives this takes from here what is to be told."""
-        self.dropped: list[LrmJobId] = []
-        """Pins that are not needed any more; likewise."""
         self._make_scheduler = make_scheduler
         self._sequence = 0
         self._feasible: dict[object, str] = {}
@@ -350,8 +348,7 @@ class Mirror:
         return None
 
     def _unpin(self, job_id: LrmJobId) -> None:
-        if self.pins.pop(job_id, None) is not None:
-            self.dropped.append(job_id)
+        self.pins.pop(job_id, None)
 
     def _tell(self, kind: Kind, entry: Entry, now: float, *, detail: str = "", nodes: Layout | None = None) -> None:
         job = entry.job

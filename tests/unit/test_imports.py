@@ -48,8 +48,10 @@ MAY_IMPORT = {
     f"{CORE}.testing": PLUGIN_SUPPORT,
     f"{CORE}.vjm": (*BOTTOM, f"{CORE}.vjm"),
     AGENT: (),
+    f"{CORE}.unixsocket": BOTTOM,
     f"{CORE}.ordering": (
         *BOTTOM,
+        f"{CORE}.unixsocket",
         f"{CORE}.commands",
         f"{CORE}.limits",
         f"{CORE}.plugin",

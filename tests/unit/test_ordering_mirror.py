@@ -214,7 +214,6 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     site.run(again)
     site.look()
     assert site.mirror.pins == {}
-    assert site.mirror.dropped == ["1"]
 
 
 def test_a_refused_start_waits_longer() -> None:
@@ -265,7 +264,7 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
     assert site.look(1.0) == []
     site.look(11.0)
     if shown in {"running", "gone"}:
-        assert site.mirror.dropped == ["1"]
+        assert site.mirror.pins == {}
         assert site.look(100.0) == []
         return
     assert site.mirror.to_hold() == (["1"] if shown == "queued" else [])

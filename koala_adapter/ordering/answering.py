@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala explain`` for jobs of a batch system: a running ``koala schedule`` answers on a Unix socket of its own.
+
+One question a connection, one JSON line each way; only processes of the same user are heard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+from pydantic import TypeAdapter, ValidationError
+
+from koala_adapter.errors import JobNotFoundError, KoalaError, ProtocolError, ServiceUnavailableError
+from koala_adapter.ordering.explanations import Explanation, Overview, explain, overview
+from koala_adapter.unixsocket import checked_path, same_user
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anyio.abc import SocketStream, TaskStatus
+
+    from koala_adapter.ordering.mirror import Mirror
+
+SOCKET_NAME = "schedule.sock"
+LINE_LIMIT = 65_536
+ANSWER_SECONDS = 10.0
+ASK_SECONDS = 30.0
+
+_EXPLANATION = TypeAdapter(Explanation)
+_OVERVIEW = TypeAdapter(Overview)
+
+
+class Answering:
+    """Answers questions about one mirror."""
+
+    def __init__(self, mirror: Mirror, directory: Path) -> None:
+        """Listen in ``directory``. Raises ConfigurationError when its path is too long for a socket."""
+        self._mirror = mirror
+        self._path = checked_path(directory / SOCKET_NAME)
+
+    async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled."""
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+        listener = await anyio.create_unix_listener(self._path, mode=0o600)
+        try:
+            async with listener:
+                task_status.started()
+                await listener.serve(self._converse)
+        finally:
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+
+    async def _converse(self, stream: SocketStream) -> None:
+        async with stream:
+            if not same_user(stream):
+                return
+            with (
+                suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound),
+                anyio.move_on_after(ANSWER_SECONDS),
+            ):
+                line = await BufferedByteReceiveStream(stream).receive_until(b"\n", LINE_LIMIT)
+                await stream.send(self._answer(line) + b"\n")
+
+    def _answer(self, line: bytes) -> bytes:
+        try:
+            question = json.loads(line)
+            job_id = question.get("job_id") if isinstance(question, dict) else None
+            if job_id is None:
+                return _OVERVIEW.dump_json(overview(self._mirror))
+            return _EXPLANATION.dump_json(explain(self._mirror, str(job_id), time.time()))
+        except KoalaError as error:
+            return json.dumps({"error": error.message, "hint": error.hint}).encode()
+        except ValueError as error:
+            return json.dumps({"error": f"malformed question: {error}", "hint": ""}).encode()
+
+
+def ask_explanation(directory: Path, cluster: str, job_id: str) -> Explanation:
+    """Ask the running scheduler of a cluster about a job.
+
+    Raises JobNotFoundError, and ServiceUnavailableError when none runs.
+    """
+    line = _ask(directory, cluster, {"job_id": job_id})
+    try:
+        return _EXPLANATION.validate_json(line)
+    except ValidationError:
+        raise _refusal(line) from None
+
+
+def ask_overview(directory: Path, cluster: str) -> Overview:
+    """Ask the running scheduler of a cluster where its queue stands. Raises ServiceUnavailableError."""
+    line = _ask(directory, cluster, {})
+    try:
+        return _OVERVIEW.validate_json(line)
+    except ValidationError:
+        raise _refusal(line) from None
+
+
+def _refusal(line: bytes) -> KoalaError:
+    try:
+        told = json.loads(line)
+        return JobNotFoundError(str(told["error"]), hint=str(told["hint"]))
+    except (ValueError, LookupError, TypeError):
+        return ProtocolError("the scheduler gave an answer that cannot be read")
+
+
+def _ask(directory: Path, cluster: str, question: dict[str, str]) -> bytes:
+    path = os.fspath(checked_path(directory / SOCKET_NAME))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ASK_SECONDS)
+            connection.connect(path)
+            connection.sendall(json.dumps(question).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                return lines.readline()
+    except OSError as error:
+        raise ServiceUnavailableError(
+            f"no `koala schedule` for cluster {cluster} answers in {directory}: {error.strerror or error}",
+            hint=f"start it with `koala schedule --cluster {cluster}`, as the same user and with the same --state",
+        ) from error

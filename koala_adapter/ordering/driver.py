@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler of a live batch system: look, decide, put on record, start, look whether it started.
+
+The batch system stays the truth. While it does not answer nothing is decided and nothing is lost; when this process is
+killed the next one finds its starts on record.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.ordering.deciding import decide
+from koala_adapter.ordering.entries import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from koala_adapter.model import LrmJobId
+    from koala_adapter.ordering.deciding import Manner
+    from koala_adapter.ordering.entries import Happening, Start
+    from koala_adapter.ordering.mirror import Mirror
+    from koala_adapter.ordering.record import StartRecord
+    from koala_adapter.ordering.standing import Listing
+    from koala_adapter.ordering.watching import Watcher
+    from koala_adapter.plugin import Lrm
+
+AT_ONCE = 8
+"""Starts that are asked for at the same time."""
+
+log = structlog.get_logger()
+
+
+class Driver:
+    """Owns the order of one batch system while it runs."""
+
+    def __init__(
+        self,
+        lrm: Lrm,
+        watcher: Watcher,
+        mirror: Mirror,
+        manner: Manner,
+        record: StartRecord,
+        *,
+        tell: Callable[[Sequence[Happening]], None],
+    ) -> None:
+        """``tell`` hears what went on after each look. The watcher's plugin has been started."""
+        self._lrm = lrm
+        self._watcher = watcher
+        self.mirror = mirror
+        self._manner = manner
+        self._record = record
+        self._tell = tell
+        self._limit = anyio.CapacityLimiter(AT_ONCE)
+        self._observed_at = 0.0
+
+    async def run(self, *, once: bool = False) -> None:
+        """Schedule until cancelled; ``once``: one pass, and return when what it started has shown.
+
+        Raises JournalError when starts cannot be put on record: nothing is started without.
+        """
+        async with anyio.create_task_group() as tasks:
+            decided = False
+            while not (once and decided and not self.restless):
+                listing = await self._watcher.look()
+                if listing is not None:
+                    await self._follow(listing, tasks, deciding=not (once and decided))
+                    decided = True
+                if once and decided and not self.restless:
+                    break
+                due = self.mirror.next_due(time.time())
+                await self._watcher.pause(restless=self.restless, due=None if due is None else due - time.time())
+
+    @property
+    def restless(self) -> bool:
+        """Tell whether something is about to show."""
+        return any(entry.phase in {Phase.STARTING, Phase.RETURNING} for entry in self.mirror.entries.values())
+
+    async def _follow(self, listing: Listing, tasks: TaskGroup, *, deciding: bool) -> None:
+        """Take in a listing and do what follows from it."""
+        mirror = self.mirror
+        due = mirror.next_due(self._observed_at)
+        mirror.observe(listing)
+        self._observed_at = listing.read_at
+        for job_id in mirror.to_hold():
+            await self._hold(job_id)
+        starts: list[Start] = []
+        if deciding and (mirror.dirty or (due is not None and due <= listing.read_at)):
+            starts = decide(mirror, self._manner, listing.read_at)
+        self._record.store(mirror.pins)
+        for start in starts:
+            tasks.start_soon(self._start, start)
+        self._tell_all()
+
+    async def _start(self, start: Start) -> None:
+        """Have one job started; what came of it shows in the next looks."""
+        job_id = start.job_id
+        async with self._limit:
+            try:
+                await self._lrm.start_on(job_id, start.allocation.entries)
+                self.mirror.accepted(job_id, time.time())
+            except LrmUnavailableError as error:
+                log.warning("it is not known whether a start was taken", job=job_id, error=str(error))
+                self.mirror.accepted(job_id, time.time(), doubtful=True)
+            except LrmError as error:
+                self.mirror.refused(job_id, time.time(), str(error))
+            except Exception:
+                # A defect of a plugin costs this start, not the others.
+                log.exception("a plugin failed", job=job_id)
+                self.mirror.accepted(job_id, time.time(), doubtful=True)
+        self._tell_all()
+        self._watcher.look_soon()
+
+    async def _hold(self, job_id: LrmJobId) -> None:
+        """Put a job that did not start in hold again; when that fails it is tried at the next look."""
+        try:
+            await self._lrm.hold([job_id])
+        except LrmError as error:
+            log.warning("a job that did not start cannot be put in hold", job=job_id, error=str(error))
+
+    def _tell_all(self) -> None:
+        happened, self.mirror.happened = self.mirror.happened, []
+        if happened:
+            self._tell(happened)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The starts that are under way, on disk before they are asked for.
+
+Together with ``start_on``, which acts on held jobs only, this makes a kill at any moment harmless: what is on record
+and still held is started again, what was released and did not start is held again, and what runs is left running.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+from koala_adapter.errors import JournalError
+from koala_adapter.ordering.entries import Pin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from koala_adapter.model import LrmJobId
+
+_PIN = TypeAdapter(Pin)
+
+
+class StartRecord:
+    """The pins of one cluster in one SQLite file of mode 0600."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create it. Raises JournalError."""
+        self._path = path
+        self._stored: dict[LrmJobId, Pin] = {}
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.execute("PRAGMA journal_mode=WAL")
+            # Each change is on disk before it is acted on.
+            self._database.execute("PRAGMA synchronous=FULL")
+            self._database.execute("CREATE TABLE IF NOT EXISTS pins (job TEXT PRIMARY KEY, body TEXT NOT NULL)")
+            with closing(self._database.execute("SELECT body FROM pins")) as rows:
+                self._stored = {pin.job_id: pin for (body,) in rows for pin in [_PIN.validate_json(body)]}
+        except (OSError, sqlite3.Error, ValidationError) as error:
+            raise JournalError(f"{path}: cannot be used: {error}", hint="check the state directory") from error
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """What is on record."""
+        return tuple(self._stored.values())
+
+    def store(self, pins: Mapping[LrmJobId, Pin]) -> None:
+        """Make the record equal to ``pins``; on return that is on disk. Raises JournalError: then nothing changed."""
+        gone = [job for job in self._stored if job not in pins]
+        new = [pin for job, pin in pins.items() if self._stored.get(job) != pin]
+        if not gone and not new:
+            return
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                self._database.executemany("DELETE FROM pins WHERE job = ?", [(job,) for job in gone])
+                rows = [(pin.job_id, _PIN.dump_json(pin).decode()) for pin in new]
+                self._database.executemany("INSERT OR REPLACE INTO pins VALUES (?, ?)", rows)
+                self._database.execute("COMMIT")
+            except sqlite3.Error:
+                self._database.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            hint = "is the disk full, or the file damaged?"
+            raise JournalError(f"{self._path}: cannot be written: {error}", hint=hint) from error
+        self._stored = dict(pins)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
