@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.scheduler.actions import LaunchJob, Rank, SubmitPlaceholders
+from koala_adapter.scheduler.actions import LaunchJob, Rank
 from koala_adapter.scheduler.lifecycle import end_placeholder, setback
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.placement import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.policies import policy
 from koala_adapter.scheduler.queue import position_of
-from koala_adapter.scheduler.records import BatchRecord, Claim, PlaceholderRecord, TimerKind
+from koala_adapter.scheduler.records import Claim, TimerKind
 from koala_adapter.scheduler.rooms import Rooms, less
+from koala_adapter.scheduler.submitting import submit_batch
 from koala_adapter.scheduler.waiting import leave_queue, place, refuse
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context, Views
     from koala_adapter.scheduler.placement import PlacedComponent
     from koala_adapter.scheduler.queue import Lane
-    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
 
 
 def scan_queue(context: Context, *, above: int | None = None) -> None:
@@ -87,39 +87,9 @@ def _fill(context: Context, record: JobRecord, claims: list[Claim], placed: tupl
 
 
 def _submit(context: Context, record: JobRecord, claim: Claim, cluster_name: ClusterName) -> None:
-    state = context.state
-    cluster = state.clusters[cluster_name]
-    state.batches_made += 1
-    key = BatchKey(f"koala-{state.parameters.instance}-{state.batches_made}")
-    count = claim.missing
-    walltime = int(record.job.walltime + state.parameters.launch_margin + state.parameters.placeholder_life)
-    if cluster.parameters.walltime_limit is not None:
-        walltime = min(walltime, cluster.parameters.walltime_limit)
-    state.batches[key] = BatchRecord(
-        key=key,
-        cluster=cluster_name,
-        job_id=record.job.id,
-        component=claim.component,
-        count=count,
-        submitted_at=context.now,
-        live=count,
-    )
-    for index in range(1, count + 1):
-        id_ = PlaceholderId(batch=key, index=index)
-        state.placeholders[id_] = PlaceholderRecord(
-            id=id_,
-            cluster=cluster_name,
-            job_id=record.job.id,
-            component=claim.component,
-            state=PlaceholderState.SUBMITTED,
-            submitted_at=context.now,
-            walltime=walltime,
-        )
-        claim.placeholders.append(id_)
-    cluster.managed += count
-    cluster.queued += count
-    record.live += count
-    context.effects.add(SubmitPlaceholders(batch=key, cluster=cluster_name, count=count, walltime=walltime))
+    parameters = context.state.parameters
+    seconds = record.job.walltime + parameters.launch_margin + parameters.placeholder_life
+    claim.placeholders += submit_batch(context, record, claim.component, cluster_name, claim.missing, seconds)
 
 
 def retake(context: Context, record: JobRecord) -> None:
