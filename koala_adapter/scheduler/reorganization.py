@@ -102,6 +102,7 @@ def hand_to_claiming(context: Context, giver: JobRecord, spares: list[Placeholde
 def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
     """Exchange placeholders whose life is over, and return those that nobody took."""
     left = {placeholder.id: placeholder for placeholder in over if placeholder.held}
+    unfit = [placeholder for placeholder in over if not placeholder.held]
     takers: dict[str, int] = {}
     for taker, pairs in _completions(context, giver, left, both=True):
         for held, pending in pairs:
@@ -122,7 +123,7 @@ def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecor
         given = ", ".join(f"{count} to job {name}" for name, count in takers.items())
         record_of = "held processors were exchanged for places in the queue after their life cycle"
         giver.last_trouble = f"{sum(takers.values())} {record_of} ({given})"
-    return [placeholder for placeholder in over if not placeholder.held or placeholder.id in left]
+    return [*unfit, *left.values()]
 
 
 def _completions(
