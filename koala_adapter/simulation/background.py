@@ -40,7 +40,7 @@ class Outage:
 
 def stream(seed: int, what: str, name: str) -> random.Random:
     """Return the stream of chance of one thing at one cluster."""
-    return random.Random(f"{seed}/{what}/{name}")  # noqa: S311 - simulated chance must be repeatable
+    return random.Random(f"{seed}/{what}/{name}")
 
 
 def local_users(cluster: ClusterModel, load: BackgroundLoad, seed: int) -> Iterator[LocalUse]:
