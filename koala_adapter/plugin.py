@@ -42,6 +42,10 @@ class Capabilities:
     hold: bool = False
     pin: bool = False
     """``start_on`` can start a held job on chosen nodes."""
+    pin_several: bool = True
+    """... on several nodes at once, with a number of processors on each."""
+    tells_holders: bool = True
+    """The listing tells whose hold a job is in; where it does not, all show as their users'."""
     suspend: bool = False
     requeue: bool = False
     signal: bool = False

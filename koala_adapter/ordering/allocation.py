@@ -118,7 +118,8 @@ def allocate(job: LrmJob, rooms: Iterable[Room]) -> Allocation | Misfit:
         return Misfit(reason=_too_little(job, sum(share.tasks for share in shares) * per_task))
     chosen = _choose(job, shares, tasks)
     if chosen is None:
-        return Misfit(reason=f"there are not {job.nodes_wanted} nodes with room for it together")
+        some = f"{job.nodes_wanted} nodes" if job.nodes_wanted != 1 else "one node"
+        return Misfit(reason=f"it needs {job.processors} processors on {some}, and there is no such room now")
     return Allocation(nodes=tuple((name, count * per_task) for name, count in chosen))
 
 
@@ -167,8 +168,7 @@ def _choose(job: LrmJob, shares: Sequence[_Share], tasks: int) -> list[tuple[str
     named = [share for share in shares if share.name in job.requested_nodes]
     others = [share for share in shares if share.name not in job.requested_nodes]
     if job.nodes_wanted is None:
-        left = tasks - len(named)
-        return _spread(named, left, others)
+        return _evenly(named, others, tasks) or _spread(named, tasks - len(named), others)
     wanted = min(max(job.nodes_wanted, len(named), 1), tasks)
     even = -(-tasks // wanted)
     more = wanted - len(named)
@@ -182,6 +182,25 @@ def _choose(job: LrmJob, shares: Sequence[_Share], tasks: int) -> list[tuple[str
     if len(chosen) < wanted or sum(share.tasks for share in chosen) < tasks:
         return None
     return _dealt(chosen, tasks, even)
+
+
+def _evenly(named: Sequence[_Share], others: Sequence[_Share], tasks: int) -> list[tuple[str, int]] | None:
+    """Give each node the same number of tasks, where that takes few more nodes than need be.
+
+    Slurm starts a job so with its owner's rights, and with other numbers only for an operator.
+    """
+    largest = sorted((share.tasks for share in [*named, *others]), reverse=True)
+    fewest = next(count for count in range(1, len(largest) + 1) if sum(largest[:count]) >= tasks)
+    for number in range(max(fewest, len(named)), min(2 * fewest, len(largest)) + 1):
+        each, odd = divmod(tasks, number)
+        if odd or any(share.tasks < each for share in named):
+            continue
+        fitting = sorted(
+            (share for share in others if share.tasks >= each), key=lambda share: (share.tasks, share.processors)
+        )
+        if len(fitting) + len(named) >= number:
+            return [(share.name, each) for share in [*named, *fitting][:number]]
+    return None
 
 
 def _spread(named: Sequence[_Share], left: int, others: Sequence[_Share]) -> list[tuple[str, int]]:

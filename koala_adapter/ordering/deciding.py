@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on
-from koala_adapter.ordering.entries import Happening, Kind, Phase, Pin, Start
+from koala_adapter.ordering.entries import Happening, Kind, Phase, Pin, Start, Wishes
 from koala_adapter.ordering.guards import Guard, Release, guard_for, guarded
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class _Pass:
             job_id=job.id,
             submitted_at=job.submitted_at,
             nodes=found.nodes,
-            requested=job.requested_nodes,
+            wishes=Wishes.of(job),
             at=self._now,
             tries=former.tries + 1 if former else 1,
         )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,36 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What of a job a batch system may show differently once we have tied it to nodes."""
+
+    processors: int
+    requested_nodes: tuple[str, ...] = ()
+    nodes_wanted: int | None = None
+    tasks_per_node: int | None = None
+
+    @classmethod
+    def of(cls, job: LrmJob) -> Wishes:
+        """Return those of a job that is not tied."""
+        return cls(
+            processors=job.processors,
+            requested_nodes=job.requested_nodes,
+            nodes_wanted=job.nodes_wanted,
+            tasks_per_node=job.tasks_per_node,
+        )
+
+    def restored(self, job: LrmJob) -> LrmJob:
+        """Return a job as it was before it was tied."""
+        return replace(
+            job,
+            processors=self.processors,
+            requested_nodes=self.requested_nodes,
+            nodes_wanted=self.nodes_wanted,
+            tasks_per_node=self.tasks_per_node,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
     """What is on record of a start before it is asked for, so that a kill at any time loses and doubles nothing."""
 
@@ -34,8 +64,8 @@ class Pin:
     submitted_at: float | None
     """Tells the job from a later one of the same number."""
     nodes: tuple[tuple[str, int], ...]
-    requested: tuple[str, ...]
-    """Nodes that its user insists on: what the batch system shows from now on are ours."""
+    wishes: Wishes
+    """What its user insists on: what the batch system shows from now on is ours."""
     at: float
     tries: int = 1
     not_before: float = 0.0
@@ -49,7 +79,7 @@ class Entry:
     """One job as we know it."""
 
     job: LrmJob
-    """As it was listed last, but with the nodes that its user requested."""
+    """As it was listed last, but with what its user insisted on before we tied it to nodes."""
     phase: Phase
     sequence: int
     """Order in which jobs were first seen."""

@@ -129,20 +129,14 @@ class Mirror:
     def _examine(self, job: LrmJob, now: float) -> Entry | None:
         """Update what is kept of one job; None when it is over."""
         entry = self.entries.get(job.id)
-        if (
-            entry is not None
-            and job.submitted_at != entry.job.submitted_at
-            and None
-            not in {
-                job.submitted_at,
-                entry.job.submitted_at,
-            }
-        ):
+        if entry is not None and _is_another(job, entry.job.submitted_at):
             self._gone(entry, now, Kind.GONE)
             entry = None
         pin = self._pin(job)
         if pin is not None and job.state in WAITING:
-            job = replace(job, requested_nodes=pin.requested)
+            job = pin.wishes.restored(job)
+        elif self.rules.one_node and job.state in WAITING:
+            job = replace(job, nodes_wanted=1)
         found, reason = standing(job, self.rules, now=now, ours=pin is not None)
         if found is Standing.OVER:
             if entry is not None:
@@ -150,14 +144,9 @@ class Mirror:
             self._unpin(job.id)
             return None
         if entry is None:
-            self._sequence += 1
-            entry = Entry(job=job, phase=Phase.LEFT_OUT, sequence=self._sequence)
-            self.entries[job.id] = entry
+            entry = self._new(job, pin)
             if found is not Standing.OCCUPYING:
                 self._tell(Kind.SUBMITTED, entry, now)
-            if pin is not None and not pin.not_before:
-                # A start that was under way when we were stopped: the next looks tell what came of it.
-                entry.phase, entry.nodes, entry.accepted_at = Phase.STARTING, pin.nodes, pin.at
         self._update(entry, job, now)
         if found is Standing.OCCUPYING:
             self._occupies(entry, now)
@@ -165,6 +154,15 @@ class Mirror:
             self._judge_start(entry, now)
         else:
             self._waits(entry, reason, now)
+        return entry
+
+    def _new(self, job: LrmJob, pin: Pin | None) -> Entry:
+        self._sequence += 1
+        entry = Entry(job=job, phase=Phase.LEFT_OUT, sequence=self._sequence)
+        self.entries[job.id] = entry
+        if pin is not None and not pin.not_before:
+            # A start that was under way when we were stopped: the next looks tell what came of it.
+            entry.phase, entry.nodes, entry.accepted_at = Phase.STARTING, pin.nodes, pin.at
         return entry
 
     def _update(self, entry: Entry, job: LrmJob, now: float) -> None:
@@ -342,7 +340,7 @@ class Mirror:
 
     def _pin(self, job: LrmJob) -> Pin | None:
         pin = self.pins.get(job.id)
-        if pin is None or pin.submitted_at == job.submitted_at or None in {pin.submitted_at, job.submitted_at}:
+        if pin is None or not _is_another(job, pin.submitted_at):
             return pin
         self._unpin(job.id)
         return None
@@ -386,6 +384,11 @@ class Mirror:
         times += [entry.job.eligible_at for entry in self.entries.values() if entry.job.eligible_at is not None]
         times += [scheduler.wake_at for scheduler in self.schedulers]
         return min((time for time in times if now < time < inf), default=None)
+
+
+def _is_another(job: LrmJob, submitted_at: float | None) -> bool:
+    """Tell whether a batch system has given the number of a former job to this one."""
+    return submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
 
 
 def _pool(entry: Entry) -> int:

@@ -40,6 +40,8 @@ class Rules:
     """Take what the batch system itself schedules: jobs that are queued, not those in hold."""
     user_holds: bool = False
     """Jobs in user hold are ours, too: where the site's own hold looks the same."""
+    one_node: bool = False
+    """A job can only be started on one node: where the batch system itself divides it among several."""
     default_walltime: int = 86_400
     """Seconds for jobs that say nothing where the queue has no limit either."""
 
@@ -75,6 +77,8 @@ def _hold_problem(job: LrmJob, rules: Rules, *, ours: bool) -> str:
         return "it is not in hold, so the batch system itself starts it (it came in past the site's submission piece)"
     if job.hold is HoldOwner.USER and not (rules.user_holds or ours):
         return "its user holds it"
+    if job.hold is HoldOwner.SYSTEM:
+        return "the batch system holds it" + (f" ({job.reason})" if job.reason else "")
     return ""
 
 

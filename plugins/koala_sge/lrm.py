@@ -40,7 +40,15 @@ if TYPE_CHECKING:
     from koala_sge.settings import SgeSettings
 
 CAPABILITIES = Capabilities(
-    find_by_name=True, observes_nodes=True, arrays=True, hold=True, pin=True, suspend=True, accounting=True
+    find_by_name=True,
+    observes_nodes=True,
+    arrays=True,
+    hold=True,
+    pin=True,
+    pin_several=False,
+    tells_holders=False,
+    suspend=True,
+    accounting=True,
 )
 """No requeue: placeholders are not restartable (-r n). No signal: only SIGSTOP and SIGCONT can be sent. No modify: a
 running job keeps the walltime it started with."""

@@ -56,6 +56,7 @@ def refused(wanted: LrmJob, rooms: Sequence[Room]) -> str:
     [
         (job(3), (8, 3, 5), {"n2": 3}),
         (job(10), (4, 8, 2), {"n2": 8, "n3": 2}),
+        (job(12), (8, 8, 8, 5), {"n1": 6, "n2": 6}),
         (job(6, nodes_wanted=2), (8, 8, 8, 8), {"n1": 3, "n2": 3}),
         (job(6, nodes_wanted=2), (4, 2, 1, 0), {"n1": 4, "n2": 2}),
         (job(4, nodes_wanted=2), (8, 2, 4, 2), {"n2": 2, "n4": 2}),
@@ -67,8 +68,8 @@ def refused(wanted: LrmJob, rooms: Sequence[Room]) -> str:
         (job(4, excluded_nodes=("n1",)), (8, 4), {"n2": 4}),
         (job(2, nodes_wanted=8), (8, 8, 8, 8), {"n1": 1, "n2": 1}),
     ],
-    ids=["best filled", "few nodes", "even", "as even as can be", "small ones first", "per node", "spread", "per task",
-         "named", "both named", "excluded", "never more nodes than tasks"],
+    ids=["best filled", "few nodes", "same on each", "even", "as even as can be", "small ones first", "per node", "spread",
+         "per task", "named", "both named", "excluded", "never more nodes than tasks"],
 )  # fmt: skip
 def test_nodes_of_a_job(wanted: LrmJob, free: tuple[int, ...], expected: dict[str, int]) -> None:
     """Each wish is kept, and large rooms stay large."""
@@ -79,7 +80,7 @@ def test_nodes_of_a_job(wanted: LrmJob, free: tuple[int, ...], expected: dict[st
     ("wanted", "free", "reason"),
     [
         (job(9), (4, 4), "needs 9 processors"),
-        (job(4, nodes_wanted=2), (8, 0), "not 2 nodes"),
+        (job(4, nodes_wanted=2), (8, 0), "on 2 nodes"),
         (job(4, requested_nodes=("n2",)), (8, 0), "insists on n2"),
         (job(1, requested_nodes=("n1", "n2")), (8, 8), "has 1 task"),
         (job(8, processors_per_task=4), (3, 3, 3), "processors per task have 0"),

@@ -42,7 +42,7 @@ def test_first_come_first_served_overtakes_nobody() -> None:
     site.submit("3", 16, nodes_wanted=2, requested_nodes=("n1", "n2"))
     site.submit("4", 1)
     assert site.step() == []
-    assert "there are not 2 nodes" in site.told(Kind.PASSED_OVER)[0].detail
+    assert "16 processors on 2 nodes" in site.told(Kind.PASSED_OVER)[0].detail
     site.end("1", "2")
     assert site.step() == ["3", "4"]
 
@@ -68,6 +68,7 @@ def test_a_job_that_fits_in_sum_only_is_passed_over_and_not_starved(policy: str)
     ("values", "reason"),
     [
         ({"hold": HoldOwner.USER}, "its user holds it"),
+        ({"hold": HoldOwner.SYSTEM, "reason": "launch failed"}, "batch system holds it (launch failed)"),
         ({"dependent": True, "reason": "Dependency"}, "waits for other jobs"),
         ({"eligible_at": 5000.0}, "begin time"),
         ({"state": LrmJobState.QUEUED, "hold": None}, "not in hold"),
@@ -108,6 +109,17 @@ def test_the_site_may_say_that_user_holds_are_its_own() -> None:
     site = Listed(rules=Rules(user_holds=True))
     site.submit("1", 4, hold=HoldOwner.USER)
     assert site.step() == ["1"]
+
+
+def test_a_batch_system_that_divides_jobs_itself() -> None:
+    """Each job gets one node, and what needs more is left to others, with the reason."""
+    site = Listed(rules=Rules(one_node=True))
+    site.submit("1", 6)
+    site.submit("2", 6)
+    site.submit("3", 9)
+    assert site.step() == ["1", "2"]
+    assert [len(site.jobs[one].layout) for one in ("1", "2")] == [1, 1]
+    assert "9 processors on one node" in site.mirror.entries[site.jobs["3"].id].reason
 
 
 def test_others_starts_and_ends_are_taken_in() -> None:
@@ -210,7 +222,7 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     assert "tried again in" in site.mirror.entries[start.job_id].reason
     (again,) = site.look(5.0)
     assert again.pin.tries == 2
-    assert again.pin.requested == ("n1",)
+    assert again.pin.wishes.requested_nodes == ("n1",)
     site.run(again)
     site.look()
     assert site.mirror.pins == {}
@@ -270,7 +282,7 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
     assert site.mirror.to_hold() == (["1"] if shown == "queued" else [])
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
     (again,) = [*site.look(1.0), *site.look(6.0)]
-    assert again.pin.requested == ()
+    assert again.pin.wishes.requested_nodes == ()
 
 
 def test_a_number_that_is_given_again_is_another_job() -> None:
