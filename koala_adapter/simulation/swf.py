@@ -305,13 +305,10 @@ def workload(trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = Fal
     ``jobs``: only so many, the first ones. Raises SimulationError when none is left.
     """
     column = trace.columns
-    sizes = [
-        allocated if allocated > 0 else asked
-        for allocated, asked in zip(column[Field.ALLOCATED], column[Field.REQUESTED_PROCESSORS], strict=True)
-    ]
+    sizes = _sizes(column[Field.ALLOCATED], column[Field.REQUESTED_PROCESSORS])
     found = list(trace.irregularities)
     keep = _kept(trace, sizes, found)
-    rows = list(range(len(trace))) if keep is None else list(compress(range(len(trace)), keep))
+    rows = range(len(trace)) if keep is None else list(compress(range(len(trace)), keep))
     if not rows:
         raise SimulationError(f"{trace.name}: no job of this trace has both a run time and a size")
     runs, limits = _kept_only(column[Field.RUN], keep), _kept_only(column[Field.REQUESTED_TIME], keep)
@@ -325,12 +322,12 @@ def workload(trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = Fal
     result = Workload(
         name=trace.name,
         processors=trace.processors,
-        ids=_whole(_kept_only(column[Field.JOB], keep)),
+        ids=_whole(column[Field.JOB], keep),
         submits=_kept_only(column[Field.SUBMITTED], keep),
         runs=runs,
-        sizes=_whole(_kept_only(sizes, keep)),
-        estimates=list(map(max, runs, limits)),
-        users=_whole(_kept_only(column[Field.USER], keep)),
+        sizes=_whole(sizes, keep),
+        estimates=[limit if limit > run else run for run, limit in zip(runs, limits, strict=True)],  # noqa: FURB136
+        users=_whole(column[Field.USER], keep),
         rows=rows,
         irregularities=found,
     )
@@ -343,8 +340,16 @@ def _kept_only(column: Iterable[float], keep: Sequence[bool] | None) -> list[flo
     return list(column) if keep is None else list(compress(column, keep))
 
 
-def _whole(values: list[float]) -> list[int]:
-    return [int(value) for value in values]
+def _whole(column: Column, keep: Sequence[bool] | None) -> list[int]:
+    values = _kept_only(column, keep)
+    return values if column.typecode == "q" else [int(value) for value in values]  # type: ignore[return-value]
+
+
+def _sizes(allocated: Column, requested: Column) -> Column:
+    if min(allocated) > 0:
+        return allocated
+    typecode = "q" if allocated.typecode == requested.typecode == "q" else "d"
+    return array(typecode, (size if size > 0 else asked for size, asked in zip(allocated, requested, strict=True)))
 
 
 def _kept(trace: Trace, sizes: Sequence[float], found: list[Irregularity]) -> list[bool] | None:
