@@ -68,8 +68,8 @@ def refused(wanted: LrmJob, rooms: Sequence[Room]) -> str:
         (job(4, excluded_nodes=("n1",)), (8, 4), {"n2": 4}),
         (job(2, nodes_wanted=8), (8, 8, 8, 8), {"n1": 1, "n2": 1}),
     ],
-    ids=["best filled", "few nodes", "same on each", "even", "as even as can be", "small ones first", "per node", "spread",
-         "per task", "named", "both named", "excluded", "never more nodes than tasks"],
+    ids=["best filled", "few nodes", "same on each", "even", "as even as can be", "small ones first", "per node",
+         "spread", "per task", "named", "both named", "excluded", "never more nodes than tasks"],
 )  # fmt: skip
 def test_nodes_of_a_job(wanted: LrmJob, free: tuple[int, ...], expected: dict[str, int]) -> None:
     """Each wish is kept, and large rooms stay large."""
