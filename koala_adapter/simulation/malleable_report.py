@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import SimulationError
 from koala_adapter.simulation.confidence import difference, estimate
 from koala_adapter.simulation.experiments.framework import Figure, Finding, Series, Setting, Table
-from koala_adapter.simulation.malleable_runs import RIGID, Case, Conditions, Record, run_case, time_axis
+from koala_adapter.simulation.malleable_runs import BINS, RIGID, Case, Conditions, Record, run_case, time_axis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,8 @@ BASELINES = ("equipartition", "folding")
 NAMES = {"fpsma": "FPSMA", "egs": "EGS", "equipartition": "Equipartition", "folding": "Folding", RIGID: "rigid"}
 CDF_POINTS = 400
 """Points of a cumulative distribution that are kept for its figure."""
+
+HIDDEN = "A line that cannot be seen lies under that of the other policy with the same workload."
 
 SETTINGS = (
     Setting(name="background", default="0", meaning="share of each cluster that local users ask for, 0 to 0.95"),
@@ -154,7 +156,7 @@ def figures(records: Records, number: int) -> list[Figure]:
             x_label="time since the first submission (s)",
             y_label="used processors (of 272)",
             series=_timelines(records, "used_over_time"),
-            caption="Mean over the repetitions and over intervals of 1/120 of the axis.",
+            caption=f"Mean over the repetitions and over intervals of 1/{BINS} of the axis. {HIDDEN}",
         )
     )
     found.append(
@@ -164,7 +166,7 @@ def figures(records: Records, number: int) -> list[Figure]:
             x_label="time since the first submission (s)",
             y_label="messages to grow or shrink",
             series=_timelines(records, "messages_over_time"),
-            caption="Mean over the repetitions.",
+            caption=f"Mean over the repetitions. {HIDDEN}",
         )
     )
     return found
@@ -177,7 +179,7 @@ def _distribution(records: Records, name: str, what: str, title: str, x_label: s
             values = sorted(value for record in records.of(policy, workload) for value in record.jobs[what])
             x, y = _cumulative(values)
             series.append(Series(label=combination(policy, workload), x=x, y=y))
-    caption = "Cumulative over the jobs of all repetitions."
+    caption = f"Cumulative over the jobs of all repetitions. {HIDDEN}"
     y_label = "jobs (%) with at most this"
     return Figure(
         name=name, title=title, x_label=x_label, y_label=y_label, series=series, kind="step", caption=caption,

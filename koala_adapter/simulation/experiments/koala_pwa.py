@@ -49,7 +49,7 @@ def run(options: Options) -> Result:
         tables=tables(records),
         notes=(
             *NOTES,
-            f"Nearly the same is taken to mean within {NEARLY:.0%}, far worse by {FAR:.0%} at least.",
+            f"Nearly the same is taken to mean within {100 * NEARLY:.0f} %, far worse by {100 * FAR:.0f} % at least.",
         ),
     )
 
