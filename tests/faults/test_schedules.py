@@ -33,7 +33,7 @@ def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     kinds: set[type[ev.Event]] = set()
     states: set[JobState] = set()
-    crashes = hand_backs = 0
+    crashes = hand_backs = exchanges = 0
     for seed in range(30):
         world = World(seed)
         world.run()
@@ -41,10 +41,12 @@ def test_schedules_contain_what_they_are_for() -> None:
         states |= {outcome.state for (outcome,) in world.service.outcomes.values()}
         crashes += world.service.life
         hand_backs += sum(record.hand_backs for record in world.service.state.jobs.values())
+        exchanges += sum(record.exchanges for record in world.service.state.jobs.values())
     assert kinds >= set(ev.EVENT_TYPES) - {ev.PlaceholderSaid}
     assert states >= {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert crashes > 10
     assert hand_backs > 10
+    assert exchanges > 10
 
 
 def test_same_seed_same_world() -> None:

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated world behind the real scheduler: placeholders in the queues of simulated batch systems.
+
+The very :class:`~koala_adapter.scheduler.Scheduler` that runs live gets the events that the service would post, and
+what it wants done is done to simulated clusters after the delays that a real site has. So what is measured here is
+what the live program would do; ``tests/test_live_equals_simulated.py`` holds the two together.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import EndReason, JobId, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import actions as act
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import PlaceholderState
+from koala_adapter.simulation.batchsystem import QueuedJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from koala_adapter.model import ClusterName, Job
+    from koala_adapter.scheduler.outcome import JobOutcome
+    from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.simulation.batchsystem import BatchSystem
+    from koala_adapter.simulation.engine import Engine
+
+WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """Seconds that things take on a real site."""
+
+    submit: float = 0.5
+    """From the wish to submit until the LRM has the job."""
+    agent: tuple[float, float] = (1.0, 3.0)
+    """From the start of a placeholder until its agent has reported: drawn evenly between the two."""
+    message: float = 0.05
+    """To an agent, or back."""
+    release: float = 1.0
+    """From an agent's end until the LRM shows it."""
+    poll: float = 15.0
+    """Between two looks at a cluster."""
+    mute: float = 0.0
+    """Share of the agents that are never heard of."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A placeholder in its batch system, and whether its agent has reported."""
+
+    id: PlaceholderId
+    system: BatchSystem
+    job: QueuedJob
+    reported: bool = False
+    told: bool = False
+    """The scheduler was told that it started."""
+
+
+@dataclass(slots=True)
+class Milestones:
+    """When things happened to a job, in seconds."""
+
+    submitted_at: float
+    first_held_at: float | None = None
+    launched_at: float | None = None
+    ended_at: float | None = None
+    outcome: JobOutcome | None = None
+    clusters: dict[ClusterName, int] = field(default_factory=dict)
+    """Where it ran, with processors."""
+
+    @property
+    def co_allocation(self) -> float | None:
+        """Seconds from the submission until all processors were held; None when it never started."""
+        return None if self.launched_at is None else self.launched_at - self.submitted_at
+
+    @property
+    def holding(self) -> float | None:
+        """Seconds for which processors of the last claim were held idle, from the first to the last."""
+        if self.launched_at is None or self.first_held_at is None:
+            return None
+        return self.launched_at - self.first_held_at
+
+
+class SimulatedService:
+    """One user's service in virtual time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        systems: Sequence[BatchSystem],
+        parameters: Parameters,
+        clusters: Sequence[ClusterParameters],
+        *,
+        run_seconds: Callable[[JobRecord], float],
+        user: str = "user",
+        delays: Delays | None = None,
+        seed: int = 0,
+    ) -> None:
+        """``run_seconds``: how long a job's ranks run, asked at its launch."""
+        self.engine = engine
+        self.systems: Mapping[ClusterName, BatchSystem] = {system.name: system for system in systems}
+        self.user = user
+        self.delays = delays or Delays()
+        self.jobs: dict[JobId, Milestones] = {}
+        self.decisions: list[act.Action] = []
+        """All that the scheduler wanted done, in order."""
+        self.held_log: list[tuple[float, PlaceholderId, JobId]] = []
+        """When which placeholder was held for which job."""
+        self.scheduler = Scheduler()
+        self._run_seconds = run_seconds
+        self._chance = random.Random(f"{seed}/{user}")
+        self._placeholders: dict[PlaceholderId, _Held] = {}
+        self._polled: dict[ClusterName, tuple[int, int, int]] = {}
+        self._wakeup: float | None = None
+        self._post(ev.Configured(time=engine.now, parameters=parameters, clusters=tuple(clusters)))
+        for name in self.systems:
+            self._poll(name)
+
+    @property
+    def state(self) -> State:
+        """What the scheduler knows."""
+        return self.scheduler.state
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have not ended."""
+        return sum(one.ended_at is None for one in self.jobs.values())
+
+    def submit(self, job: Job) -> None:
+        """Hand in a job now."""
+        self.jobs[job.id] = Milestones(submitted_at=self.engine.now)
+        self._post(ev.JobSubmitted(time=self.engine.now, job=job))
+
+    def cancel(self, job_id: JobId) -> None:
+        """Cancel a job now."""
+        self._post(ev.CancelRequested(time=self.engine.now, job_id=job_id))
+
+    # ---- events and actions ---------------------------------------------------------------------------------------
+
+    def _post(self, event: ev.Event) -> None:
+        for action in self.scheduler.handle(event):
+            self.decisions.append(action)
+            self._act(action)
+        wakeup = self.scheduler.next_wakeup
+        if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
+            self._wakeup = wakeup
+            self.engine.at(wakeup, partial(self._wake, wakeup))
+
+    def _wake(self, wakeup: float) -> None:
+        if self._wakeup == wakeup:
+            self._wakeup = None
+            self._post(ev.TimeReached(time=self.engine.now))
+
+    def _act(self, action: act.Action) -> None:
+        match action:
+            case act.SubmitPlaceholders():
+                self.engine.after(self.delays.submit, partial(self._submit, action))
+            case act.EndPlaceholders():
+                self.engine.after(self.delays.message, partial(self._end, action))
+            case act.LaunchJob():
+                self._launch(action)
+            case act.JobFinished():
+                milestones = self.jobs[action.job_id]
+                milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
+            case _:
+                pass  # the output of a MISSING placeholder; malleable jobs are simulated elsewhere
+
+    # ---- placeholders ---------------------------------------------------------------------------------------------
+
+    def _submit(self, action: act.SubmitPlaceholders) -> None:
+        system, batch = self.systems[action.cluster], action.batch
+        for index in range(1, action.count + 1):
+            id_ = PlaceholderId(batch=batch, index=index)
+            start, gone = partial(self._started, id_), partial(self._gone, id_)
+            job = QueuedJob(self.user, 1, float(action.walltime), start, gone)
+            self._placeholders[id_] = _Held(id_, system, job)
+            system.submit(job)
+        ids = tuple(LrmJobId(f"{batch}_{index}") for index in range(1, action.count + 1))
+        self._post(ev.BatchSubmitted(time=self.engine.now, batch=batch, lrm_ids=ids))
+
+    def _started(self, id_: PlaceholderId, _job: QueuedJob) -> None:
+        delay = self._chance.uniform(*self.delays.agent)
+        if self.delays.mute == 0.0 or self._chance.random() >= self.delays.mute:
+            self.engine.after(delay, partial(self._reported, id_))
+
+    def _reported(self, id_: PlaceholderId) -> None:
+        one = self._placeholders.get(id_)
+        placeholder = self.state.placeholders.get(id_)
+        if one is None or placeholder is None or not one.job.running or one.job.started_at is None:
+            return
+        one.reported = True
+        host = f"{one.system.name}-{one.job.places[0]}"
+        ends_at = one.job.started_at + one.job.walltime
+        self._post(ev.PlaceholderHeld(time=self.engine.now, placeholder=id_, host=host, address=host, ends_at=ends_at))
+        placeholder = self.state.placeholders.get(id_)
+        if placeholder is not None and placeholder.job_id in self.jobs:
+            self.held_log.append((self.engine.now, id_, placeholder.job_id))
+            milestones = self.jobs[placeholder.job_id]
+            if milestones.first_held_at is None:
+                milestones.first_held_at = self.engine.now
+
+    def _gone(self, id_: PlaceholderId, _job: QueuedJob, reason: EndReason) -> None:
+        del self._placeholders[id_]
+        self.engine.after(self.delays.release, partial(self._told_gone, id_, reason))
+
+    def _told_gone(self, id_: PlaceholderId, reason: EndReason) -> None:
+        self._post(ev.PlaceholderEnded(time=self.engine.now, placeholder=id_, reason=reason))
+
+    def _end(self, action: act.EndPlaceholders) -> None:
+        for id_ in action.placeholders:
+            one = self._placeholders.get(id_)
+            placeholder = self.state.placeholders.get(id_)
+            if one is not None and placeholder is not None and placeholder.state is PlaceholderState.ENDING:
+                one.system.end(one.job, EndReason.EXITED if one.reported else EndReason.CANCELLED)
+
+    # ---- jobs -----------------------------------------------------------------------------------------------------
+
+    def _launch(self, action: act.LaunchJob) -> None:
+        record = self.state.jobs[action.job_id]
+        milestones = self.jobs[action.job_id]
+        milestones.launched_at = self.engine.now
+        milestones.clusters = {}
+        for claim in record.claims:
+            if claim.cluster is not None:
+                milestones.clusters[claim.cluster] = milestones.clusters.get(claim.cluster, 0) + claim.processors
+        held = [self.state.placeholders[rank.placeholder].held_at for rank in action.ranks]
+        milestones.first_held_at = min((at for at in held if at is not None), default=self.engine.now)
+        self.engine.after(self.delays.message, partial(self._run, action, self._run_seconds(record)))
+
+    def _run(self, action: act.LaunchJob, seconds: float) -> None:
+        for rank in action.ranks:
+            self._post(ev.RankStarted(time=self.engine.now, job_id=action.job_id, rank=rank.rank))
+        self.engine.after(seconds + self.delays.message, partial(self._ended, action))
+
+    def _ended(self, action: act.LaunchJob) -> None:
+        for rank in action.ranks:
+            if rank.placeholder in self._placeholders:
+                self._post(ev.RankEnded(time=self.engine.now, job_id=action.job_id, rank=rank.rank, end=WELL))
+
+    # ---- polling --------------------------------------------------------------------------------------------------
+
+    def _poll(self, name: ClusterName) -> None:
+        system = self.systems[name]
+        ours = 0
+        for one in list(self._placeholders.values()):
+            if one.system is system and one.job.running:
+                ours += 1
+                if not one.reported and not one.told:
+                    one.told = True
+                    self._post(ev.PlaceholderStarted(time=self.engine.now, placeholder=one.id))
+        reading = (system.processors, system.idle, ours)
+        if self._polled.get(name) != reading:
+            self._polled[name] = reading
+            self._post(
+                ev.ClusterPolled(
+                    time=self.engine.now, cluster=name, processors=reading[0], idle=reading[1], ours=reading[2]
+                )
+            )
+        self.engine.after(self.delays.poll, partial(self._poll, name))
+
+
+def run_to_end(engine: Engine, services: Sequence[SimulatedService], *, until: float) -> bool:
+    """Let virtual time pass until every job has ended and nothing of it is left; False when ``until`` came first."""
+    while any(service.unfinished or service.state.placeholders for service in services):
+        following = engine.next_time
+        if following is None or following > until:
+            return False
+        engine.step()
+    return True
