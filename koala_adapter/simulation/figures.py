@@ -101,13 +101,16 @@ def _fill(canvas: Canvas, figure: Figure) -> None:
         axes.set_yscale("log")
     if figure.kind == "bars":
         _bars(axes, figure)
+    elif figure.kind == "timeline":
+        _timeline(axes, figure)
     else:
         _lines(axes, figure)
+    from_zero = not figure.y_log and figure.kind != "timeline"
     if figure.x_range is not None:
         axes.set_xlim(*figure.x_range)
     if figure.y_range is not None:
         axes.set_ylim(*figure.y_range)
-    elif not figure.y_log and min((min(series.y, default=0) for series in figure.series), default=0) >= 0:
+    elif from_zero and min((min(series.y, default=0) for series in figure.series), default=0) >= 0:
         axes.set_ylim(bottom=0)
     labels = [series.label for series in figure.series]
     if len(labels) > 1:
@@ -152,6 +155,17 @@ def _bars(axes: Axes, figure: Figure) -> None:
         for label in axes.get_xticklabels():
             label.set_horizontalalignment("right")
     axes.grid(visible=False, axis="x")
+
+
+def _timeline(axes: Axes, figure: Figure) -> None:
+    for series, colour, _, _ in _styled(figure.series):
+        lengths = [end - begin for begin, end in zip(series.x, series.high, strict=True)]
+        axes.barh(
+            list(series.y), lengths, 0.8, left=list(series.x), color=colour, edgecolor="white", label=series.label
+        )
+    axes.set_yticks(range(len(figure.categories)), list(figure.categories))
+    axes.set_ylim(len(figure.categories) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
 
 
 def _styled(series: Sequence[Series]) -> Iterator[tuple[Series, str, str, str]]:

@@ -103,10 +103,11 @@ class Figure:
     y_label: str
     """With the unit."""
     series: Sequence[Series]
-    kind: Literal["line", "step", "bars", "points"] = "line"
-    """``step``: each value holds until the next x. ``line`` and ``points`` mark or join the values."""
+    kind: Literal["line", "step", "bars", "points", "timeline"] = "line"
+    """``step``: each value holds until the next x. ``line`` and ``points`` mark or join the values. ``timeline``: a
+    bar from x to ``high`` in row y."""
     categories: Sequence[str] = ()
-    """Names along the x axis, for bars."""
+    """Names along the x axis, for bars; names of the rows from 0, for a timeline."""
     caption: str = ""
     x_log: bool = False
     y_log: bool = False
