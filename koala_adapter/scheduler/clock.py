@@ -33,6 +33,7 @@ POINTS_IN_TIME = frozenset(
         "launched_at",
         "life_ends_at",
         "no_growth_before",
+        "no_shrink_before",
         "not_before",
         "paused_until",
         "polled_at",

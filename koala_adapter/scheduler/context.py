@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.placement import ClusterView, ComponentRequest
 from koala_adapter.scheduler.policies import POLICIES
+from koala_adapter.scheduler.roster import Roster, initial_size
 from koala_adapter.scheduler.selection import expected_wait
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Component
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.queue import PlacementQueue
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
 
 SHORTEST_PAUSE = 1.0
 """Seconds between two looks at the same thing, at least: a setting of 0 must not make the scheduler spin."""
@@ -39,6 +41,11 @@ class Context:
     """Jobs found to have ended, to be finished once the event's own handling is through."""
     scan_wanted: bool = False
     """Something changed that may let a waiting job be placed."""
+    roster: Roster = field(default_factory=Roster)
+    """Running malleable jobs."""
+    lost_stubs: list[PlaceholderRecord] = field(default_factory=list)
+    """Placeholders gathered for growing jobs that are gone or going, to be dealt with once the event's own handling is
+    through."""
 
     def view(self, cluster: ClusterRecord) -> ClusterView:
         """Return what a placement policy may know of a cluster."""
@@ -67,6 +74,8 @@ class Context:
 
     def _request(self, record: JobRecord, component: Component, claim: Claim) -> ComponentRequest:
         chosen = POLICIES.get(record.job.placement)
+        if record.job.kind is JobKind.MALLEABLE:
+            component = replace(component, maximum=initial_size(component))
         return ComponentRequest(
             component=component,
             walltime=record.job.walltime + self.margin(),

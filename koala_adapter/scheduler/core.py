@@ -13,18 +13,23 @@ from koala_adapter.errors import JobNotFoundError, JobRefusedError
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler import reports
+from koala_adapter.scheduler.adaptation import after_scan, before_scan
 from koala_adapter.scheduler.batches import batch_failed, batch_submitted, batch_uncertain
 from koala_adapter.scheduler.claiming import retake, scan_queue
 from koala_adapter.scheduler.clock import advance, give_time
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
+from koala_adapter.scheduler.growing import stub_lost
 from koala_adapter.scheduler.lifecycle import ending_timer, registration_timer
+from koala_adapter.scheduler.offers import change_timer, offer_answered
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_without_code
 from koala_adapter.scheduler.placement import infeasibility
 from koala_adapter.scheduler.policies import POLICIES
 from koala_adapter.scheduler.queue import PlacementQueue
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
 from koala_adapter.scheduler.reorganization import life_timer
+from koala_adapter.scheduler.roster import Roster
+from koala_adapter.scheduler.shrinking import processors_released
 from koala_adapter.scheduler.waiting import (
     enqueue,
     interval_scan,
@@ -34,6 +39,7 @@ from koala_adapter.scheduler.waiting import (
     refuse_impossible,
     wake_for_scan,
 )
+from koala_adapter.scheduler.wishes import more_requested
 
 if TYPE_CHECKING:
     from koala_adapter.model import Job
@@ -53,6 +59,7 @@ class Scheduler:
         self.state = State() if state is None else state
         self._queue = PlacementQueue()
         rebuild(self._queue, self.state)
+        self._roster = Roster(self.state.jobs.values())
 
     @property
     def next_wakeup(self) -> float | None:
@@ -67,7 +74,8 @@ class Scheduler:
         """
         if isinstance(event, ev.JobSubmitted) and event.job.id in self.state.jobs:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
-        context = Context(state=self.state, queue=self._queue, now=advance(self.state, event.time))
+        now = advance(self.state, event.time)
+        context = Context(state=self.state, queue=self._queue, now=now, roster=self._roster)
         if isinstance(event, ev.Configured):
             give_time(self.state, context.now)
         while (timer := self.state.due_timer(context.now)) is not None:
@@ -77,13 +85,17 @@ class Scheduler:
         _finish_ended(context)
         while context.scan_wanted:
             context.scan_wanted = False
+            if len(self._roster):
+                before_scan(context)
             scan_queue(context)
+            if len(self._roster):
+                after_scan(context)
         wake_for_scan(context)
         return context.effects.actions()
 
     def plan(self, job: Job, now: float) -> PlacementResult:
         """Return where a job would go now, without submitting it."""
-        context = Context(state=self.state, queue=self._queue, now=now)
+        context = Context(state=self.state, queue=self._queue, now=now, roster=self._roster)
         return place(context, _new_record(job), context.views())
 
     def job(self, job_id: str) -> JobRecord:
@@ -137,6 +149,12 @@ class Scheduler:
                 record = self.state.jobs.get(event.job_id)
                 if record is not None:
                     rank_ended(context, record, event.rank, event.end)
+            case ev.OfferAnswered():
+                offer_answered(context, event)
+            case ev.ProcessorsReleased():
+                processors_released(context, event)
+            case ev.MoreRequested():
+                more_requested(context, event)
             case _:
                 pass  # TimeReached: nothing beyond the timers, which every event fires first
 
@@ -170,10 +188,13 @@ def _new_record(job: Job) -> JobRecord:
 
 
 def _finish_ended(context: Context) -> None:
-    """Finish the jobs that were found to have ended, before anything else happens to them."""
-    while context.outcomes:
-        record, outcome = context.outcomes.pop(0)
-        finish(context, record, outcome)
+    """Finish the jobs that were found to have ended, before anything else happens to them; then what cannot grow."""
+    while context.outcomes or context.lost_stubs:
+        if context.outcomes:
+            record, outcome = context.outcomes.pop(0)
+            finish(context, record, outcome)
+        else:
+            stub_lost(context, context.lost_stubs.pop(0))
 
 
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
@@ -245,6 +266,8 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
     elif timer.kind is TimerKind.BACKOFF:
         if record.state is JobState.WAITING and record.not_before is not None and context.now >= record.not_before:
             enqueue(context, record)
+    elif timer.kind is TimerKind.CHANGE:
+        change_timer(context, record)
     elif timer.kind is TimerKind.WALLTIME and record.state in LAUNCHED_STATES:
         detail = f"stopped at the job's walltime of {record.job.walltime} s"
         context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))

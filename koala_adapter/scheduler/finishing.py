@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason, JobKind, Launcher, TaskEnd
 from koala_adapter.scheduler.actions import JobFinished
 from koala_adapter.scheduler.claiming import check_complete
+from koala_adapter.scheduler.growing import check_taken
 from koala_adapter.scheduler.lifecycle import drop_if_forgotten, end_placeholder
+from koala_adapter.scheduler.offers import drop_changes
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
 from koala_adapter.scheduler.queue import position_of
 from koala_adapter.scheduler.reorganization import hand_to_claiming
+from koala_adapter.scheduler.roster import initial_size
 from koala_adapter.scheduler.waiting import leave_queue
 
 if TYPE_CHECKING:
@@ -37,15 +40,24 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     record.finished_at = context.now
     context.state.note_claims(record, context.now)
     record.life_ends_at = record.retake_at = None
+    if record.job.kind is JobKind.MALLEABLE:
+        context.roster.update(record)
+        drop_changes(context, record)
     leave_queue(context, record)
     context.effects.add(JobFinished(job_id=record.job.id, outcome=outcome))
     spares = context.state.placeholders_of(record) if record.live else []
-    if outcome.state is JobState.COMPLETED and context.state.parameters.reuse:
+    if outcome.state is JobState.COMPLETED and context.state.parameters.reuse and not _running_first(context, spares):
         spares = _reused(context, record, spares)
     for placeholder in spares:
         end_placeholder(context, placeholder)
     context.scan_wanted = True
     _remember(context, record)
+
+
+def _running_first(context: Context, spares: list[PlaceholderRecord]) -> bool:
+    """Tell whether running jobs have precedence over waiting ones, and some can grow where processors come free."""
+    first = context.state.parameters.approach.running_first
+    return first and any(context.roster.on(name).growth for name in {spare.cluster for spare in spares})
 
 
 def _remember(context: Context, record: JobRecord) -> None:
@@ -65,16 +77,19 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
     if record.state not in {JobState.LAUNCHING, JobState.RUNNING}:
         return
     if rank is not None:
-        if rank not in range(len(record.ranks)):
+        if rank not in range(len(record.ranks)) or rank in record.departed:
             return
         record.started.add(rank)
         record.ends[rank] = end
+        if record.job.kind is JobKind.MALLEABLE:
+            check_taken(context, record)
+            context.roster.update(record)
     if not end.ok:
         record.suspected = record.suspected or _bad_end(record, rank, end)
         settle_suspicion(context, record)
     elif (record.job.launcher is Launcher.MPI) != (rank is None):
         return
-    elif rank is None or len(record.ends) == len(record.ranks):
+    elif rank is None or len(record.ends) + len(record.departed) == len(record.ranks):
         finish(context, record, JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0))
 
 
@@ -196,7 +211,9 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
     fit: Fit = []
     for component, claim in record.components():
         names = [component.cluster] if component.cluster is not None else sorted(free, key=lambda n: -len(free[n]))
-        size = component.maximum if record.job.kind is JobKind.MOLDABLE else component.minimum
+        size = {JobKind.MOLDABLE: component.maximum, JobKind.MALLEABLE: initial_size(component)}.get(
+            record.job.kind, component.minimum
+        )
         for name in names:
             lasting = [p for p in free.get(name, []) if p.id not in used and p.lasts(context.now, record.job.walltime)]
             if len(lasting) >= component.minimum and name not in claim.excluded:

@@ -31,6 +31,8 @@ def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: 
     if placeholder.state is not PlaceholderState.ENDING:
         context.state.change(placeholder, PlaceholderState.ENDING)
         placeholder.ending_since = context.now
+        if placeholder.stub:
+            context.lost_stubs.append(placeholder)
     batch = context.state.batches.get(placeholder.id.batch)
     if batch is None or batch.lrm_ids is not None or placeholder.host:
         context.effects.end(placeholder.cluster, placeholder.id, placeholder.lrm_id, force=force)
@@ -53,6 +55,8 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
     if placeholder.held_at is None and placeholder.lrm_id is not None:
         note_vain_wait(state, placeholder, context.now)
     state.count(placeholder, -1)
+    if placeholder.stub:
+        context.lost_stubs.append(placeholder)
     state.clusters[placeholder.cluster].managed -= 1
     del state.placeholders[placeholder.id]
     batch = state.batches[placeholder.id.batch]

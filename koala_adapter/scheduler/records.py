@@ -267,6 +267,8 @@ class ClusterRecord:
     """Free processors that no running job would take when they were offered last; None: something has changed since."""
     no_growth_before: float | None = None
     """Pause after processors for growing could not be had."""
+    no_shrink_before: float | None = None
+    """Pause after running jobs gave up less than they were asked for."""
     waits: list[Wait] = field(default_factory=list)
     """Waiting history, oldest first, bounded (selection.py)."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler.claiming import check_complete
 from koala_adapter.scheduler.finishing import placeholder_failed, settle_suspicion
+from koala_adapter.scheduler.growing import begin_malleable, check_taken, stub_held
 from koala_adapter.scheduler.lifecycle import SILENCE_MARGIN, end_placeholder, forget_placeholder, setback, start_life
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
 from koala_adapter.scheduler.records import TimerKind
@@ -53,6 +54,9 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
         if placeholder.held_at is None:
             placeholder.held_at = context.now
             note_wait(context.state, placeholder, context.now)
+        if placeholder.stub:
+            stub_held(context, placeholder)
+            return
         give_way(context, placeholder)
         record = context.state.jobs[placeholder.job_id]
         start_life(context, record)
@@ -124,10 +128,15 @@ def placeholder_said(context: Context, event: ev.PlaceholderSaid) -> None:
 
 
 def rank_started(context: Context, event: ev.RankStarted) -> None:
-    """Note a process that runs; with the last one the job runs."""
+    """Note a process that runs; with the last one the job runs, or has taken in its new processors."""
     record = context.state.jobs.get(event.job_id)
-    if record is None or record.state is not JobState.LAUNCHING or event.rank not in range(len(record.ranks)):
+    if record is None or event.rank not in range(len(record.ranks)):
         return
-    record.started.add(event.rank)
-    if len(record.started) == len(record.ranks):
-        record.state = JobState.RUNNING
+    if record.state is JobState.RUNNING and event.rank not in record.started:
+        record.started.add(event.rank)
+        check_taken(context, record)
+    elif record.state is JobState.LAUNCHING:
+        record.started.add(event.rank)
+        if len(record.started) == len(record.ranks):
+            record.state = JobState.RUNNING
+            begin_malleable(context, record)

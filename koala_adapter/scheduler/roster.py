@@ -13,8 +13,10 @@ from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.running import MalleableJob, RunningJobs
 
 if TYPE_CHECKING:
-    from koala_adapter.model import ClusterName, JobId
-    from koala_adapter.scheduler.records import Claim, JobRecord, State
+    from collections.abc import Iterable
+
+    from koala_adapter.model import ClusterName, Component, JobId
+    from koala_adapter.scheduler.records import Claim, JobRecord
     from koala_adapter.scheduler.running import Order
 
 
@@ -37,11 +39,11 @@ class RunningClaim(MalleableJob):
 class Roster:
     """All running malleable jobs, by cluster."""
 
-    def __init__(self, state: State) -> None:
-        """Take those that run according to the records."""
+    def __init__(self, jobs: Iterable[JobRecord] = ()) -> None:
+        """Take those of the jobs that run according to their records."""
         self._clusters: dict[ClusterName, RunningJobs[RunningClaim]] = {}
         self._members: dict[tuple[JobId, int], RunningClaim] = {}
-        for record in state.jobs.values():
+        for record in jobs:
             self.update(record)
 
     def __len__(self) -> int:
@@ -112,3 +114,9 @@ def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
     if claim.piece is None:
         return component.minimum, component.maximum
     return claim.piece, max(claim.piece, component.maximum * claim.piece // component.minimum)
+
+
+def initial_size(component: Component) -> int:
+    """Return the processors with which a component of a malleable job starts, if so many are idle."""
+    wanted = component.minimum if component.initial is None else component.initial
+    return max(component.minimum, min(component.maximum, wanted))
