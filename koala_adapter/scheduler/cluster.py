@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.scheduler.backfill import Easy, Fcfs
+from koala_adapter.scheduler.conservative import Conservative
 from koala_adapter.scheduler.local_queue import ClusterScheduler, LocalJob, Reservation
-from koala_adapter.scheduler.maui import Metric
+from koala_adapter.scheduler.maui import BestFit, FirstFit, Greedy, Metric
 from koala_adapter.scheduler.priority import ARRIVAL, PriorityWeights
 
 __all__ = [
@@ -66,6 +67,11 @@ def make_cluster_scheduler(
         raise ConfigurationError(f"a cluster cannot have {processors} processors")
     if policy == "fcfs":
         return Fcfs(processors, weights=weights)
+    if policy == "conservative":
+        return Conservative(processors, weights=weights)
     if policy == "metacluster":
         return Easy(processors, weights=weights, use_extra=False)
-    return Easy(processors, weights=weights)
+    if policy == "easy" or (policy == "firstfit" and depth == 1):
+        return Easy(processors, weights=weights)
+    maui = {"firstfit": FirstFit, "bestfit": BestFit, "greedy": Greedy}[policy]
+    return maui(processors, metric=Metric(metric), depth=depth, weights=weights)
