@@ -214,7 +214,7 @@ def parse_request(message: bytes, dialect: Dialect, *, verbs: Collection[Verb] |
     if not command:
         raise _bad("request lacks CMD")
     # By prefix, as Slurm does; no verb is the beginning of another.
-    verb = next((verb for verb in verbs or VERBS[dialect] if rest.startswith(verb)), None)
+    verb = next((verb for verb in (VERBS[dialect] if verbs is None else verbs) if rest.startswith(verb)), None)
     if verb is None:
         raise _bad("unsupported request type")
     _, found, argument = rest[len(verb) :].partition("ARG=")

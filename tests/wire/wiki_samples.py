@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchanges recorded from a real Maui and real Slurms, for the tests of the WIKI codec.
+
+wiki.jsonl.gz and wiki2.jsonl.gz: from Slurm 16.05 with sched/wiki and sched/wiki2, byte for byte. captured.txt: from
+Maui 3.5 as the client of a small server, and of Slurm.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from koala_adapter.wiki.protocol import Dialect, Envelope, FrameReader, Key, open_reply, read_key
+
+SAMPLES = Path(__file__).parent / "samples" / "wiki"
+KEY = read_key("42")
+CAPTURED_KEY = read_key("1234567890")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One recorded request with the reply of Slurm."""
+
+    case: str
+    dialect: Dialect
+    configuration: str
+    request: bytes
+    reply: bytes | None
+
+    @property
+    def key(self) -> Key:
+        """The key that the server was given; without one it signed with 0."""
+        return read_key("") if self.configuration == "wiki-nokey" else KEY
+
+    @property
+    def required_key(self) -> Key | None:
+        """The key that requests had to be signed with."""
+        return None if self.configuration == "wiki-nokey" else KEY
+
+    @property
+    def now(self) -> int:
+        """The server's clock when it answered (or, if it did not, the client's)."""
+        return timestamp(self.reply or self.request)
+
+    def opened_reply(self) -> Envelope:
+        """Return the message of the reply, its signature checked."""
+        assert self.reply is not None
+        payload = FrameReader().feed(self.reply)
+        assert payload is not None
+        return open_reply(payload, key=self.key, now=self.now)
+
+
+def timestamp(frame: bytes) -> int:
+    """Return the TS of a frame, 0 when there is none."""
+    _, _, text = frame.partition(b"TS=")
+    digits = text[:10]
+    return int(digits) if digits.isdigit() else 0
+
+
+@cache
+def golden(dialect: Dialect) -> tuple[Exchange, ...]:
+    """Return all recorded exchanges of a dialect."""
+    found = []
+    with gzip.open(SAMPLES / f"{dialect}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        for line in lines:
+            record = json.loads(line)
+            reply = record["reply"]
+            found.append(
+                Exchange(
+                    case=record["case"],
+                    dialect=dialect,
+                    configuration=record["configuration"],
+                    request=record["request"].encode("latin-1"),
+                    reply=None if not reply else reply.encode("latin-1"),
+                )
+            )
+    return tuple(found)
+
+
+def captured(direction: str) -> list[bytes]:
+    """Return the frames of captured.txt: ``>`` requests, ``<`` replies."""
+    lines = (SAMPLES / "captured.txt").read_text(encoding="ascii").splitlines()
+    texts = [line[2:] for line in lines if line.startswith(direction)]
+    return [text.replace("\\n", "\n").replace("\\0", "\0").encode("ascii") for text in texts]
+
+
+def checksums() -> list[tuple[str, bytes, bytes]]:
+    """Return triples of key, message and checksum."""
+    lines = (SAMPLES / "checksums.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    rows = [line.split("\t") for line in lines]
+    return [(key, message.encode(), checksum.encode()) for key, message, checksum in rows]
