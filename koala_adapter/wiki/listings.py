@@ -26,7 +26,7 @@ from koala_adapter.wiki.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 Record = TypeVar("Record", NodeRecord, JobRecord)
 
@@ -205,10 +205,3 @@ def _carefully(rest: str, table: Mapping[str, Attribute]) -> dict[str, object]:
     if extra:
         values["extra"] = tuple(extra)
     return values
-
-
-def attributes(rest: str) -> Iterable[tuple[str, str]]:
-    """Yield name and text of each attribute of one record (what follows its id), quotes kept, as they stand there."""
-    for found in _ATTRIBUTE.finditer(rest):
-        quoted = found["quoted"]
-        yield found["name"], found["bare"] if quoted is None else f'"{quoted}"'
