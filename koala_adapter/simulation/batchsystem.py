@@ -80,9 +80,9 @@ class BatchSystem:
         return len(self._free)
 
     @property
-    def configured(self) -> int:
-        """All processors, those of failed nodes too."""
-        return self.processors
+    def running(self) -> Mapping[int, QueuedJob]:
+        """Jobs that run, by the number of each processor."""
+        return self._running
 
     def submit(self, job: QueuedJob) -> None:
         """Put a job into the queue."""
