@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import click
 
+from koala_adapter.cli import ordertext
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.offline import answer_report, ask_clusters, read_record, recorded
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.tables import clusters_table, job_lines, jobs_table
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
 from koala_adapter.hosting import prepare_directory
+from koala_adapter.ordering.answering import EXPLANATION, ask_explanation
 from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT
 
 if TYPE_CHECKING:
@@ -125,21 +127,37 @@ def lost(session: Session) -> Callable[[], None]:
 
 @click.command()
 @click.argument("job_id", metavar="ID")
+@click.option("--cluster", "-c", help="The id is that of a job of this cluster, as its batch system writes it.")
 @json_option
 @pass_session
 @command_body
-def explain(session: Session, job_id: str, as_json: bool) -> None:
+def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -> None:
     r"""Say why a job waits, what it holds, and what would let it start.
 
+    A job of a cluster's own batch system is asked for as CLUSTER:ID; the cluster's `koala schedule` answers.
+
     \b
-    Example:
+    Examples:
       koala explain 12
+      koala explain a:4711
     """
+    named, colon, local_id = job_id.partition(":")
+    if cluster is not None or colon:
+        _explain_local(session, cluster or named, local_id if colon else job_id, as_json=as_json)
+        return
     report = knowing(session).job(job_id)
     if as_json:
         session.print_json({"id": report.id, "state": report.state.value, "explanation": report.explanation})
     else:
         session.console.print(report.explanation, markup=False)
+
+
+def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
+    found = ask_explanation(session.directory / "schedule" / cluster, cluster, job_id)
+    if as_json:
+        session.print_json({"cluster": cluster, **EXPLANATION.dump_python(found, mode="json")})
+    else:
+        session.console.print(*ordertext.explanation(found, cluster), sep="\n", markup=False, soft_wrap=True)
 
 
 @click.command()

@@ -20,6 +20,7 @@ from koala_adapter.cli.experiment import experiment
 from koala_adapter.cli.planning import plan, script
 from koala_adapter.cli.reaping import reap
 from koala_adapter.cli.running import run, submit
+from koala_adapter.cli.schedule import schedule
 from koala_adapter.cli.serving import serve
 from koala_adapter.cli.simulate import simulate
 
@@ -37,6 +38,7 @@ COMMANDS = (
     check,
     reap,
     serve,
+    schedule,
     demo,
     simulate,
     experiment,

@@ -33,8 +33,8 @@ LINE_LIMIT = 65_536
 ANSWER_SECONDS = 10.0
 ASK_SECONDS = 30.0
 
-_EXPLANATION = TypeAdapter(Explanation)
-_OVERVIEW = TypeAdapter(Overview)
+EXPLANATION = TypeAdapter(Explanation)
+OVERVIEW = TypeAdapter(Overview)
 
 
 class Answering:
@@ -74,8 +74,8 @@ class Answering:
             question = json.loads(line)
             job_id = question.get("job_id") if isinstance(question, dict) else None
             if job_id is None:
-                return _OVERVIEW.dump_json(overview(self._mirror))
-            return _EXPLANATION.dump_json(explain(self._mirror, str(job_id), time.time()))
+                return OVERVIEW.dump_json(overview(self._mirror))
+            return EXPLANATION.dump_json(explain(self._mirror, str(job_id), time.time()))
         except KoalaError as error:
             return json.dumps({"error": error.message, "hint": error.hint}).encode()
         except ValueError as error:
@@ -89,7 +89,7 @@ def ask_explanation(directory: Path, cluster: str, job_id: str) -> Explanation:
     """
     line = _ask(directory, cluster, {"job_id": job_id})
     try:
-        return _EXPLANATION.validate_json(line)
+        return EXPLANATION.validate_json(line)
     except ValidationError:
         raise _refusal(line) from None
 
@@ -98,7 +98,7 @@ def ask_overview(directory: Path, cluster: str) -> Overview:
     """Ask the running scheduler of a cluster where its queue stands. Raises ServiceUnavailableError."""
     line = _ask(directory, cluster, {})
     try:
-        return _OVERVIEW.validate_json(line)
+        return OVERVIEW.validate_json(line)
     except ValidationError:
         raise _refusal(line) from None
 

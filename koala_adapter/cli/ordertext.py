@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``koala schedule`` and ``koala explain NAME:ID`` show of a batch system's jobs, in words."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from koala_adapter.cli.tables import seconds
+from koala_adapter.ordering.entries import Kind, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from koala_adapter.ordering.entries import Happening
+    from koala_adapter.ordering.explanations import Explanation, Overview
+    from koala_adapter.ordering.shadow import Difference, ShadowReport
+
+STYLES = {
+    Kind.START: "cyan",
+    Kind.STARTED: "green",
+    Kind.NOT_STARTED: "red",
+    Kind.PASSED_OVER: "yellow",
+    Kind.LEFT_OUT: "yellow",
+    Kind.RESERVED: "magenta",
+}
+QUIET = frozenset({Kind.SUBMITTED, Kind.ENDED, Kind.GONE, Kind.ADOPTED, Kind.CHANGED})
+"""What is shown dim: it was not our doing."""
+DAY = 86_400.0
+
+
+def moment(at: float | None) -> str:
+    """Return a local time; with the date when it is not near."""
+    if at is None:
+        return "-"
+    near = abs(at - time.time()) < DAY / 2
+    return time.strftime("%H:%M:%S" if near else "%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def places(nodes: tuple[tuple[str, int], ...]) -> str:
+    """Return nodes with their processors: ``n4:3,n2:3``."""
+    return ",".join(f"{name}:{count}" for name, count in nodes)
+
+
+def line(happening: Happening) -> str:
+    """Return one line for a person."""
+    one = happening
+    what = f"{one.processors} processor{'s' if one.processors != 1 else ''}"
+    parts = [f"on {places(one.nodes)}" if one.nodes else "", one.detail]
+    if one.at is not None:
+        parts.append(f"at {moment(one.at)} at the latest")
+    more = "; ".join(part for part in parts if part)
+    return f"{moment(one.time)}  {one.kind.value:<11}  {one.job_id:<8}  {one.user:<8}  {what}  {more}".rstrip()
+
+
+def style(happening: Happening) -> str:
+    """Return the style of its line."""
+    return "dim" if happening.kind in QUIET else STYLES.get(happening.kind, "")
+
+
+def status(cluster: str, found: Overview, failure: str | None) -> str:
+    """Return where the queue stands, in one line."""
+    if failure:
+        return f"{cluster} does not answer: {failure}; nothing is decided until it does"
+    starting = f", {found.starting} starting" if found.starting else ""
+    left = f", {found.left_out} left out" if found.left_out else ""
+    used = found.processors - found.free
+    return (
+        f"{cluster}: {used} of {found.processors} processors used, {found.running} running{starting}, "
+        f"{found.waiting} waiting{left}"
+    )
+
+
+def explanation(found: Explanation, cluster: str) -> Iterator[str]:
+    """Yield what is known of a job, line by line."""
+    name = f" ({found.name})" if found.name else ""
+    yield (
+        f"job {found.job_id}{name} of {found.user} on {cluster}: {found.processors} processors for at most "
+        + seconds(float(found.estimate))
+    )
+    match found.phase:
+        case Phase.RUNNING:
+            yield f"It runs on {places(found.nodes)} since {moment(found.started_at)}."
+        case Phase.STARTING:
+            yield f"It is being started on {places(found.nodes)}."
+        case Phase.WAITING:
+            place = f"place {found.position} of {found.queued} in the queue: " if found.position else ""
+            yield f"It waits, {place}{found.reason}."
+            if found.reserved_at is not None:
+                yield f"It starts at {moment(found.reserved_at)} at the latest, if all jobs end by their walltimes."
+            else:
+                yield "No start is reserved for it yet: it starts as soon as it is in nobody's way."
+        case _:
+            yield f"It waits, and is not in the queue: {found.reason}."
+    if found.promised_at is not None and found.promised_at != found.reserved_at:
+        yield f"The first start reserved for it was {moment(found.promised_at)}."
+
+
+def shadow_report(found: ShadowReport) -> Iterator[str]:
+    """Yield the report of a shadow, line by line."""
+    yield f"watched for {seconds(found.until - found.since)}: {found.jobs} jobs waited at some time"
+    yield (
+        f"with this policy {found.earlier} of them start earlier, {found.later} later, "
+        f"{found.same} at the same time (within 2 s)"
+    )
+    yield (
+        f"mean wait so far: {seconds(found.mean_wait_ours)} with this policy, "
+        f"{seconds(found.mean_wait_theirs)} with the batch system"
+    )
+    for title, jobs in (("earlier", found.first_earlier), ("later", found.first_later)):
+        if jobs:
+            yield f"start {title} with this policy, the largest differences:"
+            yield from (f"  {_difference(job)}" for job in jobs)
+
+
+def _difference(job: Difference) -> str:
+    ours = "not yet" if job.ours is None else moment(job.ours)
+    theirs = "not yet" if job.theirs is None else moment(job.theirs)
+    return f"{job.job_id:<8}  {job.processors:>6} processors  here {ours:>8}  batch system {theirs:>8}"

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala schedule``: our own scheduler in the place of a batch system's, or in its shadow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+import click
+from pydantic import TypeAdapter
+
+from koala_adapter.cli import ordertext
+from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.tables import seconds
+from koala_adapter.clusters import make_lrm
+from koala_adapter.config import shortest_poll_interval
+from koala_adapter.errors import ConfigurationError, LrmError, LrmUnsupportedError
+from koala_adapter.hosting import ownership, prepare_directory
+from koala_adapter.ordering.answering import Answering
+from koala_adapter.ordering.deciding import Manner
+from koala_adapter.ordering.driver import Driver
+from koala_adapter.ordering.entries import Happening
+from koala_adapter.ordering.explanations import overview
+from koala_adapter.ordering.mirror import PATIENCE, Mirror, Patience
+from koala_adapter.ordering.record import StartRecord
+from koala_adapter.ordering.shadow import Shadow, ShadowReport
+from koala_adapter.ordering.standing import Rules
+from koala_adapter.ordering.watching import Pace, Watcher
+from koala_adapter.scheduler.cluster import METRICS, POLICIES, PriorityWeights, make_cluster_scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.status import Status
+
+    from koala_adapter.cli.context import Session
+    from koala_adapter.config import ClusterConfig
+    from koala_adapter.plugin import Lrm
+    from koala_adapter.scheduler.cluster import ClusterScheduler
+
+HAPPENING = TypeAdapter(Happening)
+SHADOW_REPORT = TypeAdapter(ShadowReport)
+SHORTEST = 0.2
+"""Seconds between two looks at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the options ask for."""
+
+    policy: str
+    metric: str
+    depth: int
+    weights: PriorityWeights
+    rules: Rules
+    patience: Patience
+    shadow: bool
+    once: bool
+    as_json: bool
+
+    def make_scheduler(self) -> ClusterScheduler:
+        """Return the policy for a cluster whose size is not known yet."""
+        return make_cluster_scheduler(self.policy, 0, metric=self.metric, depth=self.depth, weights=self.weights)
+
+    @property
+    def manner(self) -> Manner:
+        """What of the policy matters for jobs that do not fit on nodes."""
+        conservative = self.policy == "conservative"
+        return Manner(overtaking=self.policy != "fcfs", guards=1_000_000 if conservative else self.depth)
+
+    def __str__(self) -> str:
+        """What a person is told of it."""
+        more = f", metric {self.metric}" if self.policy in {"bestfit", "greedy"} else ""
+        deep = f", {self.depth} reserved" if self.policy in {"firstfit", "bestfit", "greedy"} else ""
+        return f"{self.policy}{more}{deep}"
+
+
+def parse_weights(text: str) -> PriorityWeights:
+    """Return weights such as ``queue-time=1,processors=-2,share=3600``. Raises ConfigurationError."""
+    names = [field.name for field in dataclasses.fields(PriorityWeights)]
+    allowed = ", ".join(name.replace("_", "-") for name in names)
+    values: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        key = name.strip().replace("-", "_")
+        if key not in names:
+            raise ConfigurationError(f"--weights: there is no weight {name.strip()!r}", hint=f"weights are {allowed}")
+        try:
+            values[key] = float(value)
+        except ValueError:
+            raise ConfigurationError(f"--weights: {part!r} is not NAME=NUMBER", hint=f"names are {allowed}") from None
+    try:
+        return PriorityWeights(**values)
+    except ValueError as error:
+        raise ConfigurationError(f"--weights: {error}") from None
+
+
+@click.command()
+@click.option("--cluster", "-c", "name", required=True, help="Cluster of the site file whose queue is scheduled.")
+@click.option("--policy", "-p", type=click.Choice(POLICIES), default="easy", show_default=True)
+@click.option(
+    "--metric", type=click.Choice(METRICS), default=METRICS[0], show_default=True, help="What bestfit and greedy fill."
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    help="Jobs with a reservation (firstfit, bestfit, greedy).",
+)
+@click.option(
+    "--weights",
+    default="",
+    metavar="NAME=X,...",
+    help="Priority: queue-time (points a second, default 1), processors (points each), share (points a user loses who "
+    "used all that was used lately), half-life (seconds).",
+)
+@click.option(
+    "--shadow", is_flag=True, help="Decide and report, but start nothing: the batch system goes on by itself."
+)
+@click.option("--once", is_flag=True, help="One pass, and end when what it started runs.")
+@click.option(
+    "--user-holds/--no-user-holds",
+    default=None,
+    help="Also start jobs in user hold. Default: only where the batch system cannot tell whose hold it is.",
+)
+@click.option(
+    "--default-walltime",
+    type=click.IntRange(1),
+    default=86_400,
+    show_default=True,
+    metavar="SECONDS",
+    help="For jobs without a walltime in queues without a limit.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(1),
+    default=PATIENCE,
+    show_default=True,
+    metavar="SECONDS",
+    help="A start that has not shown after so long is taken back.",
+)
+@json_option
+@pass_session
+@command_body
+def schedule(
+    session: Session,
+    name: str,
+    policy: str,
+    metric: str,
+    depth: int,
+    weights: str,
+    shadow: bool,
+    once: bool,
+    user_holds: bool | None,
+    default_walltime: int,
+    patience: float,
+    as_json: bool,
+) -> None:
+    r"""Schedule one cluster's whole queue in the place of its own scheduler.
+
+    Users submit as always; their jobs must come in held, see "Let koala schedule it" in the manual. Each is started on
+    nodes chosen here, and looked after until it runs. Ctrl-C ends it: running jobs go on, waiting ones stay held.
+    --json prints one line for each decision.
+
+    \b
+    Examples:
+      koala schedule --cluster a --policy firstfit --depth 4
+      koala schedule --cluster a --shadow      what would change?
+    """
+    config = _cluster(session, name)
+    definition = session.plugins[config.plugin]
+    told_apart = definition.capabilities.tells_holders
+    plan = Plan(
+        policy=policy,
+        metric=metric,
+        depth=depth,
+        weights=parse_weights(weights),
+        rules=Rules(
+            shadow=shadow,
+            user_holds=not told_apart if user_holds is None else user_holds,
+            one_node=not definition.capabilities.pin_several,
+            default_walltime=default_walltime,
+        ),
+        patience=Patience(start=patience),
+        shadow=shadow,
+        once=once,
+        as_json=as_json,
+    )
+    prepare_directory(session.directory)
+    prepare_directory(session.directory / "schedule")
+    directory = schedule_directory(session, name)
+    if shadow:
+        # It acts on nothing, so that it may run beside the one that does.
+        prepare_directory(directory)
+        anyio.run(_run, session, config, plan, directory)
+        return
+    with ownership(directory, role=f"koala schedule --cluster {name}"):
+        anyio.run(_run, session, config, plan, directory)
+
+
+def schedule_directory(session: Session, cluster: str) -> Path:
+    """Return where the scheduler of a cluster keeps its record and its socket."""
+    return session.directory / "schedule" / cluster
+
+
+def _cluster(session: Session, name: str) -> ClusterConfig:
+    try:
+        return session.site.cluster(name)
+    except KeyError:
+        known = ", ".join(cluster.name for cluster in session.site.clusters)
+        raise ConfigurationError(f"no cluster {name!r}; there are: {known}", hint="give --cluster NAME") from None
+
+
+async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: Path) -> None:
+    lrm, _ = make_lrm(config, session.plugins, session.directory)
+    screen = Screen(session, config.name, plan)
+    shortest = max(SHORTEST, shortest_poll_interval(config.requests_per_minute, 2 * lrm.requests_per_poll))
+    pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
+    watcher = Watcher(lrm, pace, on_trouble=screen.trouble)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+            await watcher.start()
+            if plan.shadow:
+                await _shadow(watcher, plan, screen)
+            else:
+                await _require_rights(lrm, session)
+                await _schedule(lrm, watcher, plan, screen, directory)
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError):
+            await lrm.close()
+
+
+async def _require_rights(lrm: Lrm, session: Session) -> None:
+    """Say what we may not do here, with the way out. Raises LrmUnsupportedError when that is everything."""
+    if not lrm.capabilities.pin:
+        raise LrmUnsupportedError(
+            "this plugin cannot start a held job on chosen nodes", hint="--shadow works with every plugin"
+        )
+    for result in await lrm.check():
+        if not result.ok:
+            session.remark(f"{result.subject}: {result.found}; {result.remedy}")
+
+
+async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, directory: Path) -> None:
+    record = StartRecord(directory / "starts.sqlite")
+    try:
+        mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)
+
+        def tell(happened: Sequence[Happening]) -> None:
+            screen.tell(happened)
+            screen.show(ordertext.status(screen.cluster, overview(mirror), watcher.failure))
+
+        driver = Driver(lrm, watcher, mirror, plan.manner, record, tell=tell)
+        with screen:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(Answering(mirror, directory).serve)
+                await driver.run(once=plan.once)
+                tasks.cancel_scope.cancel()
+    finally:
+        record.close()
+
+
+async def _shadow(watcher: Watcher, plan: Plan, screen: Screen) -> None:
+    shadow = Shadow(plan.make_scheduler, plan.rules)
+    try:
+        with screen:
+            while True:
+                listing = await watcher.look()
+                if listing is not None:
+                    shadow.observe(listing)
+                    happened, shadow.happened = shadow.happened, []
+                    screen.tell(happened)
+                    screen.show_report(shadow.report())
+                    if plan.once:
+                        break
+                await watcher.pause(restless=False, due=None)
+    finally:
+        screen.conclude(shadow.report())
+
+
+class Screen:
+    """Shows what goes on: lines of what happened, and on a terminal where the queue stands."""
+
+    def __init__(self, session: Session, cluster: str, plan: Plan) -> None:
+        """Nothing is shown yet."""
+        self._session = session
+        self.cluster = cluster
+        self._plan = plan
+        self._status: Status | None = None
+        self._failing = False
+        doing = "watches" if plan.shadow else "schedules"
+        session.remark(f"koala {doing} cluster {cluster}: {plan}; Ctrl-C ends it")
+
+    def __enter__(self) -> None:
+        """Begin the status line, if there is a terminal."""
+        console = self._session.moving
+        if console.is_terminal and not self._plan.as_json:
+            self._status = console.status("looking")
+            self._status.start()
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        if self._status is not None:
+            self._status.stop()
+
+    def tell(self, happened: Sequence[Happening]) -> None:
+        """Show what happened."""
+        for one in happened:
+            if self._plan.as_json:
+                click.echo(HAPPENING.dump_json(one).decode())
+            else:
+                self._session.console.print(
+                    ordertext.line(one), style=ordertext.style(one), markup=False, soft_wrap=True
+                )
+
+    def show(self, text: str) -> None:
+        """Show where things stand."""
+        if self._status is not None:
+            self._status.update(text)
+
+    def show_report(self, report: ShadowReport) -> None:
+        """Show where a shadow stands."""
+        ours, theirs = (seconds(wait) for wait in (report.mean_wait_ours, report.mean_wait_theirs))
+        self.show(f"{self.cluster}: {report.jobs} jobs, mean wait {ours} with this policy, {theirs} as it is")
+
+    def trouble(self, why: str) -> None:
+        """Say that the batch system does not answer, or does again."""
+        if why or self._failing:
+            self._session.remark(f"{self.cluster} does not answer: {why}" if why else f"{self.cluster} answers again")
+        self._failing = bool(why)
+
+    def conclude(self, report: ShadowReport) -> None:
+        """Print the report of a shadow."""
+        if self._plan.as_json:
+            click.echo(json.dumps({"kind": "report", **SHADOW_REPORT.dump_python(report, mode="json")}))
+        else:
+            for line in ordertext.shadow_report(report):
+                self._session.console.print(line, markup=False, soft_wrap=True)
+
+
+async def _stop_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return

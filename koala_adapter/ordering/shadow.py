@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our policy would have done with the jobs that a batch system schedules itself. Pure.
+
+Our decisions change what is free later, so they cannot be judged one by one in the batch system's own state. What is
+seen of each job (when it came, when it started, how long it ran) is replayed through the policy from the beginning of
+the observation, on processor counts: a job whose run time is not known yet counts with its walltime, and as soon as
+it is known all that followed is decided anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import LrmJobState, NodeState
+from koala_adapter.ordering.entries import Happening, Kind
+from koala_adapter.ordering.pools import Pools, pools_of
+from koala_adapter.ordering.replaying import Replay, Seen
+from koala_adapter.ordering.standing import Rules, Standing, estimate, standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from koala_adapter.model import LrmJob, LrmJobId
+    from koala_adapter.ordering.standing import Listing
+    from koala_adapter.scheduler.local_queue import ClusterScheduler
+
+SAME = 2.0
+"""Seconds within which two starts count as the same."""
+LONGEST = 20_000
+"""Jobs that are replayed; beyond that those that are over in both worlds are only counted."""
+SHOWN = 10
+"""Jobs that a report names on either side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One job that we would have started at another time."""
+
+    job_id: str
+    processors: int
+    theirs: float | None
+    """None: the batch system has not started it yet."""
+    ours: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowReport:
+    """How our decisions differ from what the batch system did."""
+
+    since: float
+    until: float
+    jobs: int
+    """Jobs that waited at some time while we looked."""
+    earlier: int
+    """... that we would have started earlier; and so on."""
+    later: int
+    same: int
+    mean_wait_ours: float
+    """Seconds, of all these jobs, from submission to start or to now."""
+    mean_wait_theirs: float
+    first_earlier: tuple[Difference, ...]
+    """Those with the largest differences."""
+    first_later: tuple[Difference, ...]
+
+
+@dataclass(slots=True)
+class _Totals:
+    jobs: int = 0
+    earlier: int = 0
+    later: int = 0
+    same: int = 0
+    wait_ours: float = 0.0
+    wait_theirs: float = 0.0
+
+    def count(self, seen: Seen, now: float) -> float:
+        """Count a job; return how much earlier (seconds) it starts with us."""
+        theirs, ours = seen.started_at, seen.ours
+        until = now if seen.ended_at is None or seen.started_at is not None else seen.ended_at
+        gain = (until if theirs is None else theirs) - (until if ours is None else ours)
+        self.jobs += 1
+        self.wait_theirs += (until if theirs is None else theirs) - seen.submitted_at
+        self.wait_ours += (until if ours is None else ours) - seen.submitted_at
+        self.earlier += gain > SAME
+        self.later += gain < -SAME
+        self.same += abs(gain) <= SAME
+        return gain
+
+
+class Shadow:
+    """Follows a batch system and replays it through a policy."""
+
+    def __init__(self, make_scheduler: Callable[[], ClusterScheduler], rules: Rules, *, longest: int = LONGEST) -> None:
+        """``make_scheduler`` returns a policy of a cluster without processors."""
+        self._make_scheduler = make_scheduler
+        self._rules = rules
+        self._longest = longest
+        self._seen: dict[LrmJobId, Seen] = {}
+        self._over: list[Seen] = []
+        """Those that the batch system shows no more, or as ended."""
+        self._done: set[LrmJobId] = set()
+        """Ended jobs that it still shows."""
+        self._pools = Pools(nodes={}, queues={}, default=None)
+        self._sizes: list[tuple[float, list[int]]] = []
+        """The sizes of the pools, and since when."""
+        self._base = _Totals()
+        self._first: float | None = None
+        self._from = 0.0
+        """Time from which is replayed."""
+        self._now = 0.0
+        self.happened: list[Happening] = []
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def observe(self, listing: Listing) -> None:
+        """Take in a listing, and decide anew."""
+        now = self._now = max(self._now, listing.read_at)
+        first = self._first is None
+        if self._first is None:
+            self._first = self._from = now
+        changed = self._examine_nodes(listing, now)
+        shown = {job.id for job in listing.jobs}
+        self._done &= shown
+        for job_id in [id_ for id_ in self._seen if id_ not in shown]:
+            self._end(self._seen[job_id], now)
+            changed = True
+        for job in listing.jobs:
+            changed |= self._examine(job, listing, now, first=first)
+        if changed:
+            self._replay(now)
+            self._fold(now)
+            self._tell()
+
+    def _examine_nodes(self, listing: Listing, now: float) -> bool:
+        pools = pools_of(listing.nodes, listing.queues)
+        sizes = [0] * pools.count
+        for node in listing.nodes:
+            sizes[pools.nodes[node.name]] += node.processors if node.state is NodeState.UP else 0
+        if pools.count != self._pools.count:
+            # Nodes belong together differently now: what was observed before cannot be replayed on them.
+            self._sizes = []
+        self._pools = pools
+        if self._sizes and self._sizes[-1][1] == sizes:
+            return False
+        self._sizes.append((now, sizes))
+        return True
+
+    def _examine(self, job: LrmJob, listing: Listing, now: float, *, first: bool) -> bool:
+        seen = self._seen.get(job.id)
+        found, _ = standing(job, self._rules, now=now)
+        if seen is None:
+            if found is Standing.OVER and (first or job.started_at is None or job.id in self._done):
+                self._done.add(job.id)
+                return False
+            seen = self._new(job, listing)
+            if seen is None:
+                return False
+        before = (seen.ready_at, seen.started_at, seen.estimate)
+        seen.estimate = estimate(job, listing.queues, self._rules)
+        if found is Standing.OURS and seen.ready_at is None:
+            seen.ready_at = now if first else max(seen.submitted_at, self._from)
+        if job.state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.ENDING, LrmJobState.ENDED}:
+            self._started(seen, job, now, first=first)
+        if found is Standing.OVER:
+            self._end(seen, now if job.ends_at is None else min(job.ends_at, now))
+            return True
+        return before != (seen.ready_at, seen.started_at, seen.estimate)
+
+    def _new(self, job: LrmJob, listing: Listing) -> Seen | None:
+        pool = self._pools.of_queue(job.queue)
+        if pool is None:
+            return None
+        seen = Seen(
+            id=job.id,
+            user=job.user,
+            processors=job.processors,
+            estimate=estimate(job, listing.queues, self._rules),
+            submitted_at=self._now if job.submitted_at is None else job.submitted_at,
+            pool=pool,
+        )
+        self._seen[job.id] = seen
+        return seen
+
+    def _started(self, seen: Seen, job: LrmJob, now: float, *, first: bool) -> None:
+        if seen.started_at is not None or (job.state is LrmJobState.ENDED and job.started_at is None):
+            return
+        seen.started_at = now if job.started_at is None else min(job.started_at, now)
+        if first:
+            seen.ours, seen.fixed = seen.started_at, True
+            return
+        if seen.ready_at is None:
+            # It came and started between two looks, or was let go and started.
+            seen.ready_at = max(self._from, min(seen.started_at, max(seen.submitted_at, job.eligible_at or 0.0)))
+        self._say(Kind.STARTED, seen, seen.started_at, "by the batch system")
+
+    def _end(self, seen: Seen, at: float) -> None:
+        seen.ended_at = at
+        self._done.add(seen.id)
+        del self._seen[seen.id]
+        if seen.ready_at is not None or seen.started_at is not None:
+            self._over.append(seen)
+
+    # -- deciding anew -----------------------------------------------------------------------------------------------
+
+    def _replay(self, now: float) -> None:
+        for pool in range(self._pools.count):
+            jobs = [seen for seen in (*self._over, *self._seen.values()) if seen.pool == pool]
+            sizes = [(at, counts[pool]) for at, counts in self._sizes]
+            Replay(self._make_scheduler(), jobs, sizes, since=self._from, until=now).run()
+
+    def _fold(self, now: float) -> None:
+        """Forget jobs that are over in both worlds, when there are too many; what is decided by now stays."""
+        if len(self._over) <= self._longest:
+            return
+        kept = []
+        for seen in self._over:
+            if seen.ours is not None and seen.ours + seen.run_time > now:
+                kept.append(seen)
+            elif seen.ready_at is not None:
+                self._base.count(seen, now)
+        self._over = kept
+        for seen in (*kept, *self._seen.values()):
+            seen.fixed = seen.ours is not None
+        self._from = now
+        self._sizes = [(now, self._sizes[-1][1])]
+
+    def _tell(self) -> None:
+        for seen in (*self._over, *self._seen.values()):
+            if seen.ready_at is not None and seen.ours is not None and not seen.told:
+                seen.told = True
+                gain = (self._now if seen.started_at is None else seen.started_at) - seen.ours
+                theirs = (
+                    "not yet" if seen.started_at is None else f"{abs(gain):.0f} s {'later' if gain > 0 else 'before'}"
+                )
+                same = seen.started_at is not None and abs(gain) <= SAME
+                self._say(Kind.START, seen, seen.ours, f"the batch system {'as well' if same else theirs}")
+
+    def _say(self, kind: Kind, seen: Seen, at: float, detail: str) -> None:
+        self.happened.append(
+            Happening(
+                time=at, kind=kind, job_id=seen.id, user=seen.user, processors=seen.processors, detail=detail, at=None
+            )
+        )
+
+    # -- telling -----------------------------------------------------------------------------------------------------
+
+    def report(self) -> ShadowReport:
+        """Return how our decisions differ from what the batch system did so far."""
+        totals = _Totals(**{name: getattr(self._base, name) for name in _Totals.__slots__})
+        gains: list[tuple[float, Seen]] = [
+            (totals.count(seen, self._now), seen)
+            for seen in (*self._over, *self._seen.values())
+            if seen.ready_at is not None
+        ]
+        gains.sort(key=lambda gain: gain[0])
+        jobs = max(1, totals.jobs)
+        return ShadowReport(
+            since=self._now if self._first is None else self._first,
+            until=self._now,
+            jobs=totals.jobs,
+            earlier=totals.earlier,
+            later=totals.later,
+            same=totals.same,
+            mean_wait_ours=totals.wait_ours / jobs,
+            mean_wait_theirs=totals.wait_theirs / jobs,
+            first_earlier=_named(seen for gain, seen in reversed(gains[-SHOWN:]) if gain > SAME),
+            first_later=_named(seen for gain, seen in gains[:SHOWN] if gain < -SAME),
+        )
+
+
+def _named(found: Iterable[Seen]) -> tuple[Difference, ...]:
+    return tuple(
+        Difference(job_id=seen.id, processors=seen.processors, theirs=seen.started_at, ours=seen.ours) for seen in found
+    )
