@@ -67,6 +67,11 @@ class Engine:
         return self.at(self.now + seconds, action, rank=rank)
 
     @property
+    def waiting(self) -> int:
+        """Number of events ahead, cancelled ones among them: 0 is a quick answer to whether there is any."""
+        return len(self._events)
+
+    @property
     def next_time(self) -> float | None:
         """Time of the next event; None when nothing is ahead."""
         self._drop_cancelled()

@@ -110,7 +110,7 @@ class Multicluster:
             arrival = NEVER if self._arriving is None else self._arriving.submitted_at
             end = ends[0][0] if ends else NEVER
             other = engine.next_time
-            now = min(arrival, end, NEVER if other is None else other)
+            now = min(arrival, end) if other is None else min(arrival, end, other)
             if now > until or now == NEVER:
                 break
             self._instant(max(now, engine.now))
@@ -126,7 +126,8 @@ class Multicluster:
             _, _, version, run = heapq.heappop(ends)
             if version == run.version and not run.over:
                 self._ended(run)
-        engine.run(until=now)
+        if engine.waiting:
+            engine.run(until=now)
         arrived = False
         while self._arriving is not None and self._arriving.submitted_at <= now:
             arrived |= self._submitted(self._arriving)
@@ -141,8 +142,15 @@ class Multicluster:
         if never is not None:
             self.outcome.refused.append((job, never))
             return False
+        if not self._waiting and not self._touched and self._try(job, lane):
+            return True  # nobody was before it, and nothing else happened: no need to stand in line
         self._waiting.push(job, lane)
         return lane not in self._hopeless
+
+    def _try(self, job: SimulatedJob, lane: Lane) -> bool:
+        """Start a job at once if its policy places it and its claim succeeds; tell whether it did."""
+        placed = self._placing.place(lane)
+        return placed is not None and self._start(job, placed)
 
     def _ended(self, run: Run) -> None:
         run.account(self._engine.now)
@@ -169,7 +177,8 @@ class Multicluster:
         approach = self.settings.approach
         if approach.running_first:
             self._grow_touched()
-        self._scan()
+        if self._waiting:
+            self._scan()
         if approach.shrinks_for_waiting:
             while self._waiting and self._make_room():
                 self._scan()

@@ -34,6 +34,8 @@ class Placing:
         """Ask about these clusters, whose indices are their places in the sequence."""
         self._clusters = clusters
         self._by_name = {cluster.name: cluster for cluster in clusters}
+        self._worst_fit: dict[tuple[int, int], Sequence[PlacedComponent]] = {}
+        """Its answers for a single component of fixed size, by the size and the index of the cluster with most free."""
         self._requests: dict[Lane, tuple[Sequence[ComponentRequest], str | None]] = {}
         self.frees = [cluster.free for cluster in clusters]
         """``free`` of each cluster, kept up to date by whoever changes it: finding the largest must be quick."""
@@ -56,8 +58,14 @@ class Placing:
             most = max(self.frees)
             if most < lane.least:
                 return None
-            best = self._clusters[self.frees.index(most)]  # of all clusters, the policy would take this one
+            index = self.frees.index(most)  # of all clusters, worst fit takes this one; it is asked once about each
+            known = self._worst_fit.get((lane.least, index))
+            if known is not None:
+                return known
+            best = self._clusters[index]
             result = POLICIES[lane.placement].place(requests, {best.name: _view(best, most)})
+            if isinstance(result, Placed):
+                self._worst_fit[lane.least, index] = result.components
         else:
             views = {cluster.name: _view(cluster, cluster.free) for cluster in self._clusters}
             result = POLICIES[lane.placement].place(requests, views)

@@ -48,9 +48,10 @@ class Resizing:
         cluster = part.cluster
         if amount > 0:
             self.grow_messages += 1
-            most = min(cluster.usable, cluster.capacity - cluster.managed)
-            if accepted > most:  # what was believed to be idle is not: the placeholders that did not start are ended
-                accepted = answer(part.size, max(0, most), part.minimum, part.maximum)
+            most = cluster.capacity - cluster.managed
+            if accepted > most or accepted > cluster.usable:
+                # What was believed to be idle is not: the placeholders that did not start are ended.
+                accepted = answer(part.size, max(0, min(most, cluster.usable)), part.minimum, part.maximum)
             if accepted:
                 run.grown += 1
         else:
@@ -109,4 +110,5 @@ def _hold(run: Run, cluster: SimulatedCluster, amount: int) -> None:
     run.held[cluster] += amount
     run.total += amount
     cluster.managed += amount
-    run.largest = max(run.largest, run.total)
+    if run.total > run.largest:  # noqa: PLR1730 - max() costs more than all the rest
+        run.largest = run.total
