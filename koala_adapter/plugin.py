@@ -196,7 +196,11 @@ class Lrm(ABC):
         self._unsupported("release", ids)
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """Start one held job on exactly these nodes. Needs ``pin``."""
+        """Start one held job on exactly these nodes. Needs ``pin``.
+
+        ``nodes`` has one entry for each processor, equal ones adjacent: ``n4 n4 n4 n2`` is three processors of n4 and one
+        of n2. Raises LrmRejectedError, with the job still held, when the LRM cannot be made to start it so.
+        """
         self._unsupported("start_on", (job, *nodes))
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
@@ -218,6 +222,10 @@ class Lrm(ABC):
     async def modify(self, job: LrmJobId, *, walltime: int) -> None:
         """Change the walltime (seconds) of a job. Needs ``modify``."""
         self._unsupported("modify", (job, str(walltime)))
+
+    async def notify(self, job: LrmJobId, text: str) -> None:
+        """Tell the user of a running job something, where the LRM has a way; most have none."""
+        self._unsupported("notify", (job, text))
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, versions, libraries and rights without side effects; raises nothing, reports failures."""

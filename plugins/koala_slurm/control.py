@@ -47,6 +47,12 @@ def walltime_command(job: str, walltime: int) -> tuple[str, ...]:
     return ("scontrol", "update", f"JobId={checked(job)}", f"TimeLimit={minutes(walltime)}")
 
 
+def notify_command(job: str, text: str) -> tuple[str, ...]:
+    """Return the command line that passes a message to a job, as one line of printable text."""
+    line = "".join(character if character.isprintable() else " " for character in text).strip() or "(no text)"
+    return ("scontrol", "notify", checked(job), line)
+
+
 def show_command(job: str) -> tuple[str, ...]:
     """Return the command line that shows a job; it complains about one that does not exist."""
     return ("scontrol", "--oneliner", "show", "job", job)

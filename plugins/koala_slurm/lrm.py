@@ -235,6 +235,10 @@ class SlurmLrm(Lrm):
         """Change the walltime; that of a running job can be made longer by operators only."""
         await self._change(control.walltime_command(job, walltime), action="modify")
 
+    async def notify(self, job: LrmJobId, text: str) -> None:
+        """Write a line to where the job's standard error goes (scontrol notify)."""
+        await self._change(control.notify_command(job, text), action="notify")
+
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Tie a held job to nodes, with one entry for each of its processors, and release it.
 

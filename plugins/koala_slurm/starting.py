@@ -56,7 +56,8 @@ class Starting:
             await self._release_and_look()
         finally:
             if self._reserved:
-                await self._give_back()
+                with anyio.CancelScope(shield=True):
+                    await self._give_back()
 
     async def _release_and_look(self) -> None:
         await self._change(control.job_command("release", [self._pin.job]))
@@ -66,6 +67,11 @@ class Starting:
             raise
         except LrmError:
             await self._hold_again()
+            raise
+        except anyio.get_cancelled_exc_class():
+            # Whoever waits has no more time: not started must mean held.
+            with anyio.CancelScope(shield=True), suppress(LrmError):
+                await self._hold_again()
             raise
         if started:
             return
