@@ -81,7 +81,7 @@ def _help(name: str) -> str:
 
 def _help_context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
     """Return the context of a command below its group's, from which it has settings such as the names of --help."""
-    settings = command.context_settings | {"terminal_width": 80, "max_content_width": 80}
+    settings = {**command.context_settings, "terminal_width": 80, "max_content_width": 80}
     return click.Context(command, info_name=name, parent=parent, **settings)
 
 
