@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from koala_adapter.model import LrmJobId  # noqa: TC001 - the codec of the record reads annotations at run time
+
 if TYPE_CHECKING:
-    from koala_adapter.model import LrmJob, LrmJobId
+    from koala_adapter.model import LrmJob
     from koala_adapter.ordering.allocation import Allocation
     from koala_adapter.scheduler.local_queue import LocalJob
 
