@@ -18,22 +18,34 @@ from koala_adapter.scheduler.steps import continue_step, policy_of, start_step
 from koala_adapter.scheduler.wishes import keep_promises
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import ClusterRecord, JobRecord
 
 
-def before_scan(context: Context) -> None:
-    """Go on with what is under way, and let running jobs grow first where they have precedence."""
+def before_scan(context: Context) -> dict[ClusterName, int]:
+    """Go on with what is under way, and let running jobs grow first where they have precedence.
+
+    Return by cluster what is kept from the queue during the scan that follows, because running jobs may want it: to be
+    given to :func:`after_scan`.
+    """
+    first = context.state.parameters.approach.running_first
+    kept: dict[ClusterName, int] = {}
     for cluster in _clusters(context):
         keep_promises(context, cluster)
         continue_step(context, cluster)
-        if context.state.parameters.approach.running_first:
-            _grow(context, cluster, thorough=True)
+        if first and (_grow(context, cluster, thorough=True) or cluster.step is not None):
+            kept[cluster.parameters.name] = max(0, cluster.room)
+            cluster.offered += max(0, cluster.room)
+    return kept
 
 
-def after_scan(context: Context) -> None:
+def after_scan(context: Context, kept: Mapping[ClusterName, int]) -> None:
     """Make room for those that still wait, or let running jobs grow."""
+    for name, count in kept.items():
+        context.state.clusters[name].offered -= count
     if context.state.parameters.approach is not Approach.PWA:
         return
     clusters = _clusters(context)
@@ -48,18 +60,26 @@ def _clusters(context: Context) -> list[ClusterRecord]:
     return [context.state.clusters[name] for name in context.roster.clusters()]
 
 
-def _grow(context: Context, cluster: ClusterRecord, *, thorough: bool) -> None:
-    """Offer the free processors of a cluster, unless nobody wanted them a moment ago."""
+def _grow(context: Context, cluster: ClusterRecord, *, thorough: bool) -> bool:
+    """Offer the free processors of a cluster, unless nobody wanted them a moment ago.
+
+    Return True when that is done or will be, as soon as what is on its way out is free: applications can make more of
+    several processors at once. (With every poll they are offered what is free, so that nothing waits for ever.)
+    """
     running = context.roster.on(cluster.parameters.name)
-    if not running.growth or cluster.step is not None or cluster.promises or not _usable(context, cluster):
-        return
     paused = cluster.no_growth_before is not None and context.now < cluster.no_growth_before
+    if not running.growth or cluster.step is not None or cluster.promises or paused or not _usable(context, cluster):
+        return False
+    if cluster.ending and context.polled != cluster.parameters.name:
+        return True
     value = cluster.available
     if cluster.unwanted is not None and value <= cluster.unwanted:
         cluster.unwanted = value  # when more comes free than this, it is offered again
-        return
-    if not paused and (value > 0 or policy_of(context, cluster).rebalances):
-        start_step(context, cluster, Direction.GROW, value, reason="processors are free", thorough=thorough)
+        return False
+    if value == 0 and not policy_of(context, cluster).rebalances:
+        return False
+    start_step(context, cluster, Direction.GROW, value, reason="processors are free", thorough=thorough)
+    return True
 
 
 def _usable(context: Context, cluster: ClusterRecord) -> bool:

@@ -41,6 +41,8 @@ class Context:
     """Jobs found to have ended, to be finished once the event's own handling is through."""
     scan_wanted: bool = False
     """Something changed that may let a waiting job be placed."""
+    polled: ClusterName | None = None
+    """The cluster that the event is a reading of."""
     roster: Roster = field(default_factory=Roster)
     """Running malleable jobs."""
     lost_stubs: list[PlaceholderRecord] = field(default_factory=list)

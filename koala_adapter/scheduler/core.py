@@ -85,11 +85,10 @@ class Scheduler:
         _finish_ended(context)
         while context.scan_wanted:
             context.scan_wanted = False
-            if len(self._roster):
-                before_scan(context)
+            kept = before_scan(context) if len(self._roster) else {}
             scan_queue(context)
             if len(self._roster):
-                after_scan(context)
+                after_scan(context, kept)
         wake_for_scan(context)
         return context.effects.actions()
 
@@ -224,6 +223,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
     if cluster is None:
         return
     cluster.polled_at, cluster.unavailable = context.now, None
+    context.polled = event.cluster
     cluster.listed = event.processors > 0
     if not cluster.listed:
         cluster.idle = cluster.ours_polled = 0
@@ -231,7 +231,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
     cluster.processors, cluster.idle, cluster.ours_polled = event.processors, event.idle, event.ours
     if _measure(cluster, context.now):
         refuse_impossible(context)
-    if cluster.room > 0:
+    if cluster.room > 0 or len(context.roster.on(event.cluster)):
         context.scan_wanted = True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.explain_changes import giving_up, sizes
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _left(state: State, record: JobRecord) -> str:
 
 def _launched(state: State, record: JobRecord, now: float) -> str:
     where = _joined(f"{claim.cluster} ({claim.processors})" for claim in record.claims)
-    total = len(record.ranks)
+    total = len(record.ranks) - len(record.departed)
     since = duration(now - (record.launched_at if record.launched_at is not None else now))
     if record.state is JobState.LAUNCHING:
         text = f"All {_processors(total)} are held on {where}; {len(record.started)} of {total} processes have started."
@@ -92,7 +93,7 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
         left = record.job.walltime - (now - (record.launched_at or now))
         text = (
             f"The job has been running for {since} on {_processors(total)}: {where}; "
-            f"its walltime ends in {duration(left)}."
+            f"its walltime ends in {duration(left)}.{sizes(record)}"
         )
     silent = [p for p in state.placeholders_of(record) if p.silent_since is not None]
     if silent:
@@ -182,7 +183,9 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
     )
     need = _joined(_needs(record.job.components))
     kept = ""
-    if state.guarded == record.job.id:
+    if state.guarded == record.job.id and (giving := giving_up(state, state.kept_room)):
+        kept = f" Running jobs are giving up processors for it on {_joined(giving)}."
+    elif state.guarded == record.job.id:
         said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
         kept = f" Because it has waited long, what comes free is kept for it ({said})."
     return f"{place} and needs {need}. {_clusters(state, record, now)}{kept}"

@@ -27,9 +27,11 @@ from koala_adapter.model import (
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, EndPlaceholders, JobFinished, LaunchJob, SubmitPlaceholders
+from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.records import State
+from koala_adapter.scheduler.roster import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,8 +102,39 @@ def recount(state: State) -> None:
             claimed = [one for claim in record.claims for one in claim.placeholders]
             assert len(claimed) == len(set(claimed)), f"job {id_}: a placeholder is claimed twice"
             assert all(state.placeholders[one].job_id == id_ for one in claimed), f"job {id_}: claims another's"
+    recount_changes(state)
     batches = Counter(p.id.batch for p in placeholders)
     assert {key: batch.live for key, batch in state.batches.items()} == dict(batches)
+
+
+def recount_changes(state: State) -> None:
+    """Compare the counts that concern malleable jobs with what they count, and sizes with their bounds."""
+    ending = Counter(p.cluster for p in state.placeholders.values() if p.state is PlaceholderState.ENDING)
+    offered: Counter[ClusterName | None] = Counter()
+    gathering: Counter[ClusterName | None] = Counter()
+    awaited: Counter[ClusterName | None] = Counter()
+    stubs: set[PlaceholderId] = set()
+    for id_, record in state.jobs.items():
+        for claim in record.claims:
+            if record.state is JobState.RUNNING and record.job.kind is JobKind.MALLEABLE:
+                minimum, maximum = bounds(record, claim)
+                assert claim.processors == len(claim.placeholders), f"job {id_}: size"
+                assert minimum <= claim.processors <= maximum, f"job {id_}: out of bounds"
+            change = claim.change
+            if change is None:
+                continue
+            assert record.state is JobState.RUNNING, f"job {id_}: changes"
+            stubs.update(change.stubs)
+            awaited[claim.cluster] += change.in_step
+            gathering[claim.cluster] += change.accepted if change.phase is ChangePhase.GATHERING else 0
+            if change.phase is ChangePhase.PROMISED or (change.phase is ChangePhase.ASKED and change.processors > 0):
+                offered[claim.cluster] += change.processors
+    assert {p.id for p in state.placeholders.values() if p.stub} == stubs, "stubs"
+    for name, cluster in state.clusters.items():
+        assert cluster.ending == ending[name], f"{name}: ending"
+        assert cluster.offered == offered[name], f"{name}: offered"
+        assert cluster.gathering == gathering[name], f"{name}: gathering"
+        assert (0 if cluster.step is None else cluster.step.awaited) == awaited[name], f"{name}: awaited"
 
 
 class Site:

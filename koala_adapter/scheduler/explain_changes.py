@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``koala explain`` says of malleable jobs: the sizes that they can have, and what is changing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import JobKind
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.malleability import Direction
+from koala_adapter.scheduler.roster import bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from koala_adapter.model import ClusterName
+    from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.records import JobRecord, State
+
+
+def sizes(record: JobRecord) -> str:
+    """Say what sizes a running malleable job can have, how they change, and why it does not grow; nothing of others."""
+    if record.job.kind is not JobKind.MALLEABLE:
+        return ""
+    said = []
+    for claim in record.claims:
+        minimum, maximum = bounds(record, claim)
+        changing = "" if claim.change is None else f"; {_change(claim.change)}"
+        said.append(f" It can have {minimum} to {maximum} processors on {claim.cluster}{changing}.")
+    trouble = f" Last trouble: {record.last_trouble}." if record.last_trouble else ""
+    return "".join(said) + trouble
+
+
+def giving_up(state: State, names: Iterable[ClusterName]) -> list[ClusterName]:
+    """Return those of some clusters on which running jobs give up processors now."""
+    shrinking = []
+    for name in names:
+        step = state.clusters[name].step
+        if step is not None and step.step.direction is Direction.SHRINK:
+            shrinking.append(name)
+    return shrinking
+
+
+def _change(change: Change) -> str:
+    count = abs(change.processors)
+    match change.phase:
+        case ChangePhase.ASKED:
+            return (
+                f"it has been offered {count} more"
+                if change.processors > 0
+                else f"it has been asked to give up {count}"
+            )
+        case ChangePhase.PROMISED:
+            return f"it asked for {count} more, and others give up processors for it"
+        case ChangePhase.GATHERING:
+            return f"{change.accepted} more are being gathered for it"
+        case ChangePhase.TAKING:
+            return f"it is taking in {len(change.ranks)} more"
+    return (
+        f"it is giving up {change.accepted - change.done} more" if change.done else f"it is giving up {change.accepted}"
+    )
