@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a WIKI resource manager knows of its nodes and jobs, from one listing to the next. Pure.
+
+It remembers what a peer must still be told: jobs that have ended, nodes that have vanished, when each object changed.
+Records are built when something changes and kept as bytes, so that a poll costs what is sent, and a delta what changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from koala_adapter.errors import WikiError
+from koala_adapter.model import EndReason, LrmJobState, NodeState
+from koala_adapter.wiki.hostlists import check_id
+from koala_adapter.wiki.listings import Prepared
+from koala_adapter.wiki.naming import node_names
+from koala_adapter.wiki.records import build_job, build_node
+from koala_adapter.wiki.reporting import ACTIVE, MOST_CLASSES, WAITING, Vocabulary, job_record, node_record
+from koala_adapter.wiki.sources import Place
+from koala_adapter.wiki.tasklists import host_counts, next_task_list
+from koala_adapter.wiki.words import Dialect, HostFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from koala_adapter.model import LrmJob, Node
+    from koala_adapter.wiki.sources import Listing
+
+Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
+
+POLLS_NEEDED = 2
+"""Full listings of jobs that must have told of an end before it is forgotten."""
+LONGEST_MEMORY = 20
+"""Times the retention after which an end is forgotten even if nobody has asked."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeEntry:
+    """A node as it was last seen."""
+
+    name: str
+    place: Place
+    node: Node
+    used: int
+    changed_at: int
+    record: Prepared
+
+
+@dataclass(slots=True, kw_only=True)
+class JobEntry:
+    """A job as it was last seen."""
+
+    job: LrmJob
+    listed: LrmJob | None
+    """As it stood in the listing; None when it was not there any more."""
+    changed_at: int
+    record: Prepared
+    tasks: tuple[str, ...] = ()
+    """Its task list as last reported."""
+    ended_at: float | None = None
+    polls: int = 0
+    """Full listings that have told of its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What a peer was told of a job, and must see until the LRM shows it, or for so long."""
+
+    until: float
+    places: tuple[Place, ...] = ()
+    """Where it starts."""
+    cancelled: bool = False
+
+
+class Inventory:
+    """Nodes and jobs of all sources of one server."""
+
+    def __init__(self, words: Vocabulary, *, retention: float) -> None:
+        """``retention``: seconds that the end of a job is reported, at least."""
+        self.words = words
+        self.hosts = HostFormat.PLAIN
+        self._retention = retention
+        self._names: dict[Place, str] = {}
+        self._wire: dict[str, str] = {}
+        """Name on the wire by the source's own."""
+        self.nodes: dict[str, NodeEntry] = {}
+        self.jobs: dict[str, JobEntry] = {}
+        """Both in the order of their last change, the latest at the end."""
+        self._promises: dict[str, Promise] = {}
+        self.pinned: set[str] = set()
+        """Waiting jobs whose required nodes are what is left of a start of ours that failed."""
+        self.refused: dict[str, str] = {}
+        """Jobs that cannot be reported, and why."""
+        self.ready = False
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def place(self, name: str) -> Place | None:
+        """Return the node that goes by a name on the wire."""
+        entry = self.nodes.get(name)
+        return entry.place if entry else None
+
+    def job(self, id_: str) -> LrmJob | None:
+        """Return a job that is known, ended or not."""
+        entry = self.jobs.get(id_)
+        return entry.job if entry else None
+
+    def used(self, name: str) -> int:
+        """Return the processors of a node that are given away, promised ones included."""
+        return self.nodes[name].used
+
+    def node_records(self, names: Sequence[str] | None, since: int) -> list[Prepared]:
+        """Return the records of these nodes (None: all) that changed at or after ``since``; unknown ones left out."""
+        return _chosen(self.nodes, names, since, lambda entry: entry.record)
+
+    def job_records(self, ids: Sequence[str] | None, since: int) -> list[Prepared]:
+        """Return the records of these jobs (None: all) that changed at or after ``since``; unknown ones are left out.
+
+        Asking for all counts as telling of every end.
+        """
+        if ids is None:
+            for entry in reversed(self.jobs.values()):
+                if entry.changed_at < since:
+                    break
+                entry.polls += 1
+        return _chosen(self.jobs, ids, since, lambda entry: entry.record)
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def promise(self, id_: str, promise: Promise) -> None:
+        """Remember what a peer was told of a job."""
+        self._promises[id_] = promise
+
+    def report_tasks(self, id_: str, tasks: Sequence[str]) -> None:
+        """Report the tasks of a job that runs where it was told to in the order in which it was told."""
+        entry = self.jobs.get(id_)
+        if entry and entry.job.state in ACTIVE and host_counts(tasks) == host_counts(entry.tasks):
+            entry.tasks = tuple(tasks)
+            entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
+
+    def learn(self, listing: Listing, now: float) -> bool:
+        """Take a listing; return True when a job came, started or ended."""
+        seen = [Place(cluster=cluster, node=node.name) for cluster, node in listing.nodes]
+        self._names = node_names(seen, self._names)
+        self._wire = {place.node: name for place, name in self._names.items()}
+        self._keep_promises(listing.jobs, now)
+        jobs = {str(job.id): self._as_told(job) for job in listing.jobs}
+        queues = {queue for _, node in listing.nodes for queue in node.queues}
+        if self.words.dialect is Dialect.WIKI:
+            self.words = replace(self.words, classes=len(queues) <= MOST_CLASSES)
+        moved = self._learn_jobs(jobs, now)
+        self._learn_nodes(listing, now)
+        self.ready = True
+        return moved
+
+    def _keep_promises(self, jobs: Iterable[LrmJob], now: float) -> None:
+        shown = {str(job.id): job.state for job in jobs}
+        for id_, promise in list(self._promises.items()):
+            over = shown.get(id_, LrmJobState.ENDED) is LrmJobState.ENDED
+            kept = over if promise.cancelled else shown.get(id_) not in WAITING
+            if kept or now > promise.until:
+                del self._promises[id_]
+
+    def _as_told(self, job: LrmJob) -> LrmJob:
+        if job.state not in WAITING:
+            self.pinned.discard(str(job.id))
+            return job
+        if str(job.id) in self.pinned:
+            job = replace(job, requested_nodes=())
+        promise = self._promises.get(str(job.id))
+        if promise is None:
+            return job
+        if promise.cancelled:
+            return replace(job, state=LrmJobState.ENDED, end=EndReason.CANCELLED, hold=None)
+        layout = tuple(host_counts([place.node for place in promise.places]).items())
+        return replace(job, state=LrmJobState.STARTING, layout=layout, hold=None)
+
+    def _learn_jobs(self, jobs: Mapping[str, LrmJob], now: float) -> bool:
+        moved = False
+        for id_, job in jobs.items():
+            known = self.jobs.get(id_)
+            if known is None and job.state is LrmJobState.ENDED and self._is_past(job, now):
+                continue
+            if known is None or known.listed != job:
+                moved |= known is None or known.job.state is not job.state
+                self._store(id_, job, now, listed=job)
+        for id_, entry in list(self.jobs.items()):
+            if id_ not in jobs and entry.ended_at is None:
+                moved = True
+                self._store(id_, _vanished(entry.job, now), now, listed=None)
+            elif entry.ended_at is not None and self._is_told(entry, now):
+                del self.jobs[id_]
+        for id_ in [id_ for id_ in self.refused if id_ not in jobs]:
+            del self.refused[id_]
+        return moved
+
+    def _is_past(self, job: LrmJob, now: float) -> bool:
+        return job.ends_at is not None and job.ends_at + self._retention < now
+
+    def _is_told(self, entry: JobEntry, now: float) -> bool:
+        age = now - (entry.ended_at or now)
+        return age > self._retention and (entry.polls >= POLLS_NEEDED or age > LONGEST_MEMORY * self._retention)
+
+    def _store(self, id_: str, job: LrmJob, now: float, *, listed: LrmJob | None) -> None:
+        known = self.jobs.pop(id_, None)
+        before = known.tasks if known else ()
+        if known and job.state is LrmJobState.ENDING and not job.layout:
+            job = replace(job, layout=known.job.layout)
+        if known and job.state is LrmJobState.UNKNOWN:
+            job = replace(job, state=known.job.state, layout=known.job.layout, hold=known.job.hold)
+        tasks = next_task_list(before, self._task_counts(job)) if job.state in ACTIVE else before
+        try:
+            check_id(id_)
+            record = self._prepared(job, tasks, int(now))
+        except WikiError as error:
+            self.refused[id_] = error.message
+            return
+        over = job.state is LrmJobState.ENDED
+        ended_at = (known.ended_at if known and known.ended_at is not None else now) if over else None
+        polls = known.polls if known and known.ended_at is not None and over else 0
+        self.jobs[id_] = JobEntry(
+            job=job, listed=listed, changed_at=int(now), record=record, tasks=tasks, ended_at=ended_at, polls=polls
+        )
+
+    def _task_counts(self, job: LrmJob) -> dict[str, int]:
+        each = job.processors_per_task
+        return {self._wire.get(node, node): max(1, processors // each) for node, processors in job.layout}
+
+    def _prepared(self, job: LrmJob, tasks: tuple[str, ...], now: int) -> Prepared:
+        record = job_record(job, names=self._wire, tasks=tasks, words=self.words, changed_at=now)
+        full = build_job(record, self.words.dialect, hosts=self.hosts)
+        brief = build_job(record, self.words.dialect, hosts=self.hosts, brief=True)
+        return Prepared(full=full, brief=brief, finished=job.state is LrmJobState.ENDED)
+
+    def _learn_nodes(self, listing: Listing, now: float) -> None:
+        counted: dict[str, int] = {}
+        for entry in self.jobs.values():
+            if entry.job.state in ACTIVE and entry.job.state is not LrmJobState.SUSPENDED:
+                for where, processors in entry.job.layout:
+                    counted[where] = counted.get(where, 0) + processors
+        for cluster, node in listing.nodes:
+            place = Place(cluster=cluster, node=node.name)
+            name, visible = self._names[place], counted.get(node.name, 0)
+            used = max(node.processors_used, visible)
+            self._store_node(name, place, node, now, used=used, hidden=used - visible)
+        here = {self._names[Place(cluster=cluster, node=node.name)] for cluster, node in listing.nodes}
+        for name, known in list(self.nodes.items()):
+            if name not in here and known.place.cluster in listing.clusters:
+                gone = replace(known.node, state=NodeState.DOWN, reason="no longer listed", load=None)
+                self._store_node(name, known.place, gone, now, used=known.used, hidden=0)
+
+    def _store_node(self, name: str, place: Place, node: Node, now: float, *, used: int, hidden: int) -> None:
+        known = self.nodes.get(name)
+        if known and known.used == used and known.node == node:
+            return
+        # A load that moves is no change that anybody asks for.
+        quiet = known is not None and known.used == used and replace(known.node, load=node.load) == node
+        changed_at = known.changed_at if known and quiet else int(now)
+        record = node_record(
+            name, place.cluster, node, used=used, hidden=hidden, words=self.words, changed_at=changed_at
+        )
+        full = build_node(record, self.words.dialect)
+        brief = build_node(record, self.words.dialect, brief=True)
+        entry = NodeEntry(
+            name=name,
+            place=place,
+            node=node,
+            used=used,
+            changed_at=changed_at,
+            record=Prepared(full=full, brief=brief),
+        )
+        if not quiet:
+            self.nodes.pop(name, None)
+        self.nodes[name] = entry
+
+    def set_hosts(self, hosts: HostFormat, now: float) -> None:
+        """Write host lists in this form from now on (WIKI2)."""
+        self.hosts = hosts
+        for entry in self.jobs.values():
+            entry.record = self._prepared(entry.job, entry.tasks, int(now))
+
+
+def _vanished(job: LrmJob, now: float) -> LrmJob:
+    """Return the job as ended: how, the LRM does not say any more; one that never ran was removed."""
+    end = EndReason.CANCELLED if job.state in WAITING else job.end
+    return replace(job, state=LrmJobState.ENDED, end=end, ends_at=now, hold=None)
+
+
+def _chosen(
+    entries: dict[str, Entry], names: Sequence[str] | None, since: int, record: Callable[[Entry], Prepared]
+) -> list[Prepared]:
+    if names is not None:
+        wanted: Iterator[Entry] = (entries[name] for name in dict.fromkeys(names) if name in entries)
+        return [record(entry) for entry in wanted if entry.changed_at >= since]
+    found: list[Prepared] = []
+    for entry in reversed(entries.values()):
+        if entry.changed_at < since:
+            break
+        found.append(record(entry))
+    found.reverse()
+    return found

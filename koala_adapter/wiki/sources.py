@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a WIKI resource manager gets its nodes and jobs from, and whom it asks to act: one LRM, or the whole of koala.
+
+Job ids and node names here are the LRM's own; the names on the wire are somebody else's business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from koala_adapter.errors import LrmError, LrmUnavailableError, LrmUnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.model import ClusterName, LrmJob, LrmJobId, Node
+    from koala_adapter.plugin import Capabilities, Lrm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node: which cluster, and what it is called there."""
+
+    cluster: ClusterName
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What a source looks like at one moment."""
+
+    nodes: tuple[tuple[ClusterName, Node], ...]
+    jobs: tuple[LrmJob, ...]
+    clusters: frozenset[ClusterName] = frozenset()
+    """Those that answered; nodes of others are left as they are."""
+
+
+class Source(ABC):
+    """Nodes and jobs, and what can be done to them. Every method raises LrmError when it cannot."""
+
+    name: str
+    capabilities: Capabilities
+    partitioned: bool = False
+    """Nodes carry their cluster as PARTITION."""
+
+    @abstractmethod
+    async def read(self) -> Listing:
+        """Return all nodes and jobs of all users."""
+
+    @abstractmethod
+    async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
+        """Start a held job on these processors (one entry for each, equal ones adjacent)."""
+
+    @abstractmethod
+    async def cancel(self, job: LrmJobId) -> None:
+        """End a job, whatever its state."""
+
+    async def hold(self, job: LrmJobId) -> None:
+        """Put a job in hold (again); a running one for when it is queued again."""
+        self._cannot("hold jobs", job)
+
+    async def suspend(self, job: LrmJobId) -> None:
+        """Stop the processes of a running job for now."""
+        self._cannot("suspend jobs", job)
+
+    async def resume(self, job: LrmJobId) -> None:
+        """Let a suspended job go on."""
+        self._cannot("resume jobs", job)
+
+    async def requeue(self, job: LrmJobId) -> None:
+        """Stop a running job and queue it again, held."""
+        self._cannot("queue a running job again", job)
+
+    async def signal(self, job: LrmJobId, number: int) -> None:
+        """Send a signal to a running job."""
+        self._cannot("signal jobs", job, number)
+
+    async def set_walltime(self, job: LrmJobId, seconds: int) -> None:
+        """Change the walltime of a job."""
+        self._cannot("change the walltime of a job", job, seconds)
+
+    async def notify(self, job: LrmJobId, text: str) -> None:
+        """Tell the user of a running job something."""
+        self._cannot("pass a message to a job", job, text)
+
+    async def add_tasks(self, job: LrmJobId, places: Sequence[Place]) -> None:
+        """Let a running malleable job grow by these processors."""
+        self._cannot("change the size of a running job", job, places)
+
+    async def release_tasks(self, job: LrmJobId, places: Sequence[Place]) -> None:
+        """Let a running malleable job shrink by these processors."""
+        self._cannot("change the size of a running job", job, places)
+
+    def _cannot(self, what: str, job: LrmJobId, *_details: object) -> NoReturn:
+        raise LrmUnsupportedError(f"{self.name} cannot {what} (job {job})")
+
+
+class LrmSource(Source):
+    """One cluster's LRM."""
+
+    def __init__(self, cluster: ClusterName, lrm: Lrm, *, queue: str | None = None) -> None:
+        """``lrm`` is started by its owner. ``queue``: nodes that do not serve it, and its jobs alone, are shown."""
+        self.name = str(cluster)
+        self._cluster = cluster
+        self._lrm = lrm
+        self._queue = queue
+
+    @property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """What the LRM can do, which may be known only after its start."""
+        return self._lrm.capabilities
+
+    async def read(self) -> Listing:
+        """Read jobs, then nodes: a job that starts between the two makes less seem idle, never more."""
+        try:
+            jobs = await self._lrm.jobs()
+            nodes = await self._lrm.nodes()
+        except LrmError:
+            raise
+        except Exception as error:
+            raise LrmUnavailableError(f"the plugin of {self.name} failed: {error!r}") from error
+        queue = self._queue
+        shown = tuple((self._cluster, node) for node in nodes if queue is None or queue in node.queues)
+        return Listing(nodes=shown, jobs=jobs, clusters=frozenset({self._cluster}))
+
+    async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
+        """Start a held job on these processors."""
+        if not self.capabilities.pin:
+            self._cannot("start a job on chosen nodes", job)
+        await self._lrm.start_on(job, [place.node for place in places])
+
+    async def cancel(self, job: LrmJobId) -> None:
+        """End a job."""
+        await self._lrm.cancel([job])
+
+    async def hold(self, job: LrmJobId) -> None:
+        """Put a job in hold."""
+        await self._lrm.hold([job])
+
+    async def suspend(self, job: LrmJobId) -> None:
+        """Stop the processes of a running job."""
+        await self._lrm.suspend([job])
+
+    async def resume(self, job: LrmJobId) -> None:
+        """Let a suspended job go on."""
+        await self._lrm.resume([job])
+
+    async def requeue(self, job: LrmJobId) -> None:
+        """Stop a running job; held before, it is held when it is queued again, and not started by its LRM."""
+        if not self.capabilities.requeue:
+            self._cannot("queue a running job again", job)
+        if self.capabilities.hold:
+            await self._lrm.hold([job])
+        await self._lrm.requeue([job])
+
+    async def signal(self, job: LrmJobId, number: int) -> None:
+        """Send a signal to a running job."""
+        await self._lrm.signal([job], number)
+
+    async def set_walltime(self, job: LrmJobId, seconds: int) -> None:
+        """Change the walltime of a job."""
+        await self._lrm.modify(job, walltime=seconds)
+
+    async def notify(self, job: LrmJobId, text: str) -> None:
+        """Tell the user of a running job something."""
+        await self._lrm.notify(job, text)

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out the requests of a scheduler that change something: checked before, verified after, logged always."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from koala_adapter.errors import (
+    JournalError,
+    LrmError,
+    LrmNotFoundError,
+    LrmRejectedError,
+    LrmUnsupportedError,
+    WikiError,
+)
+from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.wiki.admission import admit_start, refused, require_active, require_job
+from koala_adapter.wiki.inventory import Promise
+from koala_adapter.wiki.replies import done
+from koala_adapter.wiki.reporting import ACTIVE, WAITING
+from koala_adapter.wiki.requests import (
+    AddTasks,
+    CancelJob,
+    ModifyJob,
+    NotifyJob,
+    ReleaseTasks,
+    RequeueJob,
+    ResumeJob,
+    SignalJob,
+    StartJob,
+    SuspendJob,
+)
+from koala_adapter.wiki.words import CancelType, Status, WaitReason
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+    from koala_adapter.wiki.intents import Intents
+    from koala_adapter.wiki.inventory import Inventory
+    from koala_adapter.wiki.options import ServerOptions
+    from koala_adapter.wiki.readings import Readings
+    from koala_adapter.wiki.requests import Request
+    from koala_adapter.wiki.sources import Place, Source
+
+PROMISED = 30.0
+"""Seconds that a peer sees what it was told, should the LRM show it later."""
+FIRST_LOOK, SLOWEST_LOOK = 0.05, 0.5
+"""Seconds between two looks at what a request has done."""
+LONGEST_LIMIT = 10_000_000
+"""Minutes that a TIMELIMIT may be."""
+
+log = structlog.get_logger()
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn what an LRM says into the refusal that a scheduler understands."""
+    try:
+        yield
+    except LrmUnsupportedError as error:
+        raise WikiError(error.message, status=Status.UNSUPPORTED) from error
+    except LrmNotFoundError as error:
+        raise WikiError(f"No such job: {error.message}", status=Status.REFUSED) from error
+    except LrmError as error:
+        raise WikiError(str(error), status=Status.REFUSED) from error
+
+
+class Verbs:
+    """The state-changing requests on one source."""
+
+    def __init__(
+        self,
+        source: Source,
+        inventory: Inventory,
+        readings: Readings,
+        intents: Intents,
+        *,
+        options: ServerOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        """``clock``: seconds since the epoch."""
+        self._source = source
+        self._inventory = inventory
+        self._readings = readings
+        self._intents = intents
+        self._options = options
+        self._clock = clock
+        self._starting: dict[str, Mapping[str, int]] = {}
+        """Processors on each node, by its name on the wire, of the starts that are being tried."""
+        self._acts: Mapping[type, Callable[..., Awaitable[str]]] = {
+            StartJob: self._start,
+            CancelJob: self._cancel,
+            SuspendJob: self._suspend,
+            ResumeJob: self._resume,
+            RequeueJob: self._requeue,
+            SignalJob: self._signal,
+            ModifyJob: self._modify,
+            NotifyJob: self._notify,
+            AddTasks: self._add_tasks,
+            ReleaseTasks: self._release_tasks,
+        }
+
+    async def act(self, request: Request, peer: str) -> str:
+        """Carry out a request and return the text of the answer. Raises WikiError with a status."""
+        what, job = str(request.verb), getattr(request, "job", "")
+        begun = anyio.current_time()
+        try:
+            text = await self._acts[type(request)](request)
+        except WikiError as error:
+            log.warning("refused", verb=what, job=job, peer=peer, status=int(error.status or 0), reason=error.message)
+            raise
+        log.info("done", verb=what, job=job, peer=peer, seconds=round(anyio.current_time() - begun, 3), result=text)
+        return text
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    async def _start(self, request: StartJob) -> str:
+        with refusing():
+            await self._readings.fresh()
+        if request.job in self._starting:
+            raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
+        places = admit_start(self._inventory, request, now=self._clock(), under_way=self._under_way())
+        self._starting[request.job] = self._counts(places)
+        try:
+            await self._start_there(request, places)
+        finally:
+            del self._starting[request.job]
+        return done(request.verb, request.job)
+
+    async def _start_there(self, request: StartJob, places: Sequence[Place]) -> None:
+        job = LrmJobId(request.job)
+        nodes = [place.node for place in places]
+        try:
+            self._intents.note(job, nodes, now=self._clock())
+        except JournalError as error:
+            raise WikiError(error.message, status=Status.REFUSED) from error
+        failure: LrmError | None = None
+        # Once begun, a start comes to its end whatever becomes of who asked for it.
+        with anyio.CancelScope(shield=True):
+            try:
+                with anyio.fail_after(self._options.reply_within):
+                    await self._source.start(job, places)
+                    await self._see(request.job, ACTIVE)
+            except TimeoutError:
+                pass
+            except LrmError as error:
+                failure = error
+            self._readings.spoil()
+            runs = await self._runs(request.job)
+            if not runs:
+                runs = await self._hold_again(request.job)
+            self._intents.remove(job)
+        if not runs:
+            self._inventory.pinned.add(request.job)
+            raise self._not_started(request, failure)
+        self._inventory.promise(request.job, Promise(until=self._clock() + PROMISED, places=tuple(places)))
+        self._inventory.report_tasks(request.job, request.tasks)
+
+    def _not_started(self, request: StartJob, failure: LrmError | None) -> WikiError:
+        if isinstance(failure, LrmNotFoundError):
+            return WikiError(f"No such job: {failure.message}", status=Status.REFUSED)
+        if isinstance(failure, LrmUnsupportedError):
+            return WikiError(failure.message, status=Status.UNSUPPORTED)
+        why = str(failure) if failure else "it did not start in time, and is held again"
+        reason = WaitReason.BAD_CONSTRAINTS if isinstance(failure, LrmRejectedError) else WaitReason.RESOURCES
+        return refused(request.job, request.tasks, reason, why)
+
+    async def _runs(self, job: str) -> bool:
+        """Tell whether a job runs, or has already ended; False also when that cannot be found out."""
+        try:
+            await self._readings.fresh(now=True)
+        except LrmError:
+            return False
+        found = self._inventory.job(job)
+        return found is not None and found.state not in WAITING
+
+    async def _hold_again(self, job: str) -> bool:
+        """Hold a job that did not start; return True when it has started after all."""
+        found = self._inventory.job(job)
+        if found is not None and found.state is LrmJobState.QUEUED:
+            with suppress(LrmError):
+                await self._source.hold(LrmJobId(job))
+            self._readings.spoil()
+            return await self._runs(job)
+        return False
+
+    async def reconcile(self) -> None:
+        """Find out what became of the starts that an earlier process was trying: each job runs, or is held again.
+
+        Raises LrmError when the source does not answer.
+        """
+        left = self._intents.left()
+        if not left:
+            return
+        await self._readings.fresh(now=True)
+        for id_, nodes in left.items():
+            job = self._inventory.job(id_)
+            state = "gone" if job is None else str(job.state)
+            if job is not None and job.state is LrmJobState.QUEUED:
+                await self._source.hold(job.id)
+                self._readings.spoil()
+                state = "held again"
+            if job is not None and job.state in WAITING:
+                self._inventory.pinned.add(id_)
+            log.warning("an interrupted start", cluster=self._source.name, job=id_, nodes=list(nodes), found=state)
+            self._intents.remove(id_)
+
+    def _under_way(self) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for counts in self._starting.values():
+            for host, count in counts.items():
+                total[host] = total.get(host, 0) + count
+        return total
+
+    def _counts(self, places: Sequence[Place]) -> dict[str, int]:
+        names = {entry.place: name for name, entry in self._inventory.nodes.items()}
+        counts: dict[str, int] = {}
+        for place in places:
+            counts[names[place]] = counts.get(names[place], 0) + 1
+        return counts
+
+    # -- the others ---------------------------------------------------------------------------------------------------
+
+    async def _cancel(self, request: CancelJob) -> str:
+        job = await self._look(request.job, active=False)
+        if request.type is not CancelType.ADMIN and job not in ACTIVE:
+            raise WikiError("Job is pending execution: it has no time to run out of", status=Status.REFUSED)
+        with refusing():
+            await self._source.cancel(LrmJobId(request.job))
+        self._inventory.promise(request.job, Promise(until=self._clock() + PROMISED, cancelled=True))
+        self._readings.spoil()
+        return done(request.verb, request.job)
+
+    async def _suspend(self, request: SuspendJob) -> str:
+        if await self._look(request.job) is LrmJobState.SUSPENDED:
+            raise WikiError("Job is already suspended", status=Status.REFUSED)
+        return await self._change(request, self._source.suspend, frozenset({LrmJobState.SUSPENDED}))
+
+    async def _resume(self, request: ResumeJob) -> str:
+        if await self._look(request.job) is not LrmJobState.SUSPENDED:
+            raise WikiError("Job is not suspended", status=Status.REFUSED)
+        return await self._change(request, self._source.resume, ACTIVE - {LrmJobState.SUSPENDED})
+
+    async def _requeue(self, request: RequeueJob) -> str:
+        await self._look(request.job)
+        return await self._change(request, self._source.requeue, WAITING)
+
+    async def _signal(self, request: SignalJob) -> str:
+        await self._look(request.job)
+        with refusing():
+            await self._source.signal(LrmJobId(request.job), request.signal)
+        return done(request.verb, request.job)
+
+    async def _modify(self, request: ModifyJob) -> str:
+        await self._look(request.job, active=False)
+        changes = dict(request.changes)
+        limit = changes.pop("TIMELIMIT", None)
+        if changes:
+            raise WikiError(f"MODIFYJOB cannot change {', '.join(sorted(changes))} here", status=Status.UNSUPPORTED)
+        if limit is None or not limit.isascii() or not limit.isdecimal() or not 0 < int(limit[:9]) <= LONGEST_LIMIT:
+            raise WikiError("Invalid TIMELIMIT value: whole minutes are wanted", status=Status.BAD_REQUEST)
+        with refusing():
+            await self._source.set_walltime(LrmJobId(request.job), 60 * int(limit))
+        self._readings.spoil()
+        return done(request.verb, request.job)
+
+    async def _notify(self, request: NotifyJob) -> str:
+        await self._look(request.job)
+        with refusing():
+            await self._source.notify(LrmJobId(request.job), request.message)
+        return done(request.verb, request.job)
+
+    async def _add_tasks(self, request: AddTasks) -> str:
+        await self._look(request.job)
+        unknown = [host for host in request.hosts if host not in self._inventory.nodes]
+        if unknown:
+            raise WikiError(f"Invalid ARG value: no node {unknown[0]}", status=Status.REFUSED)
+        places = [self._inventory.nodes[host].place for host in request.hosts]
+        with refusing():
+            await self._source.add_tasks(LrmJobId(request.job), places)
+        self._readings.spoil()
+        return f"{len(places)} tasks added"
+
+    async def _release_tasks(self, request: ReleaseTasks) -> str:
+        await self._look(request.job)
+        tasks = self._inventory.jobs[request.job].tasks
+        if any(index >= len(tasks) for index in request.tasks):
+            raise WikiError(f"Invalid ARG value: tasks are 0 to {len(tasks) - 1}", status=Status.REFUSED)
+        places = [self._inventory.nodes[tasks[index]].place for index in dict.fromkeys(request.tasks)]
+        with refusing():
+            await self._source.release_tasks(LrmJobId(request.job), places)
+        self._readings.spoil()
+        return f"{len(places)} tasks removed"
+
+    async def _look(self, job: str, *, active: bool = True) -> LrmJobState:
+        with refusing():
+            await self._readings.fresh()
+        return (require_active if active else require_job)(self._inventory, job).state
+
+    async def _change(
+        self,
+        request: SuspendJob | ResumeJob | RequeueJob,
+        change: Callable[[LrmJobId], Awaitable[None]],
+        seen: frozenset[LrmJobState],
+    ) -> str:
+        """Have a job's state changed, and return once it shows, or after half of the time that an answer may take."""
+        with refusing():
+            await change(LrmJobId(request.job))
+            self._readings.spoil()
+            with anyio.move_on_after(self._options.reply_within / 2):
+                await self._see(request.job, seen)
+        return done(request.verb, request.job)
+
+    async def _see(self, job: str, states: frozenset[LrmJobState]) -> None:
+        """Return when a job is in one of these states, or over. Raises LrmError."""
+        pause = FIRST_LOOK
+        while True:
+            await self._readings.fresh(now=True)
+            found = self._inventory.job(job)
+            if found is None or found.state in states or found.state is LrmJobState.ENDED:
+                return
+            await anyio.sleep(pause)
+            pause = min(SLOWEST_LOOK, 2 * pause)
