@@ -23,6 +23,7 @@ from koala_adapter.cli.running import run, submit
 from koala_adapter.cli.schedule import schedule
 from koala_adapter.cli.serving import serve
 from koala_adapter.cli.simulate import simulate
+from koala_adapter.cli.wiki import wiki
 
 PATH = click.Path(path_type=Path)
 COMMANDS = (
@@ -42,6 +43,7 @@ COMMANDS = (
     demo,
     simulate,
     experiment,
+    wiki,
 )
 
 
