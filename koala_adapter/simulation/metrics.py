@@ -75,9 +75,9 @@ class Steps:
         return self.binned(begin, end, 1)[0]
 
     def binned(self, begin: float, end: float, bins: int) -> list[float]:
-        """Return the mean over each of so many parts of equal length of a time; zeros when that time is empty."""
+        """Return the mean over each of so many parts of equal length of a time; zeros when it is empty."""
         width = (end - begin) / bins
-        if width <= 0:
+        if width <= 0 or not self.times:
             return [0.0] * bins
         edges = [begin + width * number for number in range(bins)] + [end]
         sums = [0.0] * bins
