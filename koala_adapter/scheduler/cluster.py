@@ -23,7 +23,7 @@ from koala_adapter.errors import ConfigurationError
 from koala_adapter.scheduler.backfill import Easy, Fcfs
 from koala_adapter.scheduler.conservative import Conservative
 from koala_adapter.scheduler.local_queue import ClusterScheduler, LocalJob, Reservation
-from koala_adapter.scheduler.maui import BestFit, FirstFit, Greedy, Metric
+from koala_adapter.scheduler.maui import BestFit, FirstFit, Greedy, Maui, Metric
 from koala_adapter.scheduler.priority import ARRIVAL, PriorityWeights
 
 __all__ = [
@@ -73,5 +73,5 @@ def make_cluster_scheduler(
         return Easy(processors, weights=weights, use_extra=False)
     if policy == "easy" or (policy == "firstfit" and depth == 1):
         return Easy(processors, weights=weights)
-    maui = {"firstfit": FirstFit, "bestfit": BestFit, "greedy": Greedy}[policy]
-    return maui(processors, metric=Metric(metric), depth=depth, weights=weights)
+    families: dict[str, type[Maui]] = {"firstfit": FirstFit, "bestfit": BestFit, "greedy": Greedy}
+    return families[policy](processors, metric=Metric(metric), depth=depth, weights=weights)

@@ -246,6 +246,11 @@ class ClusterScheduler(ABC):
         """The running jobs in the order in which they were started."""
         return list(self._running)
 
+    @property
+    def demanded(self) -> int:
+        """Processors that are held, and asked for by the jobs of the queue: what there is to do."""
+        return self.processors - self.free + sum(job.processors for job in self._queue)
+
     def counters(self) -> Mapping[str, int]:
         """Return what the policy counted so far, by name."""
         return {"passes": self.passes, "backfilled": self.backfilled}

@@ -140,34 +140,37 @@ class Maui(ClusterScheduler):
 
     def reservations(self, now: float) -> Mapping[LocalJob, float]:
         """Return the reserved starts of the first jobs."""
-        return {job: max(start, now) for job, start in self._reserved.items() if job.started_at is None}
+        return self._walk(now)[1] if self._queue else {}
 
     def _reserve(self, now: float) -> list[LocalJob]:
-        """Walk down the queue until enough have a reservation; return those that can start now. Works out the gap."""
-        queue = self._queue
-        if self._depth == 1:
-            start, free = self._shadow(queue[0].processors, now)
-            self._reserved = {queue[0]: start}
-            self._gap = Gap(self.free, [(start, free - queue[0].processors)])
-            self._until = start
-            return []
-        profile = Profile(now, self.free, self._ends)
-        startable = []
-        self._reserved = {}
+        """Give the first jobs their reservations; return those that can start now. Works out the gap."""
+        startable, self._reserved, self._gap = self._walk(now)
+        self._until = min(self._reserved.values(), default=inf)
+        for place in startable:
+            self._start(self._queue[place], now)
+        return self._take_out(startable)
+
+    def _walk(self, now: float) -> tuple[list[int], dict[LocalJob, float], Gap]:
+        """Walk down the queue until enough have a reservation: places that can start now, reservations, the gap."""
+        queue, free = self._queue, self.free
+        if self._depth == 1 and queue[0].processors > free:
+            start, then = self._shadow(queue[0].processors, now)
+            return [], {queue[0]: start}, Gap(free, [(start, then - queue[0].processors)])
+        profile = Profile(now, free, self._ends)
+        startable: list[int] = []
+        reserved: dict[LocalJob, float] = {}
         for place, job in enumerate(queue):
             start, _ = profile.earliest(job.processors, job.estimate)
             profile.take(start, start + job.estimate, job.processors)
-            if start <= now and job.processors <= self.free:
+            if start <= now and job.processors <= free:
                 startable.append(place)
-                self._start(job, now)
+                free -= job.processors
                 continue
-            self._reserved[job] = start
-            if len(self._reserved) == self._depth:
+            reserved[job] = start
+            if len(reserved) == self._depth:
                 break
-        starts = sorted(set(self._reserved.values()))
-        self._gap = Gap(self.free, [(start, profile.level(start)) for start in starts])
-        self._until = starts[0] if starts else inf
-        return self._take_out(startable)
+        starts = sorted(set(reserved.values()))
+        return startable, reserved, Gap(free, [(start, profile.level(start)) for start in starts])
 
     def _fill(self, now: float, first: int) -> list[LocalJob]:
         """Let the policy choose among the jobs from a place of the queue on, and start what it chose."""
@@ -184,10 +187,6 @@ class Maui(ClusterScheduler):
         started = self._take_out(places)
         self._examined = len(self._queue)
         return started
-
-    def _on_withdrawn(self, job: LocalJob, now: float) -> None:  # noqa: ARG002 - see the base class
-        """Forget what was reserved."""
-        self._reserved.pop(job, None)
 
     def _take_out(self, places: Sequence[int]) -> list[LocalJob]:
         """Take jobs that were started, at these ascending places, out of the queue."""

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The profile of free processors against a plain list of holdings, with blocks so small that they split and vanish."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koala_adapter.scheduler import availability
+from koala_adapter.scheduler.availability import EarliestStarts, Profile
+
+SIZE = 12
+HORIZON = 60
+
+Window: TypeAlias = tuple[int, int, int]
+
+WINDOWS = st.lists(st.tuples(st.integers(0, HORIZON), st.integers(1, 15), st.integers(1, 5)), max_size=40)
+"""Start, duration, processors of what is taken."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of at most four breakpoints."""
+    monkeypatch.setattr(availability, "BLOCK", 4)
+
+
+def level(time: float, windows: list[Window]) -> int:
+    """Return how many are free at a time, the plain way."""
+    return SIZE - sum(processors for start, duration, processors in windows if start <= time < start + duration)
+
+
+def plain_earliest(processors: int, duration: int, after: int, before: float, windows: list[Window]) -> float:
+    """Return the first start second by second; beyond the horizon everything is free."""
+    for start in range(after, 3 * HORIZON):
+        if start >= before:
+            return before
+        if all(level(at, windows) >= processors for at in range(start, int(min(start + duration, before)))):
+            return start
+    return inf
+
+
+def taken(windows: list[Window]) -> Profile:
+    """Return a profile in which these windows are taken."""
+    profile = Profile(0, SIZE)
+    for start, duration, processors in windows:
+        profile.take(start, start + duration, processors)
+    return profile
+
+
+@given(windows=WINDOWS, now=st.integers(0, HORIZON), given_back=st.integers(0, 40))
+@settings(max_examples=80, deadline=None)
+def test_levels_are_those_of_a_plain_list(windows: list[Window], now: int, given_back: int) -> None:
+    """After taking all, giving some back and forgetting the past, each time has its level and no step is needless."""
+    profile = taken(windows)
+    for start, duration, processors in windows[:given_back]:
+        profile.give(start, start + duration, processors)
+    left = windows[given_back:]
+    profile.advance(now)
+    assert [profile.level(time) for time in range(now, 2 * HORIZON)] == [
+        level(t, left) for t in range(now, 2 * HORIZON)
+    ]
+    steps = list(profile)
+    assert steps[0][0] == now
+    assert all(before[0] < after[0] for before, after in pairwise(steps))
+
+
+@given(
+    windows=WINDOWS,
+    processors=st.integers(1, SIZE),
+    duration=st.integers(1, 30),
+    after=st.integers(0, HORIZON),
+    before=st.one_of(st.just(inf), st.integers(0, 2 * HORIZON)),
+)
+@settings(max_examples=120, deadline=None)
+def test_earliest_start(windows: list[Window], processors: int, duration: int, after: int, before: float) -> None:
+    """The search gives what trying every second gives, and "free since" what going back second by second gives."""
+    profile = taken(windows)
+    expected = plain_earliest(processors, duration, after, before, windows)
+    assert profile.earliest(processors, duration, after=after, before=before)[0] == max(expected, min(before, expected))
+    since = after
+    while since > 0 and level(since - 1, windows) >= processors:
+        since -= 1
+    assert profile.since(processors, after) == since
+
+
+@given(windows=WINDOWS)
+@settings(max_examples=50, deadline=None)
+def test_least_until_each_time(windows: list[Window]) -> None:
+    """The steps say how many are free without a break from the beginning."""
+    steps = taken(windows).least()
+    for until in range(1, 2 * HORIZON):
+        expected = min(level(at, windows) for at in range(until))
+        assert next(least for end, least in steps if until <= end) == expected
+
+
+@given(ends=st.lists(st.tuples(st.integers(0, HORIZON), st.integers(1, 5)), max_size=20), now=st.integers(0, HORIZON))
+@settings(max_examples=50, deadline=None)
+def test_a_profile_of_what_runs(ends: list[tuple[int, int]], now: int) -> None:
+    """Each end gives its processors back; one that has passed counts as now."""
+    profile = Profile(now, 3, sorted(ends))
+    for time in range(now, HORIZON + 1):
+        assert profile.level(time) == 3 + sum(processors for end, processors in ends if max(end, now) <= time)
+
+
+@given(
+    windows=WINDOWS,
+    asked=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12), st.booleans()), min_size=1, max_size=40),
+)
+@settings(max_examples=80, deadline=None)
+def test_remembered_searches_give_what_plain_ones_give(
+    windows: list[Window], asked: list[tuple[int, int, bool]]
+) -> None:
+    """Reservations made and improved one after the other are the same with and without the memory of past searches."""
+    held: list[Window] = []
+    for window in windows:
+        if plain_earliest(window[2], window[1], window[0], window[0] + 1, held) == window[0]:
+            held.append(window)
+    profile = taken(held)
+    starts = EarliestStarts(profile)
+    for processors, duration, improve in asked:
+        if not improve:
+            start = starts.find(processors, duration)
+            assert start == plain_earliest(processors, duration, 0, inf, held)
+            profile.take(start, start + duration, processors)
+            held.append((int(start), duration, processors))
+            continue
+        if not held:
+            continue
+        was, length, wide = held[len(held) // 2]
+        without = [*held[: len(held) // 2], *held[len(held) // 2 + 1 :]]
+        better = starts.improve(wide, length, was)
+        assert better == min(was, plain_earliest(wide, length, 0, inf, without))
+        if better < was:
+            profile.give(was, was + length, wide)
+            profile.take(better, better + length, wide)
+            starts.freed(max(was, better + length))
+            held = [*without, (int(better), length, wide)]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first level of Metacluster: which cluster a job goes to."""
+
+from __future__ import annotations
+
+import pytest
+
+from koala_adapter.errors import JobRefusedError
+from koala_adapter.scheduler.cluster import LocalJob, make_cluster_scheduler
+from koala_adapter.scheduler.metacluster import ClusterLoad, Metacluster, Requirements, least_loaded
+
+
+def test_the_least_loaded_cluster_that_satisfies_the_job() -> None:
+    """Half used beats fully used; a cluster without the compiler, or too small, is not asked however idle it is."""
+    clusters = [
+        ClusterLoad(name="full", processors=64, demanded=64, features=frozenset({"gcc"})),
+        ClusterLoad(name="half", processors=32, demanded=16, features=frozenset({"gcc", "linux"})),
+        ClusterLoad(name="bare", processors=64, demanded=0),
+        ClusterLoad(name="small", processors=4, demanded=0, features=frozenset({"gcc"})),
+    ]
+    assert least_loaded(Requirements(processors=8, features=frozenset({"gcc"})), clusters).name == "half"
+
+
+def test_equal_load_goes_to_the_larger_then_the_first_by_name() -> None:
+    """The choice does not depend on the order of the clusters."""
+    clusters = [ClusterLoad(name=name, processors=size, demanded=0) for name, size in (("b", 8), ("c", 8), ("a", 4))]
+    for order in (clusters, clusters[::-1]):
+        assert least_loaded(Requirements(processors=1), order).name == "b"
+
+
+def test_no_cluster_will_do() -> None:
+    """The refusal says what each cluster lacks."""
+    clusters = [ClusterLoad(name="a", processors=4, demanded=0), ClusterLoad(name="b", processors=16, demanded=0)]
+    with pytest.raises(JobRefusedError, match="a: has 4 of 8 processors; b: lacks gpu, linux"):
+        least_loaded(Requirements(processors=8, features=frozenset({"linux", "gpu"})), clusters)
+
+
+def test_jobs_spread_by_what_runs_and_what_waits() -> None:
+    """Four equal jobs on two clusters of one job's size: two each, though all wait or run by then."""
+    queues = {name: make_cluster_scheduler("metacluster", 4) for name in ("x", "y")}
+    metacluster = Metacluster(queues)
+    went = []
+    for number in range(4):
+        went.append(metacluster.choose(Requirements(processors=4)))
+        queues[went[-1]].submit(LocalJob(number, 4, 10, number))
+        queues[went[-1]].schedule(number)
+    assert went == ["x", "y", "x", "y"]
+    assert [queue.demanded for queue in queues.values()] == [8, 8]

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policies of one cluster on random workloads: the same schedule as the slow simulator, and what must always hold.
+
+Times are small whole numbers so that ends, arrivals and reservations often fall on the same instant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from koala_adapter.scheduler import conservative
+from koala_adapter.scheduler.cluster import ClusterScheduler, LocalJob, Metric, make_cluster_scheduler
+from koala_adapter.scheduler.maui import FirstFit, Greedy
+from tests.slow_simulator import SlowJob, SlowSimulator, best_sum, earliest, fits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SIZE = 8
+
+WITH_A_SLOW_TWIN = [
+    ("fcfs", {}),
+    ("easy", {}),
+    ("metacluster", {}),
+    ("conservative", {}),
+    ("firstfit", {}),
+    ("firstfit", {"depth": 2}),
+    ("firstfit", {"depth": 5}),
+    ("bestfit", {}),
+    ("bestfit", {"metric": "seconds", "depth": 2}),
+    ("bestfit", {"metric": "processor-seconds", "depth": 3}),
+]
+ALL = [*WITH_A_SLOW_TWIN, ("greedy", {}), ("greedy", {"metric": "processor-seconds", "depth": 3})]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[SlowJob]:
+    """Workloads of up to thirty jobs whose arrivals crowd."""
+    count = draw(st.integers(1, 30))
+    span = draw(st.sampled_from([0, 10, 60]))
+    jobs = []
+    for number in range(count):
+        estimate = draw(st.integers(1, 12))
+        job = SlowJob(
+            id=number,
+            submit=draw(st.integers(0, span)),
+            processors=draw(st.integers(1, SIZE)),
+            estimate=estimate,
+            run=draw(st.integers(1, estimate)),
+        )
+        jobs.append(job)
+    return sorted(jobs, key=lambda job: job.submit)
+
+
+@dataclass
+class Played:
+    """What a scheduler did with a workload."""
+
+    starts: dict[int, float] = field(default_factory=dict)
+    passes: list[tuple[float, list[SlowJob], list[SlowJob]]] = field(default_factory=list)
+    """Of each pass: when, who ran before it, who waited before it in the order of the queue."""
+    first_reserved: dict[int, float] = field(default_factory=dict)
+    """The first start that each job had reserved after a pass that did not start it."""
+
+
+def play(scheduler: ClusterScheduler, jobs: list[SlowJob]) -> Played:
+    """Drive a scheduler through a workload as its interface says."""
+    played = Played()
+    to_come = [(job, LocalJob(job.id, job.processors, job.estimate, job.submit)) for job in jobs]
+    by_id = {job.id: job for job in jobs}
+    running: list[tuple[float, LocalJob]] = []
+    while to_come or running or scheduler.waiting:
+        now = min([to_come[0][0].submit if to_come else inf, scheduler.wake_at, *(end for end, _ in running)])
+        assert now < inf, f"nothing will ever happen, and {scheduler.waiting} wait"
+        for end, local in running:
+            if end == now:
+                scheduler.end(local, now)
+        running = [(end, local) for end, local in running if end > now]
+        while to_come and to_come[0][0].submit == now:
+            scheduler.submit(to_come.pop(0)[1])
+        before = [by_id[int(local.id)] for local in scheduler.waiting]
+        played.passes.append((now, [by_id[int(local.id)] for _, local in running], before))
+        for local in scheduler.schedule(now):
+            played.starts[int(local.id)] = now
+            running.append((now + by_id[int(local.id)].run, local))
+        for local, start in scheduler.reservations(now).items():
+            played.first_reserved.setdefault(int(local.id), start)
+    return played
+
+
+def most_held(jobs: Iterable[SlowJob], starts: dict[int, float]) -> int:
+    """Return the most processors that were ever held at one time."""
+    jobs = list(jobs)
+    return max(
+        sum(job.processors for job in jobs if starts[job.id] <= at < starts[job.id] + job.run) for at in starts.values()
+    )
+
+
+@pytest.mark.parametrize(("policy", "options"), WITH_A_SLOW_TWIN, ids=str)
+@given(jobs=workloads())
+@settings(max_examples=40, deadline=None)
+def test_schedule_is_that_of_the_slow_simulator(policy: str, options: dict[str, object], jobs: list[SlowJob]) -> None:
+    """Every job starts exactly when the independent simulator starts it."""
+    fast = play(make_cluster_scheduler(policy, SIZE, **options), jobs)  # type: ignore[arg-type]
+    slow = SlowSimulator(policy, SIZE, **options).play(jobs)  # type: ignore[arg-type]
+    assert fast.starts == slow
+
+
+@pytest.mark.parametrize(("policy", "options"), ALL, ids=str)
+@given(jobs=workloads())
+@settings(max_examples=30, deadline=None)
+def test_every_job_runs_once_and_never_too_many(policy: str, options: dict[str, object], jobs: list[SlowJob]) -> None:
+    """All work is done, nobody starts before it came, no processor is used twice, and all is free in the end."""
+    scheduler = make_cluster_scheduler(policy, SIZE, **options)  # type: ignore[arg-type]
+    played = play(scheduler, jobs)
+    assert set(played.starts) == {job.id for job in jobs}
+    assert all(played.starts[job.id] >= job.submit for job in jobs)
+    assert most_held(jobs, played.starts) <= SIZE
+    assert (scheduler.free, scheduler.running, scheduler.waiting) == (SIZE, [], [])
+
+
+@given(jobs=workloads())
+@settings(max_examples=40, deadline=None)
+def test_fcfs_never_overtakes(jobs: list[SlowJob]) -> None:
+    """Starts are in the order of arrival."""
+    starts = play(make_cluster_scheduler("fcfs", SIZE), jobs).starts
+    in_order = [starts[job.id] for job in jobs]
+    assert in_order == sorted(in_order)
+
+
+@pytest.mark.parametrize("policy", ["easy", "metacluster", "bestfit", "greedy"])
+@given(jobs=workloads())
+@settings(max_examples=40, deadline=None)
+def test_the_head_is_never_delayed_against_its_shadow(policy: str, jobs: list[SlowJob]) -> None:
+    """Whoever was the head of the queue started no later than the time it was promised when it became the head."""
+    played = play(make_cluster_scheduler(policy, SIZE), jobs)
+    assert all(played.starts[number] <= start for number, start in played.first_reserved.items())
+
+
+@pytest.mark.parametrize("policy", ["firstfit", "bestfit", "greedy"])
+@given(jobs=workloads(), depth=st.integers(2, 6))
+@settings(max_examples=40, deadline=None)
+def test_what_fills_the_gap_delays_no_reservation(policy: str, jobs: list[SlowJob], depth: int) -> None:
+    """In every pass, the first jobs could still all start when they could without the jobs started behind them."""
+    played = play(make_cluster_scheduler(policy, SIZE, depth=depth), jobs)
+    for now, running, waiting in played.passes:
+        held = [
+            (int(played.starts[job.id]), int(played.starts[job.id]) + job.estimate, job.processors) for job in running
+        ]
+        reserved: list[tuple[int, int, int]] = []
+        for job in waiting:
+            if len(reserved) == depth:
+                break
+            start = earliest(job, int(now), held + reserved, SIZE)
+            if start == now:
+                held.append((start, start + job.estimate, job.processors))
+            else:
+                reserved.append((start, start + job.estimate, job.processors))
+                assert played.starts[job.id] > now
+                started = [
+                    (int(now), int(now) + other.estimate, other.processors)
+                    for other in waiting
+                    if played.starts[other.id] == now
+                ]
+                running_held = held[: len(running)]
+                assert fits(job, start, [*running_held, *started, *reserved[:-1]], SIZE)
+
+
+@given(jobs=workloads())
+@settings(max_examples=40, deadline=None)
+def test_conservative_never_delays_anybody(jobs: list[SlowJob]) -> None:
+    """Everybody starts no later than the start first reserved."""
+    played = play(make_cluster_scheduler("conservative", SIZE), jobs)
+    assert all(played.starts[number] <= start for number, start in played.first_reserved.items())
+
+
+@given(jobs=workloads())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_conservative_within_a_bound_never_delays_anybody(jobs: list[SlowJob], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compression that stops after its first vain try keeps the promise, and leaves nobody out who could start now."""
+    monkeypatch.setattr(conservative, "TRIES", 0)
+    played = play(make_cluster_scheduler("conservative", SIZE), jobs)
+    assert set(played.starts) == {job.id for job in jobs}
+    assert all(played.starts[number] <= start for number, start in played.first_reserved.items())
+    assert most_held(jobs, played.starts) <= SIZE
+
+
+@given(jobs=workloads())
+@settings(max_examples=60, deadline=None)
+def test_firstfit_of_depth_one_is_easy(jobs: list[SlowJob]) -> None:
+    """The code of FIRSTFIT for any depth gives EASY's schedule with depth 1, though the factory makes EASY of it."""
+    easy = play(make_cluster_scheduler("easy", SIZE), jobs)
+    assert play(FirstFit(SIZE), jobs).starts == easy.starts
+
+
+@given(
+    free=st.integers(1, 10),
+    ends=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    waiting=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 25)), min_size=1, max_size=9),
+    depth=st.integers(1, 3),
+    metric=st.sampled_from(list(Metric)),
+)
+@settings(max_examples=80, deadline=None)
+def test_greedy_fills_the_gap_with_the_best_combination(
+    free: int, ends: list[int], waiting: list[tuple[int, int]], depth: int, metric: Metric
+) -> None:
+    """What GREEDY starts has as much of the metric as the best of all combinations."""
+    size = free + 3 * len(ends)
+    scheduler = Greedy(size, metric=metric, depth=depth)
+    for number, end in enumerate(ends):
+        scheduler.adopt(LocalJob(f"running {number}", 3, end, 0), 0, 0)
+    heads = [SlowJob(id=-number, submit=0, processors=size, estimate=7, run=7) for number in range(1, depth + 1)]
+    jobs = [
+        SlowJob(id=number, submit=0, processors=processors, estimate=estimate, run=estimate)
+        for number, (processors, estimate) in enumerate(waiting)
+    ]
+    for job in heads + jobs:
+        scheduler.submit(LocalJob(job.id, job.processors, job.estimate, 0))
+    started = scheduler.schedule(0)
+    holdings = [(0, end, 3) for end in ends]
+    for head in heads:
+        start = earliest(head, 0, holdings, size)
+        holdings.append((start, start + head.estimate, head.processors))
+    assert sum(metric.of(job) for job in started) == best_sum(jobs, 0, holdings, size, metric)
+    assert scheduler.beyond == 0
