@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.scheduler.cluster import LocalJob, make_cluster_scheduler
-from koala_adapter.scheduler.metacluster import least_loaded
+from koala_adapter.scheduler.metacluster import ClusterLoad, Requirements, least_loaded
 from koala_adapter.scheduler.priority import ARRIVAL, PriorityWeights
 
 if TYPE_CHECKING:
@@ -166,8 +166,9 @@ class _Many:
         self.sites = sites
         self.schedulers = schedulers
         self.users = _users(workload, schedulers[0])
-        self.loads = [0] * len(sites)
+        self.demanded = [0] * len(sites)
         """Processors that the jobs of each cluster need, waiting or running."""
+        self.places = {site.name: place for place, site in enumerate(sites)}
         self.ends: list[tuple[float, int, LocalJob]] = []
         self.next = 0
         """The next job to be submitted."""
@@ -202,7 +203,7 @@ class _Many:
             _, index, job = heappop(self.ends)
             place = places[index] if places else 0
             self.schedulers[place].end(job, now)
-            self.loads[place] -= job.processors
+            self.demanded[place] -= job.processors
             touched.add(place)
         return touched
 
@@ -212,12 +213,20 @@ class _Many:
         while self.next < len(workload) and workload.submits[self.next] == now:
             index = self.next
             size = workload.sizes[index]
-            place = least_loaded(self.loads, [site.processors for site in self.sites], size) if places else 0
+            place = self._chosen(size) if places else 0
             if places:
                 places[index] = place
+            self.demanded[place] += size
             estimate = workload.estimates[index] / self.sites[place].speed
             self.schedulers[place].submit(LocalJob(index, size, estimate, now, self.users[index]))
-            self.loads[place] += size
             touched.add(place)
             self.next += 1
         return touched
+
+    def _chosen(self, size: int) -> int:
+        """Return the cluster for a job, as Metacluster's first level does; what is demanded is counted on the way."""
+        loads = (
+            ClusterLoad(name=site.name, processors=site.processors, demanded=demanded)
+            for site, demanded in zip(self.sites, self.demanded, strict=True)
+        )
+        return self.places[least_loaded(Requirements(processors=size), loads).name]
