@@ -65,8 +65,7 @@ def _site(document: Document, plugins: Mapping[str, PluginDefinition]) -> SiteCo
     data = dict(document.data)
     clusters = data.get("clusters")
     if isinstance(clusters, list):
-        tables = [table for table in clusters if isinstance(table, dict)]
-        _check_together(problems, clusters, all_tables=len(tables) == len(clusters))
+        _check_together(problems, clusters, plugins)
         data["clusters"] = [
             {**table, "settings": _settings(problems, index, table, plugins)} if isinstance(table, dict) else table
             for index, table in enumerate(clusters)
@@ -78,15 +77,27 @@ def _site(document: Document, plugins: Mapping[str, PluginDefinition]) -> SiteCo
     return site
 
 
-def _check_together(problems: Problems, clusters: list[object], *, all_tables: bool) -> None:
-    """Check what concerns several clusters: names are given once, and one cluster at least is enabled."""
+def _check_together(problems: Problems, clusters: list[object], plugins: Mapping[str, PluginDefinition]) -> None:
+    """Check what concerns several clusters: names are given once, and placeholders can go to all that are enabled."""
     seen: dict[str, int] = {}
+    outside = 0
     for index, table in enumerate(clusters):
-        name = table.get("name") if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            continue
+        name, plugin, enabled = table.get("name"), table.get("plugin"), table.get("enabled", True)
         if isinstance(name, str) and seen.setdefault(name, index) != index:
             text = f"found {show_value(name)}, the name of clusters[{seen[name]}]: allowed is a name of its own"
             problems.add(("clusters", index, "name"), text)
-    if clusters and all_tables and all(isinstance(t, dict) and t.get("enabled") is False for t in clusters):
+        if isinstance(plugin, str) and plugin in plugins and not plugins[plugin].capabilities.submit:
+            outside += 1
+            if enabled is True:
+                text = (
+                    f"nothing can be submitted through the plugin {show_value(plugin)}, so no placeholder can go "
+                    "there: allowed is enabled = false (`koala schedule` can order the jobs of its users)"
+                )
+                problems.add(("clusters", index, "enabled"), text)
+    disabled = [isinstance(table, dict) and table.get("enabled") is False for table in clusters]
+    if clusters and all(disabled) and not outside:
         problems.add(("clusters",), "every cluster has enabled = false: allowed is at least one enabled cluster")
 
 

@@ -33,6 +33,8 @@ ENTRY_POINT_GROUP = "koala_adapter.plugins"
 class Capabilities:
     """What an LRM can do through its plugin. Whoever needs one asks here before a job starts."""
 
+    submit: bool = True
+    """``submit`` works. Where it does not, no placeholder can go: the cluster is only scheduled from outside."""
     find_by_name: bool = True
     """``jobs`` finds a submission by its name, also after a crash of ours."""
     observes_nodes: bool = True
@@ -198,8 +200,8 @@ class Lrm(ABC):
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Start one held job on exactly these nodes. Needs ``pin``.
 
-        ``nodes`` has one entry for each processor, equal ones adjacent: ``n4 n4 n4 n2`` is three processors of n4 and one
-        of n2. Raises LrmRejectedError, with the job still held, when the LRM cannot be made to start it so.
+        ``nodes`` has one entry for each processor, equal ones adjacent: ``n4 n4 n4 n2`` is three processors of n4 and
+        one of n2. Raises LrmRejectedError, with the job still held, when the LRM cannot be made to start it so.
         """
         self._unsupported("start_on", (job, *nodes))
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from koala_adapter.cli.context import Session
+    from koala_adapter.config import ClusterConfig
 
 HOST = "this host"
 
@@ -136,7 +137,8 @@ async def _check_clusters(session: Session, checked: Checked, status: Status, ti
     """Check all clusters side by side; print each when those before it are printed."""
     progress: dict[str, str] = {}
     done: dict[str, list[CheckResult]] = {}
-    names = [config.name for config in session.site.enabled_clusters]
+    clusters = [config for config in session.site.clusters if config.enabled or _is_for_outside(session, config)]
+    names = [config.name for config in clusters]
 
     def tell(name: str, text: str) -> None:
         progress[name] = text
@@ -155,7 +157,7 @@ async def _check_clusters(session: Session, checked: Checked, status: Status, ti
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="koala-check-")))
             center = await _listen(session, checked, directory, center_tasks)
         async with anyio.create_task_group() as tasks:
-            for config in session.site.enabled_clusters:
+            for config in clusters:
                 check_ = ClusterCheck(
                     session=session,
                     config=config,
@@ -165,6 +167,11 @@ async def _check_clusters(session: Session, checked: Checked, status: Status, ti
                 )
                 tasks.start_soon(one, check_, config.name)
         center_tasks.cancel_scope.cancel()
+
+
+def _is_for_outside(session: Session, config: ClusterConfig) -> bool:
+    """Tell whether nothing can be submitted there: such a cluster is disabled, and yet scheduled from outside."""
+    return not session.plugins[config.plugin].capabilities.submit
 
 
 async def _listen(

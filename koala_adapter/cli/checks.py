@@ -171,7 +171,7 @@ class ClusterCheck:
         answers = results[-1].ok
         results.append(await self._queue(lrm))
         results.append(self._requests(lrm))
-        if answers and self.center is not None:
+        if answers and self.center is not None and lrm.capabilities.submit:
             trial = Trial(self.center, self.config, lrm, timeout=self.timeout, tell=self.tell)
             results += await trial.run()
         return results

@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
-PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm"})
+PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
 
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
 
-WIKI_CODEC = tuple(
-    f"{CORE}.wiki.{part}" for part in ("protocol", "checksum", "frames", "hostlists", "words", "messages", "records")
-)
+# fmt: off
+WIKI_CODEC = tuple(f"{CORE}.wiki.{part}" for part in (
+    "protocol", "checksum", "frames", "hostlists", "words", "values", "records", "listings",
+    "requests", "messages", "replies",
+))
+# fmt: on
 """Bytes to messages and back, for both dialects and both sides."""
 
 FILES = tuple(f"{CORE}.{part}" for part in ("tomlfile", "diagnosis", "fields"))
@@ -65,6 +68,7 @@ MAY_IMPORT = {
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
     "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),
     "koala_slurm": (*PLUGIN_SUPPORT, "koala_slurm"),
+    "koala_wiki": (*PLUGIN_SUPPORT, *WIKI_CODEC, f"{CORE}.wiki.client", f"{CORE}.wiki.keyfile", "koala_wiki"),
 }
 """Of our own modules, a part on the left imports only those on its right. The longest matching name rules."""
 

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin ``wiki``: a cluster whose resource manager speaks WIKI, to be scheduled from outside.
+
+That is an old Slurm with sched/wiki or sched/wiki2, a Metacluster-like system, or our own ``koala wiki serve``. WIKI
+has no submission, so nothing of ours can be placed there.
+"""
+
+from __future__ import annotations
+
+from koala_wiki.lrm import PLUGIN
+
+__all__ = ["PLUGIN"]
