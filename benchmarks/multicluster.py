@@ -150,8 +150,8 @@ def main() -> None:
     print(f"{chosen.jobs:,} jobs, {chosen.clusters} clusters of {chosen.processors:,} processors, load {chosen.load:g}")
     for one in found:
         print(
-            f"{one.what:9} {one.seconds:7.1f} s ({one.processor_time:.1f} s of processor)  {one.jobs_per_second:9,.0f} jobs/s  "
-            f"{one.messages:11,} messages  "
+            f"{one.what:9} {one.seconds:7.1f} s ({one.processor_time:.1f} s of processor)  "
+            f"{one.jobs_per_second:9,.0f} jobs/s  {one.messages:11,} messages  "
             f"wait {one.mean_wait:8.1f} s  execution {one.mean_execution:8.0f} s  utilization {one.utilization:.2f}  "
             f"peak {one.peak_mib:5.0f} MiB"
         )

@@ -98,6 +98,7 @@ class Multicluster:
         self._awaited: SimulatedCluster | None = None
         """Where room is being made for the head of the queue."""
         self._restarts: dict[int, int] = {}
+        self._answers: dict[tuple[int, int, int], dict[tuple[int, int], int]] = {}
         self._rates: dict[int, tuple[Application, Sequence[float]]] = {}
         self._surroundings = [self._surround(platform, cluster) for cluster in self.clusters]
 
@@ -107,6 +108,8 @@ class Multicluster:
         """Let all that is ahead happen, up to ``until``; return :attr:`outcome`."""
         engine, ends = self._engine, self._ends
         while self._arriving is not None or self._live or self._waiting:
+            while ends and (ends[0][2] != ends[0][3].version or ends[0][3].over):
+                heapq.heappop(ends)  # a forecast that no longer holds
             arrival = NEVER if self._arriving is None else self._arriving.submitted_at
             end = ends[0][0] if ends else NEVER
             other = engine.next_time
@@ -281,6 +284,7 @@ class Multicluster:
             number=run.job.number,
             now=run.started_at,
         )
+        part.answers = self._answers.setdefault((id(application), part.minimum, part.maximum), {})
         run.parts.append(part)
         cluster.running.add(part)
         if self.settings.placeholder_delay > 0:

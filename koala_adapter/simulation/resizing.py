@@ -42,16 +42,18 @@ class Resizing:
 
     def ask(self, part: Part, amount: int) -> int:
         """Send a message to a part; return what its application accepts (both signed)."""
-        run = part.run
-        answer = run.job.application.acceptance.answer
-        accepted = answer(part.size, amount, part.minimum, part.maximum)
-        cluster = part.cluster
+        run, size, cluster = part.run, part.size, part.cluster
+        accepted = part.answers.get((size, amount))
+        if accepted is None:
+            answer = run.job.application.acceptance.answer
+            accepted = part.answers[size, amount] = answer(size, amount, part.minimum, part.maximum)
         if amount > 0:
             self.grow_messages += 1
-            most = cluster.capacity - cluster.managed
-            if accepted > most or accepted > cluster.usable:
-                # What was believed to be idle is not: the placeholders that did not start are ended.
-                accepted = answer(part.size, max(0, min(most, cluster.usable)), part.minimum, part.maximum)
+            if not accepted:
+                return 0
+            most = min(cluster.capacity - cluster.managed, cluster.usable)
+            if accepted > most:  # what was believed to be idle is not: placeholders that did not start are ended
+                accepted = run.job.application.acceptance.answer(size, max(0, most), part.minimum, part.maximum)
             if accepted:
                 run.grown += 1
         else:

@@ -78,7 +78,7 @@ class JobResult:
 class Part(MalleableJob):
     """The part of a malleable run that is on one cluster."""
 
-    __slots__ = ("cluster", "pending", "run")
+    __slots__ = ("answers", "cluster", "pending", "run")
 
     def __init__(
         self, run: Run, cluster: SimulatedCluster, size: int, *, minimum: int, maximum: int, number: int, now: float
@@ -87,6 +87,8 @@ class Part(MalleableJob):
         super().__init__(minimum=minimum, maximum=maximum, size=size, started_at=now, number=number)
         self.run = run
         self.cluster = cluster
+        self.answers: dict[tuple[int, int], int] = {}
+        """What its application answers, by size and message: parts with the same bounds may share this."""
         self.pending = 0
         """Change that is under way (signed)."""
 
