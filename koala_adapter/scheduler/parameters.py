@@ -41,6 +41,8 @@ class Parameters:
     """Hand the placeholders of a completed job to waiting jobs instead of giving them back."""
     reorganize: bool = True
     """Exchange processors between jobs of one user before handing them back (resource reorganization, PAPERS 2)."""
+    exchange_always: bool = False
+    """Exchange them also when the job that takes them does not start with it. Here for the experiment only."""
     cluster_cost: float = 30.0
     """Seconds of expected wait that a job accepts to use one cluster less (placement by waiting history)."""
     approach: Approach = Approach.PWA

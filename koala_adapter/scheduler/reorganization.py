@@ -8,8 +8,10 @@ they are exchanged: another job of the same user that waits for a processor of t
 its own pending one, with its place in the LRM's queue, goes to the job that gives. So nothing is wasted, and one of the
 two jobs starts.
 
-An exchange after which the taker starts is always good. One after which it only holds more is allowed once for each
-placeholder: the next time its life ends it is handed back, so a deadlock with a stranger is broken within two lives.
+Only exchanges after which the taker starts are made. The papers do not ask for that; but a job that merely holds more
+makes nobody faster, and idle processors are held for another life: `koala experiment run vjm-selection` shows the
+difference (``exchange_always``). Even then a placeholder is exchanged once: when its life ends again it is handed back,
+so a deadlock with a stranger is broken within two lives.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecor
             _exchange(context, held, pending)
         takers[taker.job.id] = len(pairs)
         check_complete(context, taker)
-    for taker, pairs in _steps(context, giver, left):
+    for taker, pairs in _steps(context, giver, left) if context.state.parameters.exchange_always else ():
         for held, pending in pairs:
             del left[held.id]
             held.exchanged = True

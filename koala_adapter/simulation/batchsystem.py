@@ -65,7 +65,8 @@ class BatchSystem:
         self.name = name
         self.processors = processors
         self.priorities = dict(priorities or {})
-        self.occupations: list[Occupation] = []
+        self.occupations: list[Occupation] | None = None
+        """Who had which processor, of jobs that ended; None: nobody wants to know."""
         self._free = list(range(processors))
         self._down: set[int] = set()
         self._queue: list[tuple[int, int, QueuedJob]] = []
@@ -106,7 +107,7 @@ class BatchSystem:
             del self._running[place]
             if place not in self._down:
                 heapq.heappush(self._free, place)
-        if job.started_at is not None:
+        if job.started_at is not None and self.occupations is not None:
             who = job.user
             self.occupations += [
                 Occupation(place=place, who=who, begins_at=job.started_at, ends_at=self.engine.now)

@@ -59,8 +59,6 @@ class _Held:
     system: BatchSystem
     job: QueuedJob
     reported: bool = False
-    told: bool = False
-    """The scheduler was told that it started."""
 
 
 @dataclass(slots=True)
@@ -113,10 +111,15 @@ class SimulatedService:
         """All that the scheduler wanted done, in order."""
         self.held_log: list[tuple[float, PlaceholderId, JobId]] = []
         """When which placeholder was held for which job."""
+        self.held_seconds = 0.0
+        """Processor-seconds of all placeholders that are gone, used or not."""
         self.scheduler = Scheduler()
         self._run_seconds = run_seconds
         self._chance = random.Random(f"{seed}/{user}")
         self._placeholders: dict[PlaceholderId, _Held] = {}
+        self._running: dict[ClusterName, int] = dict.fromkeys(self.systems, 0)
+        self._unheard: dict[ClusterName, list[PlaceholderId]] = {}
+        """Placeholders that started since the last poll."""
         self._polled: dict[ClusterName, tuple[int, int, int]] = {}
         self._wakeup: float | None = None
         self._post(ev.Configured(time=engine.now, parameters=parameters, clusters=tuple(clusters)))
@@ -186,6 +189,9 @@ class SimulatedService:
         self._post(ev.BatchSubmitted(time=self.engine.now, batch=batch, lrm_ids=ids))
 
     def _started(self, id_: PlaceholderId, _job: QueuedJob) -> None:
+        name = self._placeholders[id_].system.name
+        self._running[name] += 1
+        self._unheard.setdefault(name, []).append(id_)
         delay = self._chance.uniform(*self.delays.agent)
         if self.delays.mute == 0.0 or self._chance.random() >= self.delays.mute:
             self.engine.after(delay, partial(self._reported, id_))
@@ -206,7 +212,10 @@ class SimulatedService:
             if milestones.first_held_at is None:
                 milestones.first_held_at = self.engine.now
 
-    def _gone(self, id_: PlaceholderId, _job: QueuedJob, reason: EndReason) -> None:
+    def _gone(self, id_: PlaceholderId, job: QueuedJob, reason: EndReason) -> None:
+        if job.started_at is not None:
+            self.held_seconds += self.engine.now - job.started_at
+            self._running[self._placeholders[id_].system.name] -= 1
         del self._placeholders[id_]
         self.engine.after(self.delays.release, partial(self._told_gone, id_, reason))
 
@@ -248,14 +257,10 @@ class SimulatedService:
 
     def _poll(self, name: ClusterName) -> None:
         system = self.systems[name]
-        ours = 0
-        for one in list(self._placeholders.values()):
-            if one.system is system and one.job.running:
-                ours += 1
-                if not one.reported and not one.told:
-                    one.told = True
-                    self._post(ev.PlaceholderStarted(time=self.engine.now, placeholder=one.id))
-        reading = (system.processors, system.idle, ours)
+        for id_ in self._unheard.pop(name, ()):
+            if id_ in self._placeholders and not self._placeholders[id_].reported:
+                self._post(ev.PlaceholderStarted(time=self.engine.now, placeholder=id_))
+        reading = (system.processors, system.idle, self._running[name])
         if self._polled.get(name) != reading:
             self._polled[name] = reading
             self._post(

@@ -86,6 +86,8 @@ def simulate(case: Case) -> Outcome:
         BatchSystem(engine, A, NODES, priorities={"user1": 1}),
         BatchSystem(engine, B, NODES, priorities={"user2": 1}),
     ]
+    for system in systems:
+        system.occupations = []
     return _direct(case, engine, systems) if case.variant == DIRECT else _virtual(case, engine, systems)
 
 
@@ -197,7 +199,7 @@ def _bars(systems: Sequence[BatchSystem], services: Sequence[SimulatedService], 
             Occupation(place=place, who=job.user, begins_at=job.started_at or 0.0, ends_at=begin + HORIZON)
             for place, job in system.running.items()
         ]
-        for one in [*system.occupations, *still]:
+        for one in [*(system.occupations or ()), *still]:
             node = number * NODES + one.place
             launched, ended = spans[one.who]
             middle = min(max(launched, one.begins_at), one.ends_at)
@@ -223,12 +225,12 @@ def run(options: Options) -> Result:
         notes=(
             (
                 f"Simulated: two clusters of {NODES} nodes, strict order of priority in each; each job runs "
-                f"{run_seconds:.0f} s; placeholder life {life:.0f} s, less up to a fifth that differs between jobs; agents "
-                "report 1 to 3 s after their placeholder starts; clusters are polled every 15 s."
+                f"{run_seconds:.0f} s; placeholder life {life:.0f} s, less up to a fifth that differs between jobs; "
+                "agents report 1 to 3 s after their placeholder starts; clusters are polled every 15 s."
             ),
             f"Never means: not within {HORIZON / 3600:.0f} simulated hours.",
             (
-                "The paper's control center serves both users and re-assigns virtual jobs between them; here each user has "
+                "The paper's control center serves both users and re-assigns virtual jobs between them; here each has "
                 "a service of his own, as the program runs for real, so the two know nothing of each other and the "
                 "processors pass through the batch systems."
             ),
