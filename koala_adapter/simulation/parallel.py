@@ -72,8 +72,11 @@ def _died() -> SimulationError:
 def _abandon(pool: ProcessPoolExecutor, before: set[BaseProcess]) -> None:
     """End all processes of a pool without waiting for what they do."""
     pool.shutdown(wait=False, cancel_futures=True)
-    for child in set(multiprocessing.active_children()) - before:
+    children = set(multiprocessing.active_children()) - before
+    for child in children:
         child.terminate()
+    for child in children:
+        child.join(timeout=PATIENCE)
 
 
 class Board:
@@ -120,6 +123,8 @@ _BOARD: ContextVar[Board] = ContextVar("_BOARD")
 """The board that this process was given when it was started."""
 LOOK = 0.1
 """Seconds between two looks at how far the runs are."""
+PATIENCE = 10.0
+"""Seconds that a process which was told to end may take to be gone."""
 
 
 def watched(
