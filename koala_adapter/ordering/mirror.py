@@ -160,8 +160,8 @@ class Mirror:
         self._sequence += 1
         entry = Entry(job=job, phase=Phase.LEFT_OUT, sequence=self._sequence)
         self.entries[job.id] = entry
-        if pin is not None and not pin.not_before:
-            # A start that was under way when we were stopped: the next looks tell what came of it.
+        if pin is not None and not pin.not_before and job.state is not LrmJobState.HELD:
+            # It had been released when we were stopped: the next looks tell what came of it.
             entry.phase, entry.nodes, entry.accepted_at = Phase.STARTING, pin.nodes, pin.at
         return entry
 

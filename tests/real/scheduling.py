@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala schedule`` as a process of its own, and jobs that leave a trace of each of their runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tests.real.systems.processes import tail, wait_until
+from tests.real.user import PATIENCE, KoalaUser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from tests.real.lrms import System
+
+PACE = {"requests_per_minute": 6000, "poll_interval": 0.5}
+
+
+class Scheduling:
+    """One cluster, and ``koala schedule --json`` for it, which can be killed and started again."""
+
+    def __init__(self, directory: Path, system: System, *options: str) -> None:
+        """Nothing is started yet. ``options`` of the command."""
+        self.user = KoalaUser(directory / "user", [system], clusters={system.name: PACE})
+        self.system = system
+        self.runs = directory / "runs"
+        self.runs.mkdir(mode=0o777)
+        self.runs.chmod(0o777)
+        self.options = options
+        self.output = directory / "schedule.json"
+        self.errors = directory / "schedule.err"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it, in good order if it still runs."""
+        if self.process is not None:
+            self.stop()
+
+    def start(self, *more: str) -> None:
+        """Start the command."""
+        argv = ["schedule", "--cluster", self.system.name, "--json", *self.options, *more]
+        with self.output.open("ab") as output, self.errors.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "koala_adapter.cli", *argv],
+                env=self.user.environment(),
+                cwd=self.user.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """Kill it as a power cut would."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
+        self.process = None
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does; return its exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        try:
+            code = self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+            self.process = None
+        assert "Traceback" not in self.errors.read_text()
+        return code
+
+    def script(self, name: str, seconds: float) -> str:
+        """Return a job's script: each run of it adds a line to a file."""
+        return f"#!/bin/sh\necho run >> {self.runs}/{name}\nsleep {seconds}\necho end >> {self.runs}/{name}\n"
+
+    def traces(self) -> dict[str, list[str]]:
+        """Return what the runs of each job have written."""
+        return {path.name: path.read_text().split() for path in self.runs.iterdir()}
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what it has printed so far."""
+        whole = self.output.read_text().rpartition("\n")[0] if self.output.exists() else ""
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def told(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return what it printed last of each job, of one kind."""
+        return {line["job_id"]: line for line in self.lines() if line["kind"] == kind}
+
+    def wait(self, condition: Callable[[], bool], *, what: str, seconds: float = PATIENCE) -> None:
+        """Wait until something is so."""
+        wait_until(condition, seconds=seconds, what=what, details=self.details)
+
+    def wait_runs(self, names: set[str]) -> None:
+        """Wait until all these jobs have run to their ends."""
+        self.wait(lambda: {n for n, found in self.traces().items() if "end" in found} >= names, what=f"runs of {names}")
+
+    def details(self) -> str:
+        """Return what helps to understand a failure."""
+        return f"{tail(self.output, 40)}\n{tail(self.errors, 20)}\n{self.traces()}\n{self.user.details()}"

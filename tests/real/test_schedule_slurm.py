@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala schedule`` in the place of a real Slurm's scheduler: ordinary jobs that come in held, on 4 nodes of 8."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.scheduler.cluster import POLICIES
+from tests.real.scheduling import Scheduling
+from tests.real.systems import SlurmCluster
+from tests.real.systems.requirements import missing_for_slurm, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(180)]
+
+SEED = 5
+
+
+@pytest.fixture(scope="module")
+def module_cluster() -> Iterator[SlurmCluster]:
+    """Run a cluster of four nodes of eight processors through the module; tests take `cluster`."""
+    require(missing_for_slurm())
+    with SlurmCluster("sched", nodes=4, cpus=8) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(module_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    """Return the cluster without jobs."""
+    yield module_cluster
+    module_cluster.reset()
+
+
+def submit(
+    scheduling: Scheduling, name: str, processors: int, *options: str, seconds: float = 0.3, limit: int = 1
+) -> str:
+    """Submit an ordinary job in hold, ``limit`` in minutes; return its id."""
+    assert isinstance(scheduling.system, SlurmCluster)
+    script = scheduling.script(name, seconds)
+    given = ("--hold", f"--ntasks={processors}", f"--time={limit}", "--output=/dev/null", *options)
+    return scheduling.system.submit(script, *given)
+
+
+def unfinished(cluster: SlurmCluster) -> list[list[str]]:
+    """Return the jobs that are not over."""
+    return cluster.squeue("--states=PENDING,RUNNING,SUSPENDED", form="%i|%T|%r")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_path: Path) -> None:
+    """With each policy every job runs once, on nodes and with counts as it asked for."""
+    scheduling = Scheduling(tmp_path, cluster, "--user-holds", "--policy", policy, "--depth", "2")
+    wide = submit(scheduling, "wide", 32)
+    uneven = submit(scheduling, "uneven", 7, "--nodes=2")
+    spread = submit(scheduling, "spread", 4, "--nodes=4", "--ntasks-per-node=1")
+    named = submit(scheduling, "named", 3, "--nodelist=n3")
+    submit(scheduling, "array", 1, "--array=1-3")
+    with scheduling:
+        scheduling.wait_runs({"wide", "uneven", "spread", "named"})
+        scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
+        scheduling.wait(lambda: wide in scheduling.told("ended"), what="the ends are seen")
+    assert scheduling.traces().pop("array").count("end") == 3
+    assert all(found == ["run", "end"] for name, found in scheduling.traces().items() if name != "array")
+    nodes = {job: dict(line["nodes"]) for job, line in scheduling.told("start").items()}
+    assert nodes[wide] == {"n1": 8, "n2": 8, "n3": 8, "n4": 8}
+    assert sorted(nodes[uneven].values()) == [3, 4]
+    assert nodes[spread] == {"n1": 1, "n2": 1, "n3": 1, "n4": 1}
+    assert nodes[named] == {"n3": 3}
+    assert scheduling.told("not started") == {}
+
+
+def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """What ends in time overtakes, what could be in the way does not, and the promise is kept; explain tells it."""
+    scheduling = Scheduling(tmp_path, cluster, "--user-holds")
+    first = submit(scheduling, "first", 24, seconds=5, limit=2)
+    reserved = submit(scheduling, "reserved", 32, limit=2)
+    long = submit(scheduling, "long", 8, limit=5)
+    short = submit(scheduling, "short", 8, limit=1)
+    with scheduling:
+        scheduling.wait(lambda: reserved in scheduling.told("reserved"), what="a reservation")
+        told = scheduling.user.run("explain", f"{cluster.name}:{reserved}", "--json").json
+        assert (told["phase"], told["position"]) == ("waiting", 1)
+        assert "reserved for it" in told["reason"]
+        assert "is in nobody's way" in scheduling.user.run("explain", "--cluster", cluster.name, long).text
+        assert scheduling.user.run("explain", f"{cluster.name}:999").code == 240
+        scheduling.wait_runs({"first", "reserved", "long", "short"})
+        scheduling.wait(lambda: long in scheduling.told("started"), what="all are seen")
+    promise = scheduling.told("reserved")[reserved]["at"]
+    starts = {job: line["time"] for job, line in scheduling.told("start").items()}
+    assert told["reserved_at"] == pytest.approx(promise, abs=1.5)
+    assert starts[first] + 100 < promise < starts[first] + 121
+    assert starts[short] < starts[reserved] < starts[long]
+    assert starts[reserved] < promise
+    assert scheduling.user.run("explain", f"{cluster.name}:{long}").code == 246
+
+
+def test_a_shadow_changes_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm shows the same before and after; the report tells what our policy would have done."""
+    scheduling = Scheduling(tmp_path, cluster, "--shadow", "--policy", "fcfs")
+    run = ("--time=5", "--output=/dev/null")
+    cluster.submit("#!/bin/sh\nsleep 900\n", "--ntasks=24", *run)
+    cluster.submit("#!/bin/sh\nsleep 900\n", "--ntasks=32", *run)
+    scheduling.wait(lambda: len(cluster.squeue("--states=RUNNING")) == 1, what="the first one runs")
+    submit(scheduling, "held", 1)
+    before = shown(cluster)
+    logged = len(cluster.controller_log.read_text())
+    scheduling.start()
+    scheduling.wait(lambda: bool(scheduling.errors.read_text()), what="it looks")
+    scheduling.wait(lambda: "watches" in scheduling.errors.read_text(), what="it says so")
+    time.sleep(1)
+    overtaking = cluster.submit("#!/bin/sh\nsleep 900\n", "--ntasks=1", "--time=1", "--output=/dev/null")
+    scheduling.wait(lambda: overtaking in scheduling.told("started"), what="Slurm starts the short one")
+    time.sleep(3)  # differences of less than two seconds count as none
+    assert scheduling.stop() == 0
+    cluster.run("scancel", overtaking)
+    after = shown(cluster)
+    assert {job: after[job] for job in before} == before
+    assert "update_job" not in cluster.controller_log.read_text()[logged:]
+    report = scheduling.lines()[-1]
+    assert report["kind"] == "report"
+    assert report["later"] == 1
+    assert report["first_later"][0]["job_id"] == overtaking
+    assert "held" not in scheduling.traces()
+
+
+def shown(cluster: SlurmCluster) -> dict[str, list[str]]:
+    """Return all that Slurm shows of its jobs, by id, but for what time alone and its own scheduler change."""
+    text = cluster.run("scontrol", "--oneliner", "show", "job")
+    moving = re.compile(r"(RunTime|StartTime|EndTime|LastSchedEval|SchedNodeList|Scheduler|Reason|Priority|NumNodes)=")
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    return {row[0].partition("=")[2]: [word for word in row if not moving.match(word)] for row in rows}
+
+
+def test_killed_at_any_moment_it_loses_and_doubles_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Each job runs exactly once, however often the scheduler is killed in between."""
+    chance = random.Random(SEED)
+    scheduling = Scheduling(tmp_path, cluster, "--user-holds", "--patience", "5")
+    names = {f"j{number}" for number in range(12)}
+    for name in sorted(names):
+        submit(scheduling, name, chance.choice([1, 3, 8, 12, 20]), seconds=0.2)
+    for _ in range(6):
+        scheduling.start()
+        begun = len(scheduling.lines())
+        scheduling.wait(lambda begun=begun: len(scheduling.lines()) > begun, what="it decides")  # type: ignore[misc]
+        time.sleep(chance.uniform(0.0, 0.8))
+        scheduling.kill()
+    with scheduling:
+        scheduling.wait_runs(names)
+        scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
+    assert scheduling.traces() == {name: ["run", "end"] for name in names}
