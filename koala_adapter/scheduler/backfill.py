@@ -60,11 +60,17 @@ class Easy(Fcfs):
     def schedule(self, now: float) -> list[LocalJob]:
         """Start jobs in order until one does not fit, then whoever does not delay that one."""
         self.passes += 1
-        if self._shares is not None:
-            self._order(now)
         queue = self._queue
         if not queue or self.free < self._smallest:
             return []
+        if len(queue) == 1 and queue[0].processors <= self.free:
+            started = queue.copy()
+            queue.clear()
+            self._changed = True
+            self._start(started[0], now)
+            return started
+        if self._shares is not None:
+            self._order(now)
         if not self._changed and now <= self._shadow_time:
             # Nothing came free since the last pass, so whoever was refused then would be refused again.
             return self._backfill(now, self._examined) if self._examined < len(queue) else []
@@ -77,7 +83,8 @@ class Easy(Fcfs):
         self._extra = ahead - queue[0].processors if self._use_extra else 0
         if self.free and len(queue) > 1:
             started += self._backfill(now, 1)
-        self._examined = len(queue)
+        else:
+            self._examined = len(queue)
         return started
 
     def _backfill(self, now: float, first: int) -> list[LocalJob]:
@@ -86,24 +93,26 @@ class Easy(Fcfs):
         free, extra, shadow = self.free, self._extra, self._shadow_time
         smallest = self._smallest if first > 1 else queue[0].processors
         places = []
+        started = []
         for place, job in enumerate(islice(queue, first, None), first):
             processors = job.processors
             if processors <= free and (processors <= extra or now + job.estimate <= shadow):
                 if now + job.estimate > shadow:
                     extra -= processors
-                places.append(place)
                 free -= processors
+                places.append(place)
+                started.append(job)
+                self._start(job, now)
                 if free < self._smallest:
                     smallest = self._smallest
                     break
             elif processors < smallest:
                 smallest = processors
-        self._extra, self._smallest = extra, smallest
-        started = [queue[place] for place in places]
-        for place in reversed(places):
-            del queue[place]
-        for job in started:
-            self._start(job, now)
-        self.backfilled += len(started)
+        self._smallest = smallest
+        if started:
+            self._extra = extra
+            self.backfilled += len(started)
+            for place in reversed(places):
+                del queue[place]
         self._examined = len(queue)
         return started

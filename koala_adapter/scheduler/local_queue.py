@@ -59,11 +59,11 @@ class LocalJob:
     rank: float
     """Its place in the queue: lower goes first."""
     started_at: float | None
-    """When it was started; None while it waits."""
+    """When it was last started; None before."""
     entry: tuple[float, int]
     """When it is expected to end, and its processors, once it runs."""
     reserved_at: float
-    """Start that the policy has reserved for it, where the policy keeps reservations; else infinity."""
+    """Start that conservative backfill has reserved for it; infinity for none. Other policies do not set it."""
 
     def __init__(  # noqa: PLR0917 - one call for each of a million jobs: positions are faster than keywords
         self,
@@ -81,7 +81,6 @@ class LocalJob:
         self.user = user
         self.priority = priority
         self.started_at = None
-        self.reserved_at = inf
 
     def __repr__(self) -> str:
         """What a failing test should show."""
@@ -112,6 +111,7 @@ class ClusterScheduler(ABC):
 
     __slots__ = (
         "_aside",
+        "_by_arrival",
         "_changed",
         "_ends",
         "_queue",
@@ -140,6 +140,7 @@ class ClusterScheduler(ABC):
     def __init__(self, processors: int, *, weights: PriorityWeights = ARRIVAL) -> None:
         self.processors = self.free = processors
         self.weights = weights
+        self._by_arrival = weights.queue_time == 1 and not weights.processors
         self.passes = self.backfilled = 0
         self.wake_at = inf
         self._queue: list[LocalJob] = []
@@ -154,24 +155,27 @@ class ClusterScheduler(ABC):
 
     def submit(self, job: LocalJob) -> None:
         """Let a job wait from now on."""
-        job.started_at = None
-        if job.processors > self.processors:
+        processors = job.processors
+        if processors > self.processors:
             self._aside.append(job)
             return
-        weights = self.weights
-        if weights is ARRIVAL and not job.priority:
-            rank = job.submitted_at
+        if self._by_arrival and not job.priority:
+            job.rank = rank = job.submitted_at
         else:
-            rank = job.submitted_at * weights.queue_time - job.processors * weights.processors - job.priority
-        job.rank = rank
+            weights = self.weights
+            rank = job.submitted_at * weights.queue_time - processors * weights.processors - job.priority
+            job.rank = rank
         queue = self._queue
-        if not queue or job.processors < self._smallest:
-            self._smallest = job.processors
-        if queue and rank < queue[-1].rank:
-            insort(queue, job, key=_rank)
-            self._changed = True
+        if not queue:
+            self._smallest = processors
         else:
-            queue.append(job)
+            if processors < self._smallest:
+                self._smallest = processors
+            if rank < queue[-1].rank:
+                insort(queue, job, key=_rank)
+                self._changed = True
+                return
+        queue.append(job)
 
     def withdraw(self, job: LocalJob, now: float) -> None:
         """Forget a waiting job. Raises ValueError when it does not wait here."""
@@ -298,19 +302,14 @@ class ClusterScheduler(ABC):
     def _start_in_order(self, now: float) -> list[LocalJob]:
         """Start jobs from the head of the queue until one does not fit."""
         queue = self._queue
-        free = self.free
         count = 0
         for job in queue:
-            if job.processors > free:
+            if job.processors > self.free:
                 break
-            free -= job.processors
+            self._start(job, now)
             count += 1
-        if not count:
-            return []
         started = queue[:count]
         del queue[:count]
-        for job in started:
-            self._start(job, now)
         return started
 
     def _order(self, now: float) -> None:
