@@ -102,6 +102,7 @@ class Driver:
         """Have one job started; what came of it shows in the next looks."""
         job_id = start.job_id
         async with self._limit:
+            self.mirror.asking(job_id, start.allocation.nodes)
             try:
                 await self._lrm.start_on(job_id, start.allocation.entries)
                 self.mirror.accepted(job_id, time.time())

@@ -80,6 +80,8 @@ class Mirror:
         """Something changed that may let a job start."""
         self.happened: list[Happening] = []
         """Whoever drives this takes from here what is to be told."""
+        self._in_hand: dict[LrmJobId, tuple[Layout, float]] = {}
+        """Nodes of the starts that are being asked for, and from when on they are what they look like again."""
         self._make_scheduler = make_scheduler
         self._sequence = 0
         self._feasible: dict[object, str] = {}
@@ -91,7 +93,7 @@ class Mirror:
         """Bring the picture in step with a listing."""
         now = listing.read_at
         first = self.listing is None
-        self.listing = listing
+        self.listing = listing = self._as_they_will_be(listing)
         self._examine_nodes(listing)
         seen: dict[LrmJobId, LrmJob] = {job.id: job for job in listing.jobs}
         for job_id in [id_ for id_ in self.entries if id_ not in seen]:
@@ -106,6 +108,21 @@ class Mirror:
                 continue
             (occupying if entry.phase in {Phase.RUNNING, Phase.STARTING} else waiting).append(entry)
         self._settle(occupying, waiting, now)
+
+    def _as_they_will_be(self, listing: Listing) -> Listing:
+        """Return a listing in which nodes are up that take no jobs only because we are starting one there.
+
+        Slurm ties a job to different numbers of processors by a reservation, and shows the nodes as reserved meanwhile.
+        """
+        self._in_hand = {id_: (n, until) for id_, (n, until) in self._in_hand.items() if until >= listing.read_at}
+        names = {name for nodes, _ in self._in_hand.values() for name, _ in nodes}
+        if not any(node.state is NodeState.DRAINING and node.name in names for node in listing.nodes):
+            return listing
+        nodes = (
+            replace(node, state=NodeState.UP) if node.state is NodeState.DRAINING and node.name in names else node
+            for node in listing.nodes
+        )
+        return replace(listing, nodes=tuple(nodes))
 
     def _examine_nodes(self, listing: Listing) -> None:
         """Have the policies follow nodes that came, went, or serve other queues."""
@@ -289,17 +306,27 @@ class Mirror:
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
+    def asking(self, job_id: LrmJobId, nodes: Layout) -> None:
+        """Take note that a start is being asked for."""
+        self._in_hand[job_id] = (nodes, inf)
+
     def accepted(self, job_id: LrmJobId, now: float, *, doubtful: bool = False) -> None:
         """Take note that the batch system took a start, or, ``doubtful``, may have taken it."""
+        self._asked(job_id, now)
         entry = self.entries.get(job_id)
         if entry is not None and entry.phase is Phase.STARTING:
             entry.accepted_at, entry.doubtful = now, doubtful
 
     def refused(self, job_id: LrmJobId, now: float, reason: str) -> None:
         """Take note that the batch system refused a start."""
+        self._asked(job_id, now)
         entry = self.entries.get(job_id)
         if entry is not None and entry.phase is Phase.STARTING:
             self._put_back(entry, now, reason, refused=True)
+
+    def _asked(self, job_id: LrmJobId, now: float) -> None:
+        if job_id in self._in_hand:
+            self._in_hand[job_id] = (self._in_hand[job_id][0], now)
 
     def to_hold(self) -> list[LrmJobId]:
         """Return the jobs that are to be put in hold again, because they did not start in time."""

@@ -145,7 +145,7 @@ def test_killed_at_any_moment_it_loses_and_doubles_nothing(cluster: SlurmCluster
     scheduling = Scheduling(tmp_path, cluster, "--user-holds", "--patience", "5")
     names = {f"j{number}" for number in range(12)}
     for name in sorted(names):
-        submit(scheduling, name, chance.choice([1, 3, 8, 12, 20]), seconds=0.2)
+        submit(scheduling, name, chance.choice([1, 3, 8, 16, 32]), seconds=0.2)
     for _ in range(6):
         scheduling.start()
         begun = len(scheduling.lines())

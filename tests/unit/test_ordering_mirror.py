@@ -204,6 +204,24 @@ def test_a_start_is_counted_before_it_shows() -> None:
     assert not set(dict(start.allocation.nodes).items()) & {(n, 8) for n, _ in other.allocation.nodes}
 
 
+def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
+    """They look reserved for a moment; a wide job is not set aside meanwhile, and nothing slips in before it."""
+    site = Listed()
+    site.submit("1", 20, 100)
+    (start,) = site.look()
+    site.mirror.asking(start.job_id, start.allocation.nodes)
+    site.submit("2", 32, 100)
+    site.submit("3", 8, 500)
+    for name, _ in start.allocation.nodes:
+        site.nodes[name] = node(name, state=NodeState.DRAINING)
+    assert site.step() == []
+    assert site.mirror.schedulers[0].processors == 32
+    site.run(start)
+    site.mirror.accepted(start.job_id, site.now + 0.5)
+    assert site.step() == []
+    assert site.mirror.schedulers[0].processors == 20
+
+
 def test_a_start_that_does_not_show_is_taken_back() -> None:
     """After some time it is to be held again, and is tried later with the nodes its user asked for."""
     site = Listed()
