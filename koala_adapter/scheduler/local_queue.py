@@ -169,7 +169,7 @@ class ClusterScheduler(ABC):
         if not queue:
             self._smallest = processors
         else:
-            if processors < self._smallest:
+            if processors < self._smallest:  # noqa: PLR1730 - a call costs more, and this runs for every job
                 self._smallest = processors
             if rank < queue[-1].rank:
                 insort(queue, job, key=_rank)

@@ -117,17 +117,17 @@ def test_remembered_searches_give_what_plain_ones_give(
 ) -> None:
     """Reservations made and improved one after the other are the same with and without the memory of past searches."""
     held: list[Window] = []
-    for window in windows:
-        if plain_earliest(window[2], window[1], window[0], window[0] + 1, held) == window[0]:
-            held.append(window)
+    for start, duration, processors in windows:
+        if all(level(at, held) >= processors for at in range(start, start + duration)):
+            held.append((start, duration, processors))
     profile = taken(held)
     starts = EarliestStarts(profile)
     for processors, duration, improve in asked:
         if not improve:
-            start = starts.find(processors, duration)
-            assert start == plain_earliest(processors, duration, 0, inf, held)
-            profile.take(start, start + duration, processors)
-            held.append((int(start), duration, processors))
+            found = starts.find(processors, duration)
+            assert found == plain_earliest(processors, duration, 0, inf, held)
+            profile.take(found, found + duration, processors)
+            held.append((int(found), duration, processors))
             continue
         if not held:
             continue
