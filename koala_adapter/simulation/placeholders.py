@@ -107,10 +107,8 @@ class SimulatedService:
         self.user = user
         self.delays = delays or Delays()
         self.jobs: dict[JobId, Milestones] = {}
-        self.decisions: list[act.Action] = []
-        """All that the scheduler wanted done, in order."""
-        self.held_log: list[tuple[float, PlaceholderId, JobId]] = []
-        """When which placeholder was held for which job."""
+        self.journal: list[ev.Event] = []
+        """All events, as the live service keeps them: replayed, they give the same decisions."""
         self.held_seconds = 0.0
         """Processor-seconds of all placeholders that are gone, used or not."""
         self.scheduler = Scheduler()
@@ -148,8 +146,8 @@ class SimulatedService:
     # ---- events and actions ---------------------------------------------------------------------------------------
 
     def _post(self, event: ev.Event) -> None:
+        self.journal.append(event)
         for action in self.scheduler.handle(event):
-            self.decisions.append(action)
             self._act(action)
         wakeup = self.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
@@ -207,7 +205,6 @@ class SimulatedService:
         self._post(ev.PlaceholderHeld(time=self.engine.now, placeholder=id_, host=host, address=host, ends_at=ends_at))
         placeholder = self.state.placeholders.get(id_)
         if placeholder is not None and placeholder.job_id in self.jobs:
-            self.held_log.append((self.engine.now, id_, placeholder.job_id))
             milestones = self.jobs[placeholder.job_id]
             if milestones.first_held_at is None:
                 milestones.first_held_at = self.engine.now
