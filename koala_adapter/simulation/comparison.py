@@ -161,11 +161,13 @@ def run_case(case: Case, mark: Mark) -> Outcome:
 
 
 def read_source(source: str, *, whole: bool = False) -> swf.Trace:
-    """Read a trace, all of it or what a simulation needs. Raises SimulationError, OSError."""
+    """Read a trace, all of it or what a simulation needs. Raises SimulationError."""
     path = Path(source)
-    if path.is_dir():
-        raise SimulationError(f"{path} is a directory, not a trace")
-    return swf.read_trace(path, swf.ALL if whole else swf.NEEDED)
+    try:
+        return swf.read_trace(path, swf.ALL if whole else swf.NEEDED)
+    except OSError as error:
+        hint = f"give the path of a trace, or a model such as {PREFIX}lublin"
+        raise SimulationError(f"{path}: {error.strerror or error}", hint=hint) from error
 
 
 def _wanted(case: Case) -> int | None:

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments are found, run with their settings, and written as pages that can be believed and sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from koala_adapter.cli.koala import koala
+from koala_adapter.errors import EXIT_CONFIGURATION, SimulationError
+from koala_adapter.simulation.experiments.framework import (
+    Experiment,
+    Figure,
+    Finding,
+    Options,
+    Result,
+    Series,
+    Setting,
+    Table,
+    experiment_names,
+    load_experiment,
+)
+from koala_adapter.simulation.figures import draw, thinned
+from koala_adapter.simulation.maui_findings import BESTFIT, FIRSTFIT, GREEDY, METACLUSTER, Measured, result
+from koala_adapter.simulation.report import figure_csv, shown, write_experiment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINES = Figure(
+    name="lines",
+    title="Lines",
+    x_label="time (s)",
+    y_label="jobs",
+    series=[
+        Series(label="one", x=[0, 1, 2], y=[1, 2, 3], low=[0, 1, 2], high=[2, 3, 4]),
+        Series(label="two", x=[0, 1], y=[3, 1]),
+    ],
+    caption="A <caption>.",
+)
+BARS = Figure(
+    name="bars",
+    title="Bars",
+    x_label="trace",
+    y_label="wait (s)",
+    kind="bars",
+    categories=["a rather long name", "b"],
+    series=[Series(label="one", y=[1, 2]), Series(label="two", y=[2, 1])],
+)
+
+
+def sample(options: Options) -> Result:
+    """Return one of everything."""
+    return Result(
+        findings=[
+            Finding(claim="It <is> so", outcome=f"{options.seeds} times", holds=True, margin="1 %"),
+            Finding(claim="It is not", outcome="no", holds=False),
+            Finding(claim="Who knows", outcome="nobody", holds=None),
+        ],
+        figures=[LINES, BARS],
+        tables=[Table(name="rows", title="Rows", columns=("trace", "wait (s)"), rows=[("a", 1.25), ("b", None)])],
+        notes=["A & B."],
+    )
+
+
+SAMPLE = Experiment(
+    name="sample",
+    summary="A sample.",
+    paper="Nobody, 2000.",
+    run=sample,
+    seeds=3,
+    settings=(Setting(name="speed", default="1", meaning="how fast"), Setting(name="load", default="", meaning="much")),
+)
+
+
+def test_every_module_is_an_experiment() -> None:
+    """Each name belongs to a module that defines an experiment of that name, with a summary and its paper."""
+    names = experiment_names()
+    assert "maui-backfill" in names
+    for name in names:
+        found = load_experiment(name)
+        assert found.name == name
+        assert found.summary.endswith(".")
+        assert found.paper
+        assert found.seeds >= 1
+
+
+def test_an_unknown_experiment_is_refused() -> None:
+    """The message tells which there are."""
+    with pytest.raises(SimulationError, match=r"there is no experiment koala-pwb \(there is .*maui-backfill"):
+        load_experiment("koala-pwb")
+
+
+def test_defaults_are_filled_in_and_unknown_settings_refused() -> None:
+    """What is not said is the experiment's own; what it does not know is an error that tells what there is."""
+    options = SAMPLE.options(settings={"speed": "2"}, seed=5)
+    assert options.settings == {"speed": "2", "load": ""}
+    assert list(options.all_seeds) == [5, 6, 7]
+    assert list(SAMPLE.options(seeds=1).all_seeds) == [0]
+    with pytest.raises(SimulationError, match=r"no setting sped \(there is speed, load\)"):
+        SAMPLE.options(settings={"sped": "2"})
+
+
+def test_a_page_sets_claim_beside_result(tmp_path: Path) -> None:
+    """Verdicts, notes, figures and tables are on one page, which needs nothing else, and how to get it again."""
+    options = SAMPLE.options(settings={"speed": "2"})
+    page = write_experiment(tmp_path, SAMPLE, options, sample(options))
+    text = page.read_text(encoding="utf-8")
+    assert "1 of 3 hold" in text
+    assert re.search(r"<td>It &lt;is&gt; so</td><td>3 times</td><td[^>]*>holds</td><td>1 %</td>", text)
+    assert re.search(r"<td>It is not</td><td>no</td><td[^>]*>does not hold</td>", text)
+    assert re.search(r"<td>Who knows</td><td>nobody</td><td[^>]*>cannot tell</td>", text)
+    assert "<li>A &amp; B.</li>" in text
+    assert "A &lt;caption&gt;." in text
+    assert text.count("data:image/svg+xml;base64,") == 2
+    assert not re.findall(r'(?:src|href)="(?!data:)', text)
+    assert "<code>koala experiment run sample --seeds 3 --set speed=2</code>" in text
+
+
+def test_data_is_written_beside_the_page(tmp_path: Path) -> None:
+    """Every figure is there as PNG, SVG and CSV, every table as CSV, the findings as JSON."""
+    write_experiment(tmp_path, SAMPLE, SAMPLE.options(), sample(SAMPLE.options()))
+    assert (tmp_path / "figures" / "bars.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (tmp_path / "figures" / "lines.svg").read_bytes()
+    assert (tmp_path / "data" / "rows.csv").read_text(encoding="utf-8") == "trace,wait (s)\na,1.25\nb,\n"
+    assert (tmp_path / "data" / "lines.csv").read_text(encoding="utf-8") == figure_csv(LINES)
+    assert figure_csv(LINES).splitlines()[:2] == ["series,x,y,low,high", "one,0,1,0,2"]
+    assert figure_csv(BARS).splitlines()[1] == "one,a rather long name,1,,"
+    content = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert [finding["holds"] for finding in content["findings"]] == [True, False, None]
+    assert content["tables"]["rows"][1] == {"trace": "b", "wait (s)": None}
+
+
+def test_a_result_is_written_the_same_each_time(tmp_path: Path) -> None:
+    """No date, version or chance gets into any of the files."""
+    contents = []
+    for name in ("one", "two"):
+        write_experiment(tmp_path / name, SAMPLE, SAMPLE.options(), sample(SAMPLE.options()))
+        contents.append({path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.*")})
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("kind", ["line", "step", "points"])
+def test_every_kind_of_figure_is_drawn(kind: str) -> None:
+    """With thousands of points and one series, on logarithmic axes too."""
+    series = [Series(label="one", x=range(1, 5001), y=range(1, 5001))]
+    figure = Figure(
+        name="x", title="x", x_label="x", y_label="y", series=series, kind=kind, x_log=True, y_log=True  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert draw(figure).png.startswith(b"\x89PNG")
+
+
+def test_thinning_keeps_both_ends() -> None:
+    """Few values stay as they are; of many the first, the last and evenly spaced ones between remain."""
+    assert thinned([1, 2, 3], 3) == [1, 2, 3]
+    assert thinned(range(101), 5) == [0, 25, 50, 75, 100]
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [(None, "-"), ("x", "x"), (1234567, "1,234,567"), (2.0, "2"), (0.123456, "0.1235"), (98765.432, "98,765.4")],
+)
+def test_numbers_as_people_read_them(cell: str | float | None, text: str) -> None:
+    """Large numbers have separators, small ones four digits, and nothing is a dash."""
+    assert shown(cell) == text
+
+
+def measured(trace: str, policy: str, wait: float, slowdown: float, *, short: float) -> Measured:
+    """Return the outcome of one simulation."""
+    return Measured(
+        trace=trace, policy=policy, exact=True, jobs=9, wait=wait, slowdown=slowdown, bounded=1, short=short, run=1,
+        utilization=0.5,
+    )  # fmt: skip
+
+
+def like_the_paper(*, metacluster: float = 2.0) -> list[Measured]:
+    """Return outcomes of which each claim of the paper holds, but for what is asked to be otherwise."""
+    return [
+        measured("DAS2-fs3", FIRSTFIT, 100, 2, short=0.97),
+        measured("DAS2-fs3", BESTFIT, 105, 4, short=0.97),
+        measured("DAS2-fs3", GREEDY, 100, 2, short=0.97),
+        measured("DAS2-fs3", METACLUSTER, 110, 8, short=0.97),
+        measured("CTC-SP2", FIRSTFIT, 100, 4, short=0.57),
+        measured("CTC-SP2", BESTFIT, 105, 6, short=0.57),
+        measured("CTC-SP2", GREEDY, 100, 4, short=0.57),
+        measured("CTC-SP2", METACLUSTER, 98, metacluster, short=0.57),
+    ]
+
+
+def test_claims_hold_when_the_numbers_say_so() -> None:
+    """With numbers as in the paper all six claims hold; with one number otherwise the one claim fails, and says so."""
+    assert [finding.holds for finding in result(like_the_paper(), ()).findings] == [True] * 6
+    findings = result(like_the_paper(metacluster=5), ()).findings
+    assert [finding.holds for finding in findings] == [True] * 5 + [False]
+    assert "slowdown +25.0 %" in findings[5].margin
+
+
+def test_maui_backfill_without_traces(tmp_path: Path) -> None:
+    """Where a trace is missing the page says so, and where to get it; models take the place of two."""
+    words = ["experiment", "run", "maui-backfill", "--seeds", "2", "--set", "jobs=300", "--set", f"traces={tmp_path}"]
+    result = CliRunner().invoke(koala, [*words, "--out", str(tmp_path / "out"), "--processes", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert len(report["findings"]) == 6
+    notes = " ".join(report["notes"])
+    assert "NASA-iPSC is not on this machine and left out: get it from https://www.cs.huji.ac.il" in notes
+    assert "DAS2-fs3 is not on this machine and is replaced by model:das2-fs3" in notes
+    rows = (tmp_path / "out" / "data" / "exact.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 1 + 2 * 4
+
+
+def test_experiments_are_listed() -> None:
+    """For people as a table, for programs as JSON with all settings."""
+    listed = CliRunner().invoke(koala, ["experiment", "list"]).stdout
+    found = json.loads(CliRunner().invoke(koala, ["experiment", "list", "--json"]).stdout)
+    assert [one["name"] for one in found] == experiment_names()
+    assert all(one["name"] in listed for one in found)
+    assert all(set(one) == {"name", "summary", "paper", "seeds", "settings"} for one in found)
+
+
+@pytest.mark.parametrize(
+    "words", [["nothing"], ["maui-backfill", "--set", "speed=3"], ["maui-backfill", "--seeds", "0"]]
+)
+def test_wrong_runs_are_refused(words: list[str]) -> None:
+    """An unknown experiment or setting, or no repetition at all, is refused before anything runs."""
+    result = CliRunner().invoke(koala, ["experiment", "run", *words])
+    assert result.exit_code in {2, EXIT_CONFIGURATION}
