@@ -67,7 +67,7 @@ def _depart(context: Context, record: JobRecord, number: int, going: list[Placeh
             record.departed.add(rank.rank)
             record.ends.pop(rank.rank, None)
     record.take_back(set(going))
-    claim.processors = len(claim.placeholders)
+    claim.processors -= len(going)
     state.clusters[placeholders[0].cluster].unwanted = None
     for placeholder in placeholders:
         end_placeholder(context, placeholder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import ProcessorsGranted
 from koala_adapter.scheduler.changes import Change, ChangePhase, Promise
 from koala_adapter.scheduler.context import closed_reason
@@ -37,7 +38,9 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
     if claim.change is not None and claim.change.phase is ChangePhase.ASKED:
         take_answer(context, record, number, claim.change, 0)  # it asks for more instead of answering
     change = new_change(context, event.processors, ChangePhase.PROMISED)
-    if record.state is not JobState.RUNNING or record.ends:
+    if record.job.kind is not JobKind.MALLEABLE:
+        _answer(context, record, number, change, 0, f"a {record.job.kind.value} job keeps its size")
+    elif record.state is not JobState.RUNNING or record.ends:
         _answer(context, record, number, change, 0, "the job does not run")
     elif claim.change is not None:
         _answer(context, record, number, change, 0, "another change is under way")
@@ -75,10 +78,11 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
         if change is None:
             cluster.promises.pop(0)
             continue
-        cluster.offered -= change.processors
+        promised = _promised(context, cluster)  # later promises wait for this one
+        cluster.offered -= promised
         free = _free(context, cluster)
         lacking = change.processors - min(cluster.room, cluster.load_free) - cluster.ending
-        cluster.offered += change.processors
+        cluster.offered += promised
         if free < change.processors and not change.shrunk_others:
             change.shrunk_others = True
             if 0 < lacking <= context.roster.on(cluster.parameters.name).spare:
@@ -90,8 +94,10 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
         unreserve(context, record, promise.claim, change)
         record.claims[promise.claim].change = None
         granted = min(free, change.processors)
+        cluster.offered -= (left := promised - change.processors)
         short = "" if granted == change.processors else "the others could not give more"
         _grant(context, record, promise.claim, change, granted, short)
+        cluster.offered += left
 
 
 def _grant(  # noqa: PLR0917 - what is granted to whom
@@ -120,6 +126,12 @@ def _answer(  # noqa: PLR0917 - likewise
 
 def _free(context: Context, cluster: ClusterRecord) -> int:
     return cluster.available if closed_reason(cluster, context.now) is None else 0
+
+
+def _promised(context: Context, cluster: ClusterRecord) -> int:
+    """Return how many processors are kept for all promises of a cluster."""
+    claims = (context.state.jobs[one.job_id].claims[one.claim] for one in cluster.promises)
+    return sum(claim.change.processors for claim in claims if claim.change is not None)
 
 
 def _overdue(context: Context, change: Change) -> bool:

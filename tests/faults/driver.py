@@ -18,6 +18,7 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
 from tests.faults.agents import TO_AGENT, TO_CENTER, Connection, SimulatedAgent, Task
+from tests.faults.applications import Applications
 from tests.faults.faults import SubmissionFate
 from tests.unit.scheduler_site import copied
 
@@ -47,6 +48,9 @@ REPEATABLE = (
     | ev.PlaceholderEnding
     | ev.RankStarted
     | ev.RankEnded
+    | ev.OfferAnswered
+    | ev.ProcessorsReleased
+    | ev.MoreRequested
 )
 """Events that may be told twice."""
 
@@ -78,11 +82,13 @@ class SimulatedService:
         self.snapshot: tuple[int, State] = (0, copied(self.scheduler.state))
         self.outcomes: dict[JobId, list[JobOutcome]] = {}
         self.launched: list[act.LaunchJob] = []
+        self.taken: list[act.TakeProcessors] = []
         self.process_starts: dict[tuple[str, int], int] = {}
         self.keys: set[str] = set()
         self.lied: set[ClusterName] = set()
         """Clusters whose last listing was false."""
         self._agents: dict[str, SimulatedAgent] = {}
+        self.applications = Applications(self)
         self.up = True
         self.life = 0
         """Which process of the service this is; what an earlier one had under way is lost with it."""
@@ -177,6 +183,12 @@ class SimulatedService:
                 self.launched.append(action)
                 for rank in action.ranks:
                     self._launch(rank.placeholder)
+            case act.TakeProcessors():
+                self._check_taken(action)
+                for rank in action.ranks:
+                    self._launch(rank.placeholder)
+            case act.OfferProcessors() | act.RequestProcessors():
+                self.applications.told(action)
             case act.JobFinished():
                 self.outcomes.setdefault(action.job_id, []).append(action.outcome)
 
@@ -192,6 +204,13 @@ class SimulatedService:
         for component in record.job.components:
             assert component.minimum <= sizes[component.name] <= component.maximum, "launched on a wrong size"
         assert len({rank.placeholder for rank in action.ranks}) == len(action.ranks)
+
+    def _check_taken(self, action: act.TakeProcessors) -> None:
+        record = self.state.jobs[action.job_id]
+        assert all(self.state.placeholders[rank.placeholder].held_at is not None for rank in action.ranks)
+        assert all(self.state.placeholders[rank.placeholder].silent_since is None for rank in action.ranks)
+        assert action.ranks == record.ranks[-len(action.ranks) :]
+        self.taken.append(action)
 
     # ---- submissions -----------------------------------------------------------------------------------------------
 

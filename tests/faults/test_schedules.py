@@ -5,17 +5,36 @@ from __future__ import annotations
 
 import pytest
 
+from koala_adapter.errors import EXIT_WALLTIME
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobState
 from tests.faults.world import JOBS, World
 
 SEEDS = range(100)
+OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_lost_or_leaked(seed: int) -> None:
     """Whatever goes wrong: every job gets one outcome, nothing is left, and no invariant breaks on the way."""
     World(seed).run()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_is_lost_or_leaked_where_jobs_grow_and_shrink(seed: int) -> None:
+    """The same for malleable jobs, under all approaches and policies, with applications that do as they please."""
+    World(seed, malleable=True).run()
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_malleable_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
+    """Growing and shrinking alone costs nobody a job."""
+    world = World(seed, calm=True, malleable=True)
+    world.run()
+    ends = [outcome for (outcome,) in world.service.outcomes.values()]
+    assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
+    assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -42,11 +61,31 @@ def test_schedules_contain_what_they_are_for() -> None:
         crashes += world.service.life
         hand_backs += sum(record.hand_backs for record in world.service.state.jobs.values())
         exchanges += sum(record.exchanges for record in world.service.state.jobs.values())
-    assert kinds >= set(ev.EVENT_TYPES) - {ev.PlaceholderSaid}
+    assert kinds >= set(ev.EVENT_TYPES) - {ev.PlaceholderSaid} - OF_MALLEABLE_JOBS
     assert states >= {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert crashes > 10
     assert hand_backs > 10
     assert exchanges > 10
+
+
+def test_schedules_of_malleable_jobs_contain_what_they_are_for() -> None:
+    """Over some seeds jobs grow and shrink, ask for more and give back, in all phases that a crash can hit."""
+    kinds: set[type[ev.Event]] = set()
+    phases: set[ChangePhase] = set()
+    taken = departed = 0
+    for seed in range(12):
+        world = World(seed, malleable=True)
+        while not world.over():
+            world.clock.step()
+            claims = (claim for record in world.service.state.jobs.values() for claim in record.claims)
+            phases |= {claim.change.phase for claim in claims if claim.change is not None}
+        kinds |= {type(event) for event in world.service.journal}
+        taken += sum(len(one.ranks) for one in world.service.taken)
+        departed += sum(len(record.departed) for record in world.service.state.jobs.values())
+    assert kinds >= OF_MALLEABLE_JOBS
+    assert phases == set(ChangePhase)
+    assert taken > 50
+    assert departed > 50
 
 
 def test_same_seed_same_world() -> None:

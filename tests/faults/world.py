@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import ClusterName, EndReason, JobId, TaskEnd
+from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, TaskEnd
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.records import TimerKind
@@ -18,7 +22,7 @@ from tests.unit.scheduler_site import component, job, recount
 
 if TYPE_CHECKING:
     from koala_adapter.model import Component, Job
-    from koala_adapter.scheduler.records import State
+    from koala_adapter.scheduler.records import JobRecord, State
 
 FAULTY = 1500.0
 """Seconds for which things go wrong."""
@@ -42,9 +46,13 @@ ILL = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 class World:
     """Everything of one schedule of faults."""
 
-    def __init__(self, seed: int, *, calm: bool = False) -> None:
-        """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world."""
+    def __init__(self, seed: int, *, calm: bool = False, malleable: bool = False) -> None:
+        """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world.
+
+        ``malleable``: most jobs grow and shrink, under an approach and a policy drawn from the seed.
+        """
         self.seed = seed
+        self.malleable = malleable
         self.clock = Clock()
         self.faults = Faults(seed=seed) if calm else Faults.drawn(seed)
         self.chance = self.faults.chance
@@ -53,14 +61,23 @@ class World:
                 self.clock,
                 name,
                 nodes=self.chance.randint(2, 4),
-                per_node=self.chance.randint(1, 2),
+                per_node=self.chance.randint(1, 2) * (2 if malleable else 1),
                 shows_ended=self.chance.random() < 0.5,
             )
             for name in "abc"[: self.chance.randint(2, 3)]
         }
         clusters = tuple(ClusterParameters(name=name, threshold=self.chance.randint(0, 1)) for name in self.lrms)
         self.capacity = {one.name: self.lrms[one.name].processors - one.threshold for one in clusters}
-        self.service = SimulatedService(self.clock, self.lrms, self.faults, PARAMETERS, clusters)
+        parameters = PARAMETERS
+        if malleable:
+            parameters = replace(
+                PARAMETERS,
+                approach=self.chance.choice([Approach.NONE, Approach.PRA, Approach.PWA, Approach.PWA]),
+                malleability_policy=self.chance.choice(sorted(MALLEABILITY_POLICIES)),
+                answer_timeout=30.0,
+                release_timeout=90.0,
+            )
+        self.service = SimulatedService(self.clock, self.lrms, self.faults, parameters, clusters)
         self.cancelled: set[str] = set()
         self._locals = 0
         self._checked = 0
@@ -75,6 +92,8 @@ class World:
             self._during(lambda number=number: self._submit(number))
         for _ in range(self.chance.randint(0, 6)):
             self._during(self._local_user)
+        for _ in range(self.chance.randint(20, 80) if self.malleable else 0):
+            self._during(self.service.applications.stir)
         trouble = [self._outage, self._node_fails, self._crash, self._kill_one, self._cut_one, self._cancel_one]
         for _ in range(0 if calm else self.chance.randint(2, 14)):
             self._during(self.chance.choice(trouble))
@@ -88,7 +107,8 @@ class World:
             self.clock.after(10.0, lambda: self._submit(number))
             return
         one = self._job(number)
-        self.service.runs[one.id] = (self.chance.uniform(1.0, 200.0), self.chance.choice([WELL, WELL, WELL, ILL]))
+        longest = 390.0 if self.malleable else 200.0
+        self.service.runs[one.id] = (self.chance.uniform(1.0, longest), self.chance.choice([WELL, WELL, WELL, ILL]))
         self.service.post(ev.JobSubmitted(time=self.clock.now, job=one))
 
     def _job(self, number: int) -> Job:
@@ -99,9 +119,18 @@ class World:
             maximum = minimum + self.chance.choice([0, 0, 3])
             pinned = name if self.chance.random() < 0.6 else None
             parts.append(component(f"on-{name}", minimum, maximum, cluster=pinned))
-        return job(
+        one = job(
             f"j{number}", *parts, walltime=400, submitted_at=self.clock.now, priority=self.chance.choice([0, 0, 1])
         )
+        if not self.malleable or self.chance.random() < 0.2:
+            return one
+        flexible: list[Component] = []
+        for part in parts:
+            minimum = min(part.minimum, self.chance.randint(1, 3))
+            maximum = minimum + self.chance.randint(0, 9)
+            initial = self.chance.choice([None, maximum])
+            flexible.append(replace(part, minimum=minimum, maximum=maximum, initial=initial))
+        return replace(one, kind=JobKind.MALLEABLE, components=tuple(flexible))
 
     def _local_user(self) -> None:
         lrm = self.chance.choice(list(self.lrms.values()))
@@ -203,10 +232,22 @@ class World:
             starts = {rank: n for (one, rank), n in self.service.process_starts.items() if one == id_}
             if completed:
                 ranks = next(len(launch.ranks) for launch in self.service.launched if launch.job_id == id_)
+                ranks += sum(len(taken.ranks) for taken in self.service.taken if taken.job_id == id_)
                 assert starts == dict.fromkeys(range(ranks), 1), "completed without having run everywhere"
             assert (outcome.exit_code == 0) == completed
             if outcome.state is JobState.CANCELLED and outcome.detail.startswith("cancelled by"):
                 assert id_ in self.cancelled
+
+
+def check_changes(record: JobRecord, timer: float | None) -> None:
+    """Check that each change of size has something ahead that will end it."""
+    for change in (claim.change for claim in record.claims if claim.change is not None):
+        if change.phase is ChangePhase.TAKING:
+            assert not record.started.issuperset(change.ranks), "has taken all and does not go on"
+        else:
+            assert timer is not None, "a change for ever"
+            assert change.due_at is not None, "a change for ever"
+            assert timer >= change.due_at
 
 
 def check_progress(state: State) -> None:
@@ -227,6 +268,7 @@ def check_progress(state: State) -> None:
                 assert any(not p.held for p in state.placeholders_of(record)), f"{id_} holds all and does not start"
         elif not record.state.final:
             assert (TimerKind.WALLTIME, id_) in timers
+        check_changes(record, timers.get((TimerKind.CHANGE, id_)))
     for placeholder in state.placeholders.values():
         if placeholder.state is PlaceholderState.ENDING:
             assert timers[TimerKind.ENDING, str(placeholder.id)] >= (placeholder.end_check_at or 0.0)

@@ -118,7 +118,8 @@ def recount_changes(state: State) -> None:
         for claim in record.claims:
             if record.state is JobState.RUNNING and record.job.kind is JobKind.MALLEABLE:
                 minimum, maximum = bounds(record, claim)
-                assert claim.processors == len(claim.placeholders), f"job {id_}: size"
+                lost = claim.processors - len(claim.placeholders)  # after their ranks had ended
+                assert 0 <= lost <= len(record.ends), f"job {id_}: size"
                 assert minimum <= claim.processors <= maximum, f"job {id_}: out of bounds"
             change = claim.change
             if change is None:
