@@ -15,9 +15,10 @@ from koala_adapter.model import EndReason
 from koala_adapter.simulation.engine import FIRST, LAST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from koala_adapter.model import ClusterName
+    from koala_adapter.simulation.background import LocalUse
     from koala_adapter.simulation.engine import Engine, EventHandle
 
 
@@ -166,3 +167,16 @@ def local_job(user: str, processors: int, seconds: float, system: BatchSystem) -
         system.engine.after(seconds, lambda: system.end(job, EndReason.EXITED), rank=FIRST)
 
     return QueuedJob(user, processors, 1e12, start, lambda _job, _reason: None)
+
+
+def submit_local(engine: Engine, system: BatchSystem, uses: Iterator[LocalUse]) -> None:
+    """Have the local users of a cluster submit their jobs, one after the other, as long as there are any."""
+    use = next(uses, None)
+    if use is None:
+        return
+
+    def submit() -> None:
+        system.submit(local_job("local", use.processors, use.run, system))
+        submit_local(engine, system, uses)
+
+    engine.at(use.submitted_at, submit)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import Component, Job, JobId, JobKind
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.simulation.background import local_users
-from koala_adapter.simulation.batchsystem import BatchSystem, local_job
+from koala_adapter.simulation.batchsystem import BatchSystem, submit_local
 from koala_adapter.simulation.confidence import difference, estimate
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.experiments.framework import (
@@ -36,9 +36,8 @@ from koala_adapter.simulation.placeholders import SimulatedService, run_to_end
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from koala_adapter.simulation.background import LocalUse
     from koala_adapter.simulation.confidence import Estimate
 
 HOUR = 3600.0
@@ -97,7 +96,7 @@ def simulate(case: Case) -> Outcome:
         system = BatchSystem(engine, model.cluster, processors)
         systems.append(system)
         load = BackgroundLoad(utilization=min(1.0, utilization * case.load), mean_run=MEAN_RUN, mean_size=MEAN_SIZE)
-        _local(engine, system, local_users(model, load, case.seed))
+        submit_local(engine, system, local_users(model, load, case.seed))
     chance = random.Random(f"{case.seed}/jobs")
     runs: dict[JobId, float] = {}
     service = SimulatedService(
@@ -123,17 +122,6 @@ def simulate(case: Case) -> Outcome:
     engine.run(until=at + 1.0)
     run_to_end(engine, [service], until=at + 200 * HOUR)
     return _outcome(service, runs)
-
-
-def _local(engine: Engine, system: BatchSystem, uses: Iterator[LocalUse]) -> None:
-    """Have the local users of a cluster submit their jobs, one after the other, without end."""
-    use = next(uses)
-
-    def submit() -> None:
-        system.submit(local_job("local", use.processors, use.run, system))
-        _local(engine, system, uses)
-
-    engine.at(use.submitted_at, submit)
 
 
 def _job(name: str, sizes: Sequence[int], policy: str, at: float) -> Job:
@@ -378,9 +366,9 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=20,
     settings=(
-        Setting(name="jobs", default="200", meaning="Co-allocated jobs in each run."),
+        Setting(name="jobs", default="100", meaning="Co-allocated jobs in each run."),
         Setting(name="interval", default="600", meaning="Mean time between two of them, seconds."),
         Setting(name="life", default="900", meaning="Life of a placeholder that waits for others, seconds."),
-        Setting(name="load", default="0.7", meaning="By what the demand of the local users is multiplied."),
+        Setting(name="load", default="0.65", meaning="By what the demand of the local users is multiplied."),
     ),
 )

@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KOALA's placement policies compared: WF, CF, CM and FCM on DAS-3 with input files and local users (PAPERS 1.2).
+
+The same jobs, input files and local users for each policy. A job asks for processors in equal components; for flexible
+cluster minimization the same number in one component that may be split. Before it runs, the input files that a cluster
+lacks are moved there while the processors are held, each from where that is fastest.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind
+from koala_adapter.scheduler.closetofiles import holds, transfer_seconds
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.placement import ClusterView
+from koala_adapter.simulation.background import local_users
+from koala_adapter.simulation.batchsystem import BatchSystem, submit_local
+from koala_adapter.simulation.confidence import difference, estimate
+from koala_adapter.simulation.engine import Engine
+from koala_adapter.simulation.experiments.framework import (
+    Cell,
+    Experiment,
+    Figure,
+    Finding,
+    Options,
+    Result,
+    Series,
+    Setting,
+    Table,
+)
+from koala_adapter.simulation.placeholders import SimulatedService, run_to_end
+from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.simulation.confidence import Estimate
+
+HOUR = 3600.0
+CLUSTERS = (("Vrije", 85), ("Amsterdam", 41), ("Delft", 68), ("MultimediaN", 46), ("Leiden", 32))
+"""DAS-3: name and nodes, one process on each."""
+SIZES = (8, 16, 32, 64)
+"""Processors of a job."""
+COMPONENTS = (1, 2, 4)
+LARGEST_COMPONENT = 32
+FILES, REPLICAS = 40, 2
+"""Data sets, and the number of clusters that hold each."""
+GIB = 1024**3
+FILE_SIZE = (1 * GIB, 10 * GIB)
+RATES = (10.0, 40.0, 110.0)
+"""MiB/s between two clusters, drawn for each pair: a busy, an ordinary and a fast path."""
+RUN = (600.0, 1800.0)
+WARM_UP = 2 * HOUR
+WF, CF, CM, FCM = "worst-fit", "close-to-files", "cluster-minimization", "flexible-cluster-minimization"
+POLICIES = (WF, CF, CM, FCM)
+SHORT = {WF: "WF", CF: "CF", CM: "CM", FCM: "FCM"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulation."""
+
+    policy: str
+    seed: int
+    jobs: int
+    interval: float
+    """Mean seconds between two jobs."""
+    local: float
+    """Share of the processors that local users ask for."""
+    slowdown: float
+    """By how much of its run time a job is longer for each cluster beyond the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Means over the jobs of one run."""
+
+    wait: float
+    """Seconds from the submission until all processors are held."""
+    wait_large: float
+    """The same for jobs of the largest size."""
+    transfer: float
+    """Seconds that input files need."""
+    response: float
+    """Seconds from the submission to the end."""
+    clusters: float
+    """Clusters of a job."""
+    spread: float
+    """Standard deviation over the clusters of the share of processors that our jobs use on average."""
+    moved: float
+    """GiB moved for a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A job of the workload, the same for each policy."""
+
+    at: float
+    size: int
+    components: int
+    run: float
+    file: InputFile
+
+    def job(self, number: int, policy: str) -> Job:
+        """Return it as a job for one policy."""
+        count = 1 if policy == FCM else self.components
+        return Job(
+            id=JobId(str(number)),
+            name=f"job {number}",
+            kind=JobKind.RIGID,
+            components=tuple(
+                Component(
+                    name=f"c{index}",
+                    command=("program",),
+                    minimum=self.size // count,
+                    maximum=self.size // count,
+                    input_files=(self.file,),
+                    flexible=policy == FCM,
+                )
+                for index in range(count)
+            ),
+            walltime=int(20 * RUN[1]),
+            user="user",
+            submitted_at=self.at,
+            placement=policy,
+        )
+
+
+def _workload(case: Case) -> list[_Work]:
+    chance = random.Random(f"{case.seed}/jobs")
+    files = [
+        InputFile(source=f"/data/{number}", target="input", size=chance.randint(*FILE_SIZE)) for number in range(FILES)
+    ]
+    made = []
+    at = WARM_UP
+    for _ in range(case.jobs):
+        at += chance.expovariate(1.0 / case.interval)
+        size = chance.choice(SIZES)
+        counts = [count for count in COMPONENTS if size // count <= LARGEST_COMPONENT]
+        made.append(_Work(at, size, chance.choice(counts), chance.uniform(*RUN), chance.choice(files)))
+    return made
+
+
+def _site(seed: int) -> list[ClusterParameters]:
+    """Return the clusters with the files they hold and the bandwidths between them."""
+    chance = random.Random(f"{seed}/site")
+    names = [ClusterName(name) for name, _ in CLUSTERS]
+    held: dict[ClusterName, list[str]] = {name: [] for name in names}
+    for number in range(FILES):
+        for name in chance.sample(names, REPLICAS):
+            held[name].append(f"/data/{number}")
+    rates = {frozenset((one, other)): chance.choice(RATES) for one in names for other in names if one < other}
+    return [
+        ClusterParameters(
+            name=name,
+            files=tuple(held[name]),
+            bandwidth_from=tuple((other, rates[frozenset((name, other))]) for other in names if other != name),
+        )
+        for name in names
+    ]
+
+
+def simulate(case: Case) -> Outcome:
+    """Run one simulation."""
+    engine = Engine()
+    systems = []
+    for name, nodes in CLUSTERS:
+        model = ClusterModel(name=name, nodes=nodes)
+        systems.append(BatchSystem(engine, model.cluster, nodes))
+        load = BackgroundLoad(utilization=case.local, mean_run=1200.0, mean_size=6.0)
+        submit_local(engine, systems[-1], local_users(model, load, case.seed))
+    site = _site(case.seed)
+    works = _workload(case)
+    staging = _Staging(site)
+
+    def seconds(record: JobRecord) -> float:
+        run = works[int(record.job.id)].run
+        clusters = {claim.cluster for claim in record.claims}
+        return staging.seconds(record) + run * (1 + case.slowdown * (len(clusters) - 1))
+
+    service = SimulatedService(
+        engine,
+        systems,
+        Parameters(maximum_tries=1_000_000, finished_kept=case.jobs),
+        site,
+        run_seconds=seconds,
+        seed=case.seed,
+    )
+    for number, work in enumerate(works):
+        engine.at(work.at, partial(service.submit, work.job(number, case.policy)))
+    engine.run(until=works[-1].at)
+    run_to_end(engine, [service], until=works[-1].at + 200 * HOUR)
+    return _outcome(service, works, staging, engine.now - WARM_UP)
+
+
+class _Staging:
+    """Moves input files, each cluster's at the same time as the others', and counts."""
+
+    def __init__(self, site: Sequence[ClusterParameters]) -> None:
+        self._views: dict[ClusterName, ClusterView] = {
+            one.name: ClusterView(
+                name=one.name,
+                capacity=None,
+                room=0,
+                available=0,
+                load_free=0,
+                walltime_limit=None,
+                files=one.files,
+                bandwidth_from=one.bandwidth_from,
+            )
+            for one in site
+        }
+        self.times: dict[JobId, float] = {}
+        self.moved: dict[JobId, int] = {}
+
+    def seconds(self, record: JobRecord) -> float:
+        """Return how long the files of a job need to where it is."""
+        longest, moved = 0.0, 0
+        for name in {claim.cluster for claim in record.claims if claim.cluster is not None}:
+            view = self._views[name]
+            missing = [file for file in record.job.components[0].input_files if not holds(view, file.source)]
+            longest = max(longest, transfer_seconds(missing, view, self._views))
+            moved += sum(file.size or 0 for file in missing)
+        self.times[record.job.id], self.moved[record.job.id] = longest, moved
+        return longest
+
+
+def _outcome(service: SimulatedService, works: Sequence[_Work], staging: _Staging, seconds: float) -> Outcome:
+    done = {id_: one for id_, one in service.jobs.items() if one.launched_at is not None and one.ended_at is not None}
+    waits = {id_: (one.launched_at or 0.0) - one.submitted_at for id_, one in done.items()}
+    large = [wait for id_, wait in waits.items() if works[int(id_)].size == SIZES[-1]]
+    used = dict.fromkeys((ClusterName(name) for name, _ in CLUSTERS), 0.0)
+    for one in done.values():
+        for name, processors in one.clusters.items():
+            used[name] += processors * ((one.ended_at or 0.0) - (one.launched_at or 0.0))
+    return Outcome(
+        wait=fmean(waits.values()),
+        wait_large=fmean(large),
+        transfer=fmean(staging.times.values()),
+        response=fmean((one.ended_at or 0.0) - one.submitted_at for one in done.values()),
+        clusters=fmean(len(one.clusters) for one in done.values()),
+        spread=pstdev(used[ClusterName(name)] / (nodes * seconds) for name, nodes in CLUSTERS),
+        moved=fmean(staging.moved.values()) / GIB,
+    )
+
+
+# ---- what came out --------------------------------------------------------------------------------------------------
+
+Outcomes = dict[str, list[Outcome]]
+
+
+def run(options: Options) -> Result:
+    """Run all policies for all seeds."""
+    settings = options.settings
+    cases = [
+        Case(
+            policy,
+            seed,
+            int(settings["jobs"]),
+            float(settings["interval"]),
+            float(settings["local"]),
+            float(settings["slowdown"]),
+        )
+        for policy in POLICIES
+        for seed in options.all_seeds
+    ]
+    outcomes: Outcomes = {policy: [] for policy in POLICIES}
+    for case, outcome in zip(cases, options.map(simulate, cases), strict=True):
+        outcomes[case.policy].append(outcome)
+    return Result(
+        findings=_findings(outcomes), figures=_figures(outcomes), tables=(_table(outcomes),), notes=_notes(options)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """Something that is compared between policies."""
+
+    name: str
+    value: Callable[[Outcome], float]
+    digits: int = 0
+
+    def of(self, found: Sequence[Outcome]) -> list[float]:
+        """Return it for each repetition."""
+        return [self.value(one) for one in found]
+
+
+WAIT = _Measure("wait (s)", lambda one: one.wait)
+WAIT_LARGE = _Measure("wait of the largest jobs (s)", lambda one: one.wait_large)
+TRANSFER = _Measure("transfer of input files (s)", lambda one: one.transfer)
+RESPONSE = _Measure("response (s)", lambda one: one.response)
+USED = _Measure("clusters of a job", lambda one: one.clusters, 2)
+MOVED = _Measure("moved (GiB)", lambda one: one.moved, 2)
+SPREAD = _Measure("spread of utilization", lambda one: one.spread, 3)
+MEASURES = (WAIT, WAIT_LARGE, TRANSFER, RESPONSE, USED, MOVED, SPREAD)
+
+
+def _findings(outcomes: Outcomes) -> list[Finding]:
+    def less(claim: str, measure: _Measure, smaller: str, larger: str) -> Finding:
+        first, second = measure.of(outcomes[smaller]), measure.of(outcomes[larger])
+        gap, digits = difference(second, first), measure.digits
+        change = -100 * gap.mean / fmean(second) if fmean(second) else 0.0
+        cannot = "; the interval holds 0, so these repetitions cannot tell" if _sign(gap) is None else ""
+        return Finding(
+            claim=claim,
+            outcome=f"mean {measure.name}: {SHORT[smaller]} {fmean(first):.{digits}f}, {SHORT[larger]} "
+            f"{fmean(second):.{digits}f}; difference {gap.mean:.{digits}f} ± {gap.half_width:.{digits}f} "
+            f"(95 %, the same jobs){cannot}",
+            holds=_sign(gap),
+            margin=f"{change:+.0f} %",
+        )
+
+    return [
+        less("Worst fit balances the load over the clusters, more than cluster minimization does.", SPREAD, WF, CM),
+        less(
+            "Worst fit leaves too few processors in one cluster for large components: CM starts large jobs sooner.",
+            WAIT_LARGE,
+            CM,
+            WF,
+        ),
+        less("Close to files needs less time for transfers than worst fit.", TRANSFER, CF, WF),
+        less("Cluster minimization uses fewer clusters than worst fit.", USED, CM, WF),
+        less("Splitting jobs by the idle processors shortens the time in the queue: FCM against CM.", WAIT, FCM, CM),
+        less("The same for jobs of 64 processors.", WAIT_LARGE, FCM, CM),
+    ]
+
+
+def _sign(gap: Estimate) -> bool | None:
+    return True if gap.low > 0 else False if gap.high < 0 else None
+
+
+def _bars(
+    outcomes: Outcomes, name: str, title: str, label: str, values: Mapping[str, Callable[[Outcome], float]]
+) -> Figure:
+    series = []
+    for what, value in values.items():
+        found = [estimate([value(one) for one in outcomes[policy]]) for policy in POLICIES]
+        ends = [one.low for one in found], [one.high for one in found]
+        series.append(Series(label=what, y=[one.mean for one in found], low=ends[0], high=ends[1]))
+    return Figure(
+        name=name,
+        title=title,
+        x_label="placement policy",
+        y_label=label,
+        series=series,
+        kind="bars",
+        categories=[SHORT[policy] for policy in POLICIES],
+        caption="Means over the repetitions with 95 % confidence intervals.",
+    )
+
+
+def _figures(outcomes: Outcomes) -> list[Figure]:
+    return [
+        _bars(
+            outcomes,
+            "times",
+            "Where the time goes",
+            "mean time of a job (min)",
+            {
+                "wait": lambda one: one.wait / 60,
+                "transfer of input files": lambda one: one.transfer / 60,
+                "response": lambda one: one.response / 60,
+            },
+        ),
+        _bars(
+            outcomes,
+            "waits",
+            "Wait of all jobs and of the largest",
+            "mean wait (min)",
+            {"all jobs": lambda one: one.wait / 60, "jobs of 64 processors": lambda one: one.wait_large / 60},
+        ),
+        _bars(outcomes, "clusters", "Clusters of a job", "mean number of clusters", {"": lambda one: one.clusters}),
+        _bars(outcomes, "moved", "Input files moved", "mean volume for a job (GiB)", {"": lambda one: one.moved}),
+    ]
+
+
+def _table(outcomes: Outcomes) -> Table:
+    rows: list[list[Cell]] = [
+        [policy, *(fmean(measure.of(found)) for measure in MEASURES)] for policy, found in outcomes.items()
+    ]
+    return Table(
+        name="policies",
+        title="All policies",
+        columns=("policy", *(measure.name for measure in MEASURES)),
+        rows=rows,
+        caption="Means over jobs and repetitions; the spread is the standard deviation over the clusters of the share "
+        "of processors that our jobs use.",
+    )
+
+
+def _notes(options: Options) -> tuple[str, ...]:
+    settings = options.settings
+    sizes = ", ".join(f"{name} {nodes}" for name, nodes in CLUSTERS)
+    return (
+        (
+            f"DAS-3 ({sizes} nodes), local users who ask for {settings['local']} of each cluster, first come, first "
+            f"served. {settings['jobs']} jobs of {', '.join(map(str, SIZES))} processors in 1, 2 or 4 equal components "
+            f"of at most {LARGEST_COMPONENT}, Poisson arrivals every {settings['interval']} s, run times "
+            f"{RUN[0]:.0f} to {RUN[1]:.0f} s, longer by {settings['slowdown']} of it for each cluster beyond the first."
+        ),
+        (
+            f"Each job reads one of {FILES} data sets of 1 to 10 GiB, each held by {REPLICAS} of the clusters; between "
+            f"two clusters {', '.join(f'{rate:.0f}' for rate in RATES)} MiB/s, drawn for each pair; transfers do not "
+            "slow each other down, and take place while the processors are held."
+        ),
+        (
+            "The paper describes the policies and does not measure them against each other, so the workload is ours; "
+            "the claims are what its description promises."
+        ),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="placement",
+    summary="KOALA's placement policies compared: wait, clusters of a job, transfer of input files.",
+    paper="KOALA's placement policies as CoreGRID TR-0092 (2007) describes them",
+    run=run,
+    seeds=12,
+    settings=(
+        Setting(name="jobs", default="100", meaning="Jobs in each run."),
+        Setting(name="interval", default="400", meaning="Mean time between two of them, seconds."),
+        Setting(name="local", default="0.25", meaning="Share of each cluster that local users ask for, 0 to 1."),
+        Setting(
+            name="slowdown", default="0.1", meaning="Part of its run time that each cluster beyond the first costs."
+        ),
+    ),
+)
