@@ -77,11 +77,13 @@ def list_experiments(session: Session, as_json: bool) -> None:
 
 @experiment.command()
 @click.argument("name", metavar="NAME")
-@click.option("--seeds", type=click.IntRange(min=1), help="Repetitions. Default: that of the experiment.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The first seed.")
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Repetitions. Default: that of the experiment.")
+@click.option("--seed", type=int, metavar="S", default=0, show_default=True, help="The first seed.")
 @click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="A setting of the experiment.")
-@click.option("--processes", type=click.IntRange(min=1), help="Simulations side by side. Default: one for each core.")
-@click.option("--out", type=OUT, help="Directory for page, figures and data. Default: experiments/NAME.")
+@click.option(
+    "--processes", type=click.IntRange(min=1), metavar="N", help="Simulations side by side. Default: one for each core."
+)
+@click.option("--out", type=OUT, metavar="DIR", help="Directory for page, figures and data. Default: experiments/NAME.")
 @json_option
 @pass_session
 @command_body
@@ -89,7 +91,10 @@ def run(
     session: Session, name: str, seeds: int | None, seed: int, settings: tuple[str, ...], processes: int | None,
     out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    r"""Run an experiment: data, figures, and a page that sets each claim beside what came out.
+    r"""Run an experiment and write a page about it.
+
+    The page sets each claim of the paper beside what came out; data and figures
+    stand beside it.
 
     \b
     Example:

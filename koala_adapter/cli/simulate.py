@@ -46,20 +46,31 @@ SHOWN_NOTES = 5
     help="Order of each cluster's queue; may be given several times.",
 )  # fmt: skip
 @click.option("--platform", metavar="FILE", help=f"Platform file with the clusters, or one of: {', '.join(PLATFORMS)}.")
-@click.option("--processors", type=click.IntRange(min=1), help="One cluster of so many. Default: as the trace says.")
-@click.option("--jobs", type=click.IntRange(min=1), help="At most so many jobs of each trace, the first ones.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the models.")
+@click.option(
+    "--processors", type=click.IntRange(min=1), metavar="N", help="One cluster of so many. Default: as the trace says."
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="At most so many jobs of each trace, the first ones."
+)
+@click.option("--seed", type=int, metavar="S", default=0, show_default=True, help="Of the models.")
 @click.option("--kill-at-limit", is_flag=True, help="End jobs at their requested time, as a real cluster does.")
 @click.option(
     "--metric", type=click.Choice(METRICS), default="processors", show_default=True,
     help="What bestfit and greedy fill gaps with most of.",
 )  # fmt: skip
 @click.option(
-    "--depth", type=click.IntRange(min=1), default=1, show_default=True,
+    "--depth", type=click.IntRange(min=1), metavar="N", default=1, show_default=True,
     help="Jobs that have a reservation under firstfit, bestfit and greedy.",
 )  # fmt: skip
-@click.option("--processes", type=click.IntRange(min=1), help="Simulations side by side. Default: one for each core.")
-@click.option("--out", type=DIRECTORY, help="Directory for a page, figures, a line for each job, and the schedules.")
+@click.option(
+    "--processes", type=click.IntRange(min=1), metavar="N", help="Simulations side by side. Default: one for each core."
+)
+@click.option(
+    "--out",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="Directory for a page, figures, a line for each job, and the schedules.",
+)
 @json_option
 @pass_session
 @command_body
@@ -68,12 +79,12 @@ def simulate(
     processors: int | None, jobs: int | None, seed: int, kill_at_limit: bool, metric: str, depth: int,
     processes: int | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    r"""Replay workloads through the policies that also order real clusters.
+    r"""Replay workloads under the policies of real clusters.
 
     TRACE is a file in the Standard Workload Format, also compressed with gzip, or a
     model: model:lublin, model:lublin-types, model:das2-fs3, model:das2-fs4.
     Every trace is simulated under every policy, on all cores. Ctrl-C shows what there
-    is so far.
+    is so far, and ends with 130.
 
     \b
     Examples:
