@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _Place: TypeAlias = tuple[int, int, int]
 """A breakpoint: its block, its index there, and the level before that block."""
 
-BLOCK = 128
+BLOCK = 48
 """Most breakpoints in a block; a fuller one is split in two."""
 
 
