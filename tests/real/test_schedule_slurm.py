@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,18 +18,20 @@ from tests.real.systems.requirements import missing_for_slurm, require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(180)]
 
 SEED = 5
+SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 
 
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
-    """Run a cluster of four nodes of eight processors through the module; tests take `cluster`."""
+    """Run a cluster whose jobs come in held by the site's submission piece through the module; tests take `cluster`."""
     require(missing_for_slurm())
-    with SlurmCluster("sched", nodes=4, cpus=8) as cluster:
+    cluster = SlurmCluster("sched", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
+    (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
+    with cluster:
         yield cluster
 
 
@@ -42,10 +45,10 @@ def cluster(module_cluster: SlurmCluster) -> Iterator[SlurmCluster]:
 def submit(
     scheduling: Scheduling, name: str, processors: int, *options: str, seconds: float = 0.3, limit: int = 1
 ) -> str:
-    """Submit an ordinary job in hold, ``limit`` in minutes; return its id."""
+    """Submit an ordinary job, ``limit`` in minutes; return its id."""
     assert isinstance(scheduling.system, SlurmCluster)
     script = scheduling.script(name, seconds)
-    given = ("--hold", f"--ntasks={processors}", f"--time={limit}", "--output=/dev/null", *options)
+    given = (f"--ntasks={processors}", f"--time={limit}", "--output=/dev/null", *options)
     return scheduling.system.submit(script, *given)
 
 
@@ -57,7 +60,7 @@ def unfinished(cluster: SlurmCluster) -> list[list[str]]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_path: Path) -> None:
     """With each policy every job runs once, on nodes and with counts as it asked for."""
-    scheduling = Scheduling(tmp_path, cluster, "--user-holds", "--policy", policy, "--depth", "2")
+    scheduling = Scheduling(tmp_path, cluster, "--policy", policy, "--depth", "2")
     wide = submit(scheduling, "wide", 32)
     uneven = submit(scheduling, "uneven", 7, "--nodes=2")
     spread = submit(scheduling, "spread", 4, "--nodes=4", "--ntasks-per-node=1")
@@ -79,7 +82,7 @@ def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_p
 
 def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, tmp_path: Path) -> None:
     """What ends in time overtakes, what could be in the way does not, and the promise is kept; explain tells it."""
-    scheduling = Scheduling(tmp_path, cluster, "--user-holds")
+    scheduling = Scheduling(tmp_path, cluster)
     first = submit(scheduling, "first", 24, seconds=5, limit=2)
     reserved = submit(scheduling, "reserved", 32, limit=2)
     long = submit(scheduling, "long", 8, limit=5)
@@ -102,28 +105,28 @@ def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, t
     assert scheduling.user.run("explain", f"{cluster.name}:{long}").code == 246
 
 
-def test_a_shadow_changes_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_shadow_changes_nothing(slurm_a: SlurmCluster, tmp_path: Path) -> None:
     """Slurm shows the same before and after; the report tells what our policy would have done."""
-    scheduling = Scheduling(tmp_path, cluster, "--shadow", "--policy", "fcfs")
+    scheduling = Scheduling(tmp_path, slurm_a, "--shadow", "--policy", "fcfs")
     run = ("--time=5", "--output=/dev/null")
-    cluster.submit("#!/bin/sh\nsleep 900\n", "--ntasks=24", *run)
-    cluster.submit("#!/bin/sh\nsleep 900\n", "--ntasks=32", *run)
-    scheduling.wait(lambda: len(cluster.squeue("--states=RUNNING")) == 1, what="the first one runs")
-    submit(scheduling, "held", 1)
-    before = shown(cluster)
-    logged = len(cluster.controller_log.read_text())
+    slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=6", *run)
+    slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=8", *run)
+    scheduling.wait(lambda: len(slurm_a.squeue("--states=RUNNING")) == 1, what="the first one runs")
+    submit(scheduling, "held", 1, "--hold")
+    before = shown(slurm_a)
+    logged = len(slurm_a.controller_log.read_text())
     scheduling.start()
     scheduling.wait(lambda: bool(scheduling.errors.read_text()), what="it looks")
     scheduling.wait(lambda: "watches" in scheduling.errors.read_text(), what="it says so")
     time.sleep(1)
-    overtaking = cluster.submit("#!/bin/sh\nsleep 900\n", "--ntasks=1", "--time=1", "--output=/dev/null")
+    overtaking = slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=1", "--time=1", "--output=/dev/null")
     scheduling.wait(lambda: overtaking in scheduling.told("started"), what="Slurm starts the short one")
     time.sleep(3)  # differences of less than two seconds count as none
     assert scheduling.stop() == 0
-    cluster.run("scancel", overtaking)
-    after = shown(cluster)
+    slurm_a.run("scancel", overtaking)
+    after = shown(slurm_a)
     assert {job: after[job] for job in before} == before
-    assert "update_job" not in cluster.controller_log.read_text()[logged:]
+    assert "update_job" not in slurm_a.controller_log.read_text()[logged:]
     report = scheduling.lines()[-1]
     assert report["kind"] == "report"
     assert report["later"] == 1
@@ -142,16 +145,19 @@ def shown(cluster: SlurmCluster) -> dict[str, list[str]]:
 def test_killed_at_any_moment_it_loses_and_doubles_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
     """Each job runs exactly once, however often the scheduler is killed in between."""
     chance = random.Random(SEED)
-    scheduling = Scheduling(tmp_path, cluster, "--user-holds", "--patience", "5")
+    scheduling = Scheduling(tmp_path, cluster, "--patience", "5")
     names = {f"j{number}" for number in range(12)}
     for name in sorted(names):
         submit(scheduling, name, chance.choice([1, 3, 8, 16, 32]), seconds=0.2)
-    for _ in range(6):
-        scheduling.start()
+    kills = 0
+    while kills < 8 and any(state == "PENDING" for _, state, _ in unfinished(cluster)):
         begun = len(scheduling.lines())
-        scheduling.wait(lambda begun=begun: len(scheduling.lines()) > begun, what="it decides")  # type: ignore[misc]
-        time.sleep(chance.uniform(0.0, 0.8))
+        scheduling.start()
+        scheduling.wait(lambda begun=begun: len(scheduling.lines()) > begun or not unfinished(cluster), what="it looks")
+        time.sleep(chance.uniform(0.0, 0.6))
         scheduling.kill()
+        kills += 1
+    assert kills > 2
     with scheduling:
         scheduling.wait_runs(names)
         scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
