@@ -46,6 +46,8 @@ class Capabilities:
     """``start_on`` can start a held job on chosen nodes."""
     pin_several: bool = True
     """... on several nodes at once, with a number of processors on each."""
+    pin_elements: bool = True
+    """... several elements of one job array at the same time."""
     tells_holders: bool = True
     """The listing tells whose hold a job is in; where it does not, all show as their users'."""
     suspend: bool = False

@@ -34,7 +34,7 @@ async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.
         port: int = await tasks.start(listener.serve)
         if not is_loopback(resource.options.listen):
             log.warning(
-                "listening beyond this machine: the checksum of WIKI is no protection, for its key can be computed from "
+                "listening beyond this machine: the checksum of WIKI is no protection, its key can be computed from "
                 "one message; keep the port behind a firewall",
                 listen=resource.options.listen,
                 peers=list(resource.options.peers),

@@ -7,10 +7,11 @@ Job ids and node names here are the LRM's own; the names on the wire are somebod
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from koala_adapter.errors import LrmError, LrmUnavailableError, LrmUnsupportedError
+from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,7 +153,9 @@ class LrmSource(Source):
         if not self.capabilities.requeue:
             self._cannot("queue a running job again", job)
         if self.capabilities.hold:
-            await self._lrm.hold([job])
+            # An LRM that cannot hold a running job starts it again by itself.
+            with suppress(LrmRejectedError):
+                await self._lrm.hold([job])
         await self._lrm.requeue([job])
 
     async def signal(self, job: LrmJobId, number: int) -> None:

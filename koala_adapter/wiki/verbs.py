@@ -119,8 +119,7 @@ class Verbs:
     # -- starting -----------------------------------------------------------------------------------------------------
 
     async def _start(self, request: StartJob) -> str:
-        with refusing():
-            await self._readings.fresh()
+        await self._know(request.job)
         if request.job in self._starting:
             raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
         places = admit_start(self._inventory, request, now=self._clock(), under_way=self._under_way())
@@ -296,9 +295,15 @@ class Verbs:
         self._readings.spoil()
         return f"{len(places)} tasks removed"
 
-    async def _look(self, job: str, *, active: bool = True) -> LrmJobState:
+    async def _know(self, job: str) -> None:
         with refusing():
             await self._readings.fresh()
+            if self._inventory.job(job) is None:
+                # It may have come in since.
+                await self._readings.fresh(now=True)
+
+    async def _look(self, job: str, *, active: bool = True) -> LrmJobState:
+        await self._know(job)
         return (require_active if active else require_job)(self._inventory, job).state
 
     async def _change(

@@ -32,6 +32,7 @@ from koala_slurm.pyslurm_client import PyslurmReader, probe
 from koala_slurm.reading import CommandReader, Reader
 from koala_slurm.refusals import submission_error
 from koala_slurm.starting import Starting
+from koala_slurm.startnotes import StartNotes
 from koala_slurm.submission import parse_job_id, sbatch_command
 
 if TYPE_CHECKING:
@@ -78,13 +79,17 @@ class SlurmLrm(Lrm):
         self._config: ControllerConfig | None = None
         self._version: str | None = None
         self._outside = OutsideReader(self._commands)
+        self._notes = StartNotes(context.state_directory / "starts")
         self._pyslurm = "not looked for"
         self._sizes: dict[str, int] = {}
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
         self.requests_per_poll = self._reader.requests + 1
 
     async def start(self) -> None:
-        """Ask the controller once what it can do. Raises LrmError when it does not answer."""
+        """Ask the controller once what it can do, and set right what a killed process left.
+
+        Raises LrmError when it does not answer.
+        """
         config = parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
         self.capabilities = replace(
             CAPABILITIES,
@@ -93,6 +98,9 @@ class SlurmLrm(Lrm):
         )
         if self._settings.use_pyslurm == "auto":
             await self._try_pyslurm(config)
+        for note in self._notes.left():
+            await self._starting(note.job, note.nodes).recover(note)
+            self._notes.remove(note.job)
         self._config = config
 
     async def _accounting_works(self) -> bool:
@@ -245,7 +253,10 @@ class SlurmLrm(Lrm):
         Different numbers of processors on its nodes need an operator's rights. Raises LrmUnavailableError, with the job
         in hold again, when it does not start within ``start_timeout``.
         """
-        await Starting(self._commands, self._settings, make_pin(job, nodes)).run()
+        await self._starting(job, nodes).run()
+
+    def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
+        return Starting(self._commands, make_pin(job, nodes), self._notes, timeout=self._settings.start_timeout)
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in chunks(compacted(ids)):

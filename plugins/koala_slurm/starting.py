@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.pinning import Pin
-    from koala_slurm.settings import SlurmSettings
+    from koala_slurm.startnotes import StartNote, StartNotes
+
+WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN})
 
 FIRST_LOOK = 0.1
 SLOWEST_LOOK = 1.0
@@ -37,11 +39,12 @@ SLOWEST_LOOK = 1.0
 class Starting:
     """One attempt to start a job on chosen nodes."""
 
-    def __init__(self, commands: SlurmCommands, settings: SlurmSettings, pin: Pin) -> None:
-        """Nothing is asked yet."""
+    def __init__(self, commands: SlurmCommands, pin: Pin, notes: StartNotes, *, timeout: float) -> None:
+        """Nothing is asked yet. ``timeout``: seconds that the job may take to start."""
         self._commands = commands
-        self._timeout = settings.start_timeout
+        self._timeout = timeout
         self._pin = pin
+        self._notes = notes
         self._before: JobDetails | None = None
         self._reserved = False
 
@@ -58,6 +61,22 @@ class Starting:
             if self._reserved:
                 with anyio.CancelScope(shield=True):
                     await self._give_back()
+            self._notes.remove(pin.job)
+
+    async def recover(self, note: StartNote) -> None:
+        """Set right what a process that was killed in the middle of a start left: the job runs there, or is held.
+
+        Raises LrmError.
+        """
+        self._before = note.before()
+        try:
+            seen = await self._job()
+        except LrmNotFoundError:
+            seen = None
+        if seen is not None and seen.state in WAITING:
+            await self._hold_again()
+        if not self._pin.is_even:
+            await self._give_back()
 
     async def _release_and_look(self) -> None:
         await self._change(control.job_command("release", [self._pin.job]))
@@ -89,6 +108,7 @@ class Starting:
         pin = self._pin
         details = parse_details(await self._read(details_command(pin.job), "looking at a job"))
         self._before = details.get(pin.job) or next(iter(details.values()), None)
+        self._notes.write(pin, self._before or JobDetails())
         if not pin.is_even:
             job = await self._job()
             order = pinning.natural_order(tuple(pin.counts))
@@ -128,7 +148,7 @@ class Starting:
         seen = await self._job()
         if seen.end is EndReason.CANCELLED:
             raise LrmNotFoundError(f"job {self._pin.job} has gone while it was started")
-        if seen.state in {LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN}:
+        if seen.state in WAITING:
             return False
         await self._require_layout(seen)
         return True

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Slurm under an outside scheduler that speaks WIKI: ordinary jobs come in held, and start where it says."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmError
+from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.testing import new_context
+from koala_wiki import PLUGIN
+from koala_wiki.settings import WikiSettings
+from tests.real.systems import CommandError, SlurmCluster
+from tests.real.systems.requirements import missing_for_slurm, require
+from tests.real.wiki_serving import WikiServing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(180)]
+
+PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
+SLEEPER = "#!/bin/sh\nexec sleep 600\n"
+USER = "nobody"
+
+
+@pytest.fixture(scope="module")
+def module_cluster() -> Iterator[SlurmCluster]:
+    """Run a cluster of four nodes of eight processors with the site's piece through the module."""
+    require(missing_for_slurm())
+    cluster = SlurmCluster("wiki", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
+    (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def module_serving(module_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
+    """Serve the cluster through the module."""
+    directory = tmp_path_factory.mktemp("wiki")
+    with WikiServing(
+        directory, module_cluster, "--dialect", "wiki2", "--cache", "0.2", "--reply-within", "6"
+    ) as serving:
+        yield serving
+
+
+@pytest.fixture
+def serving(module_serving: WikiServing, module_cluster: SlurmCluster) -> Iterator[WikiServing]:
+    """Return the server, with a cluster that has no jobs."""
+    yield module_serving
+    module_cluster.reset()
+
+
+def submit(serving: WikiServing, processors: int, *options: str) -> str:
+    """Submit an ordinary job of an ordinary user; return its id."""
+    assert isinstance(serving.system, SlurmCluster)
+    given = (f"--ntasks={processors}", "--output=/dev/null", "--time=10", *options)
+    return serving.system.submit(SLEEPER, *given, user=USER)
+
+
+def shown(serving: WikiServing, job: str) -> str:
+    """Return what scontrol says of a job in detail."""
+    return serving.system.run("scontrol", "--details", "show", "job", job)
+
+
+def layout(serving: WikiServing, job: str) -> dict[str, int]:
+    """Return the processors that a job has on each node, as scontrol says."""
+    counts: dict[str, int] = {}
+    for nodes, cpus in re.findall(r"^\s+Nodes=(\S+) CPU_IDs=(\S+)", shown(serving, job), re.MULTILINE):
+        ranges = [part.partition("-") for part in cpus.split(",")]
+        number = sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
+        names = serving.system.run("scontrol", "show", "hostnames", nodes).split()
+        counts.update(dict.fromkeys(names, number))
+    return counts
+
+
+def value(serving: WikiServing, job: str, name: str) -> str:
+    """Return a value of a job, as scontrol says."""
+    found = re.search(rf"\b{name}=(\S*)", shown(serving, job))
+    assert found, shown(serving, job)
+    return found[1]
+
+
+def no_reservation(serving: WikiServing) -> bool:
+    """Tell whether no cores are reserved."""
+    return "No reservations" in serving.system.run("scontrol", "show", "reservation")
+
+
+def states(serving: WikiServing) -> set[str]:
+    """Return the states of the jobs that are not over."""
+    assert isinstance(serving.system, SlurmCluster)
+    return {row[1] for row in serving.system.squeue("--states=PENDING,RUNNING")}
+
+
+def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
+    """Jobs of sbatch come in held, our own client sees them, and starts one on exactly the processors it names."""
+    jobs = [submit(serving, 6) for _ in range(10)]
+    assert states(serving) == {"PENDING"}
+
+    async def start() -> None:
+        settings = WikiSettings(port=serving.port, key_file=serving.key_file)
+        lrm = PLUGIN.factory(new_context(tmp_path), settings)
+        await lrm.start()
+        seen = {str(job.id): job for job in await lrm.jobs()}
+        assert {seen[job].processors for job in jobs} == {6}
+        assert {node.name for node in await lrm.nodes()} == {"n1", "n2", "n3", "n4"}
+        await lrm.start_on(LrmJobId(jobs[3]), ["n4", "n4", "n4", "n2", "n2", "n2"])
+        running = {str(job.id): job for job in await lrm.jobs()}[jobs[3]]
+        assert running.state is LrmJobState.RUNNING
+        assert dict(running.layout) == {"n4": 3, "n2": 3}
+        await lrm.close()
+
+    anyio.run(start)
+    assert layout(serving, jobs[3]) == {"n4": 3, "n2": 3}
+    assert serving.job(jobs[3]).task_list == ("n4", "n4", "n4", "n2", "n2", "n2")
+    waiting = {job: serving.jobs()[job].state for job in jobs if job != jobs[3]}
+    assert set(waiting.values()) == {"Idle"}
+    assert serving.nodes()["n4"].state == "Running"
+
+
+def test_different_numbers_on_busy_nodes(serving: WikiServing) -> None:
+    """Five and one processors beside other jobs are exactly five and one; no reservation is left."""
+    first, second, third = (submit(serving, size) for size in (3, 6, 7))
+    serving.done(f"STARTJOB ARG={first} TASKLIST=n2:n2:n4")
+    serving.done(f"STARTJOB ARG={second} TASKLIST=n4:n4:n4:n4:n4:n2")
+    assert layout(serving, first) == {"n2": 2, "n4": 1}
+    assert layout(serving, second) == {"n4": 5, "n2": 1}
+    assert no_reservation(serving)
+    refused = serving.ask(f"STARTJOB ARG={third} TASKLIST=n4:n4:n4:n4:n4:n4:n4")
+    assert refused.status == -913
+    assert "n4 has 2 free processors, and 7 are wanted" in refused.text
+    assert value(serving, third, "Reason") == "JobHeldUser"
+
+
+def test_control_is_seen_in_slurm(serving: WikiServing) -> None:
+    """Suspend, resume, signal, notify, modify, requeue and cancel each do to the job in Slurm what they say."""
+    assert isinstance(serving.system, SlurmCluster)
+    traces = serving.system.directory / "traces"
+    traces.mkdir(mode=0o777)
+    traces.chmod(0o777)
+    trap = f"#!/bin/sh\ntrap 'touch {traces}/heard' USR1\ntouch {traces}/begun\nwhile :; do sleep 0.1; done\n"
+    job = serving.system.submit(trap, "--ntasks=2", "--output=/dev/null", "--time=10", user=USER)
+    serving.done(f"STARTJOB ARG={job} TASKLIST=n1:n1")
+    serving.wait((traces / "begun").exists, what="the job's first words")
+    serving.done(f"SUSPENDJOB ARG={job}")
+    assert value(serving, job, "JobState") == "SUSPENDED"
+    assert serving.job(job).state == "Suspended"
+    assert serving.ask(f"SUSPENDJOB ARG={job}").status == -700
+    serving.done(f"RESUMEJOB ARG={job}")
+    assert value(serving, job, "JobState") == "RUNNING"
+    serving.done(f"SIGNALJOB ARG={job} VALUE=SIGUSR1")
+    serving.wait((traces / "heard").exists, what="the signal")
+    serving.done(f"NOTIFYJOB ARG={job} MSG=the end is near")
+    serving.done(f"MODIFYJOB ARG={job} TIMELIMIT=7")
+    assert value(serving, job, "TimeLimit") == "00:07:00"
+    assert serving.job(job).walltime == 420
+    serving.done(f"REQUEUEJOB ARG={job}")
+    assert (value(serving, job, "JobState"), serving.job(job).state) == ("PENDING", "Idle")
+    serving.done(f"CANCELJOB ARG={job} TYPE=ADMIN")
+    assert value(serving, job, "JobState") == "CANCELLED"
+    assert serving.job(job).state == "Removed"
+
+
+def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
+    """Releasing does nothing to the site's hold; a user's own hold counts, and its release gives the job back to us."""
+    assert isinstance(serving.system, SlurmCluster)
+    job, own = submit(serving, 1), submit(serving, 1, "--hold")
+    with pytest.raises(CommandError):
+        serving.system.run("scontrol", "release", job, user=USER)
+    assert (serving.job(job).state, serving.job(own).state) == ("Idle", "Hold")
+    refused = serving.ask(f"STARTJOB ARG={own} TASKLIST=n1")
+    assert (refused.status, "held by its user" in refused.text) == (-918, True)
+    serving.system.run("scontrol", "release", own, user=USER, check=False)
+    serving.wait(lambda: serving.job(own).state == "Idle", what="a job given back")
+    serving.system.run("scontrol", "hold", job, user=USER)
+    serving.wait(lambda: serving.job(job).state == "Hold", what="a job held by its user")
+    assert states(serving) == {"PENDING"}
+
+
+def test_dead_node_is_down(serving: WikiServing) -> None:
+    """A job is refused on a drained node, and dependent jobs are not started before their time."""
+    first = submit(serving, 1)
+    dependent = submit(serving, 1, f"--dependency=afterany:{first}")
+    later = submit(serving, 1, "--begin=now+1hour")
+    serving.system.run("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=broken")
+    try:
+        serving.wait(lambda: serving.nodes()["n3"].state == "Drained", what="a drained node")
+        assert serving.ask(f"STARTJOB ARG={first} TASKLIST=n3").status == -913
+    finally:
+        serving.system.run("scontrol", "update", "NodeName=n3", "State=RESUME")
+    assert serving.ask(f"STARTJOB ARG={dependent} TASKLIST=n1").status == -912
+    assert serving.ask(f"STARTJOB ARG={later} TASKLIST=n1").status == -919
+    assert serving.ask(f"STARTJOB ARG={first} TASKLIST=n9").status == -700
+    assert serving.ask("STARTJOB ARG=999999 TASKLIST=n1").status == -700
+    added = serving.ask(f"JOBADDTASK ARG={first} DEFAULT n1")
+    assert added.status == -700  # it does not run
+    serving.done(f"STARTJOB ARG={first} TASKLIST=n1")
+    added = serving.ask(f"JOBADDTASK ARG={first} DEFAULT n1")
+    assert (added.status, "size of a running job" in added.text) == (-810, True)
+
+
+@pytest.mark.parametrize("after", [0.05, 0.15, 0.4])
+def test_killed_between_start_and_reply(serving: WikiServing, after: float) -> None:
+    """A service that is killed in the middle of starts leaves each job running once, or held once, never lost."""
+    jobs = {submit(serving, 6): f"{a}:{a}:{a}:{a}:{b}:{b}" for a, b in (("n1", "n2"), ("n3", "n4"), ("n2", "n3"))}
+    serving.jobs()
+
+    def ask(job: str, tasks: str) -> None:
+        with suppress(LrmError):  # the reply may come or not
+            serving.ask(f"STARTJOB ARG={job} TASKLIST={tasks}")
+
+    threads = [threading.Thread(target=ask, args=item) for item in jobs.items()]
+    for thread in threads:
+        thread.start()
+    threads[0].join(after)
+    serving.kill()
+    for thread in threads:
+        thread.join()
+    serving.start()
+    seen = serving.jobs()
+    words = {job: (value(serving, job, "JobState"), value(serving, job, "Reason"), seen[job].state) for job in jobs}
+    allowed = {("RUNNING", "None", "Running"), ("PENDING", "JobHeldUser", "Idle")}
+    assert set(words.values()) <= allowed, words
+    assert no_reservation(serving)
+    for job, tasks in jobs.items():
+        if words[job][0] == "PENDING":
+            serving.done(f"STARTJOB ARG={job} TASKLIST={tasks}")
+        assert layout(serving, job) == {node: tasks.split(":").count(node) for node in tasks.split(":")}
+    assert states(serving) == {"RUNNING"}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala wiki serve`` as a process of its own, and a peer that asks it as a scheduler would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.wiki.client import Peer, exchange
+from koala_adapter.wiki.protocol import (
+    Dialect,
+    JobRecord,
+    NodeRecord,
+    Reply,
+    parse_jobs,
+    parse_nodes,
+    parse_request,
+    read_key,
+)
+from tests.real.systems.ports import Ports
+from tests.real.systems.processes import tail, wait_until
+from tests.real.user import PATIENCE, KoalaUser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from tests.real.lrms import System
+
+KEY = "1234567890"
+PACE = {"requests_per_minute": 6000, "poll_interval": 0.5}
+
+
+class WikiServing:
+    """One cluster, and ``koala wiki serve`` for it, which can be killed and started again."""
+
+    def __init__(self, directory: Path, system: System, *options: str) -> None:
+        """Nothing is started yet. ``options`` of the command."""
+        self.user = KoalaUser(directory / "user", [system], clusters={system.name: PACE})
+        self.system = system
+        self.options = options
+        self.errors = directory / "serve.err"
+        self.key_file = directory / "key"
+        self.key_file.write_text(f"{KEY}\n")
+        self.key_file.chmod(0o600)
+        self._ports = Ports.claim(1)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+        if self.process is not None:
+            self.stop()
+        self._ports.release()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._ports[0]
+
+    def peer(self, dialect: Dialect = Dialect.WIKI2, *, timeout: float = 30.0) -> Peer:
+        """Return it as a client sees it."""
+        return Peer(host="127.0.0.1", port=self.port, key=read_key(KEY), dialect=dialect, user="maui", timeout=timeout)
+
+    def start(self) -> None:
+        """Start it and return when it answers."""
+        argv = ["--verbose", "wiki", "serve", "--cluster", self.system.name, "--key-file", str(self.key_file)]
+        with self.errors.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "koala_adapter.cli", *argv, "--port", str(self.port), *self.options],
+                env=self.user.environment(),
+                cwd=self.user.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+        wait_until(self._listens, seconds=PATIENCE, what="koala wiki serve", details=lambda: tail(self.errors, 30))
+
+    def _listens(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, tail(self.errors, 30)
+        return self.errors.read_text().count(f"port {self.port}") > self._starts_before
+
+    _starts_before = 0
+
+    def kill(self) -> None:
+        """Kill it as a power cut would."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE)
+        self.process = None
+        self._starts_before = self.errors.read_text().count(f"port {self.port}")
+
+    def stop(self) -> int:
+        """End it in good order; return its exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+            self.process = None
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def ask(self, message: str, *, dialect: Dialect = Dialect.WIKI2, timeout: float = 30.0) -> Reply:
+        """Send a request, written as on the wire (``GETJOBS ARG=0:ALL``), and return the reply."""
+        request = parse_request(f"CMD={message}".encode(), Dialect.WIKI2)
+        return anyio.run(partial(exchange, self.peer(dialect, timeout=timeout), request))
+
+    def done(self, message: str) -> str:
+        """Send a request that must succeed; return what is said."""
+        reply = self.ask(message)
+        assert reply.status == 0, (message, reply, self.details())
+        return reply.text if reply.argument is None else reply.argument
+
+    def nodes(self) -> dict[str, NodeRecord]:
+        """Return the nodes as a scheduler sees them."""
+        return {node.name: node for node in parse_nodes(self.done("GETNODES ARG=0:ALL"))}
+
+    def jobs(self) -> dict[str, JobRecord]:
+        """Return the jobs as a scheduler sees them."""
+        return {job.id: job for job in parse_jobs(self.done("GETJOBS ARG=0:ALL"))}
+
+    def job(self, id_: str) -> JobRecord:
+        """Return one job as a scheduler sees it."""
+        (found,) = parse_jobs(self.done(f"GETJOBS ARG=0:{id_}"))
+        return found
+
+    def wait(self, condition: Callable[[], bool], *, what: str, seconds: float = PATIENCE) -> None:
+        """Wait until something is so."""
+        wait_until(condition, seconds=seconds, what=what, details=self.details)
+
+    def details(self) -> str:
+        """Return what helps to understand a failure."""
+        return tail(self.errors, 40)
