@@ -102,6 +102,7 @@ def simulated(case: Case) -> Measured:
         short=sum(run < BOUNDARY for run in workload.runs) / len(workload),
         run=summary.mean_run,
         utilization=summary.utilization,
+        modelled=case.path is None,
     )
 
 
