@@ -17,6 +17,15 @@ from koala_adapter.inputfiles import InputFileTable
 from koala_adapter.jobfile import ComponentTable, JobHeader
 from koala_adapter.plugin import PluginDefinition
 from koala_adapter.schema import job_schema, schema_text, site_schema
+from koala_adapter.simulation.platform import (
+    BackgroundLoad,
+    ClusterModel,
+    DomainModel,
+    Failures,
+    LinkModel,
+    NetworkModel,
+    Platform,
+)
 from koala_adapter.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -36,6 +45,13 @@ MODELS: dict[str, type[BaseModel]] = {
     "job": JobHeader,
     "components": ComponentTable,
     "components.input_files": InputFileTable,
+    "platform": Platform,
+    "platform.clusters": ClusterModel,
+    "platform.background": BackgroundLoad,
+    "platform.failures": Failures,
+    "platform.network": NetworkModel,
+    "platform.network.domains": DomainModel,
+    "platform.network.links": LinkModel,
 }
 
 
@@ -60,7 +76,7 @@ def generated() -> dict[Path, str]:
         DOCS / "site.schema.json": schema_text(site_schema(ours)),
         DOCS / "job.schema.json": schema_text(job_schema()),
     }
-    for page in (DOCS / "site-file.md", DOCS / "jobfile.md"):
+    for page in (DOCS / "site-file.md", DOCS / "jobfile.md", DOCS / "simulation.md"):
         contents[page] = MARKED.sub(
             lambda mark: f"{mark[1]}{_keys(models.get(mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
         )
@@ -102,7 +118,14 @@ def _entry(key: str, value: Mapping[str, object], definitions: Mapping[str, obje
         facts.append("required")
     elif (default := value.get("default")) not in (None, "", [], {}) and not isinstance(default, dict):
         facts.append(f"default `{_toml(default)}`")
-    return f"`{key}`\n: *{facts[0]}{''.join(f', {fact}' for fact in facts[1:])}.* {value.get('description', '')}\n"
+    description = value.get("description") or _described(value.get("$ref"), definitions)
+    return f"`{key}`\n: *{facts[0]}{''.join(f', {fact}' for fact in facts[1:])}.* {description}\n"
+
+
+def _described(reference: object, definitions: Mapping[str, object]) -> object:
+    """Return what a definition says of itself: pydantic leaves out a description that says the same."""
+    target = definitions.get(reference.rpartition("/")[2]) if isinstance(reference, str) else None
+    return target.get("description", "") if isinstance(target, dict) else ""
 
 
 def _toml(value: object) -> str:
