@@ -54,7 +54,7 @@ class ControlTests:
         full = await trial.submit(count=trial.under_test.processors)
         await trial.wait_running(full)
         queued = await trial.submit(count=2)
-        await trial.wait_states(queued, LrmJobState.QUEUED, LrmJobState.QUEUED)
+        await trial.wait_states(queued, trial.waiting, trial.waiting)
         await trial.lrm.cancel(queued.ids)
         await trial.wait_ended(queued)
         assert set(await trial.states(full)) == {LrmJobState.RUNNING}
@@ -70,7 +70,7 @@ class ControlTests:
         await trial.wait_ended(gone)
         processors = trial.under_test.processors
         mixed = await trial.submit(count=processors + 2)
-        await trial.wait_states(mixed, *[LrmJobState.RUNNING] * processors, *[LrmJobState.QUEUED] * 2)
+        await trial.wait_states(mixed, *[LrmJobState.RUNNING] * processors, *[trial.waiting] * 2)
         await trial.lrm.cancel([*gone.ids, trial.under_test.unknown_id, *mixed.ids])
         await trial.wait_ended(mixed)
 

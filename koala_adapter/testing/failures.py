@@ -52,6 +52,8 @@ class FailureTests:
             "submit": lambda: lrm.submit(batch.submission),
             "cancel": lambda: lrm.cancel([trial.under_test.unknown_id]),
         }
+        if not lrm.capabilities.submit:
+            del operations["submit"]
         complaints: list[CheckResult] = []
         wrong: dict[str, str] = {}
 

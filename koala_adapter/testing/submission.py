@@ -45,8 +45,19 @@ DIRECTIVE_LINES = (
 class SubmissionTests:
     """Tests of ``submit`` and of what arrives."""
 
+    async def test_no_submission_is_said(self, trial: Trial) -> None:
+        """A plugin that cannot submit says so when it is asked to, and for what it would send."""
+        if trial.lrm.capabilities.submit:
+            pytest.skip(f"{type(trial.lrm).__name__} can submit")
+        submission = trial.prepare().submission
+        with pytest.raises(LrmUnsupportedError):
+            await trial.lrm.submit(submission)
+        with pytest.raises(LrmUnsupportedError):
+            trial.lrm.render(submission)
+
     async def test_one_request_gives_ids_in_order(self, trial: Trial) -> None:
         """A submission costs one request; the listing shows its ids with the indices 1 to n."""
+        trial.need("submit")
         count = trial.under_test.processors + 1
         await trial.lrm.version()
         batch = trial.prepare(count=count)
@@ -66,6 +77,7 @@ class SubmissionTests:
     @pytest.mark.parametrize("single", [True, False], ids=["one", "several"])
     async def test_placeholders_know_who_they_are(self, live_trial: Trial, *, single: bool) -> None:
         """Each placeholder finds its index, from 1, and its job id in the declared variables."""
+        live_trial.need("submit")
         trial = live_trial
         count = 1 if single else trial.under_test.processors
         batch = await trial.submit(count=count, wait=False)
@@ -80,6 +92,7 @@ class SubmissionTests:
 
     async def test_found_again_by_name(self, trial: Trial) -> None:
         """A submission is found by its name, by a prefix of it and among all, not by another name."""
+        trial.need("submit")
         trial.need("find_by_name")
         batch, other = await trial.submit(count=2), await trial.submit()
         prefix = batch.key[:-2]
@@ -95,6 +108,7 @@ class SubmissionTests:
 
     async def test_concurrent_submissions(self, trial: Trial) -> None:
         """Submissions made at the same time keep their ids apart."""
+        trial.need("submit")
         batches = [trial.prepare(count=2) for _ in range(4)]
         async with anyio.create_task_group() as tasks:
             for batch in batches:
@@ -107,6 +121,7 @@ class SubmissionTests:
 
     async def test_awkward_script_arrives(self, live_trial: Trial) -> None:
         """A script of 200 KiB, full of characters that get mangled easily, arrives byte for byte."""
+        live_trial.need("submit")
         lines = [f"{number:05d} {AWKWARD_LINES[number % len(AWKWARD_LINES)]}" for number in range(5000)]
         text = "".join(f"{line}\n" for line in lines)
         assert len(text.encode()) > 200 * 1024
@@ -114,6 +129,7 @@ class SubmissionTests:
 
     async def test_foreign_directives_are_text(self, live_trial: Trial) -> None:
         """Lines in the script that look like directives of a batch system are obeyed by none."""
+        live_trial.need("submit")
         text = "".join(f"{line}\n" for line in DIRECTIVE_LINES)
         assert await self._echo(live_trial, text) == text.encode()
 
@@ -124,6 +140,7 @@ class SubmissionTests:
 
     async def test_what_is_rendered_is_sent(self, live_trial: Trial) -> None:
         """The command that is run and the script that arrives are those that ``render`` shows."""
+        live_trial.need("submit")
         trial = live_trial
         body = 'if [ -r "$0" ]; then cat "$0"; fi > "$d/.self"; mv "$d/.self" "$d/self"'
         batch = trial.prepare(count=2, body=body, wait=False)
@@ -140,6 +157,7 @@ class SubmissionTests:
 
     async def test_our_environment_stays_here(self, live_trial: Trial) -> None:
         """A variable of our own environment does not appear in the job's."""
+        live_trial.need("submit")
         canary = os.environ[CANARY]
         batch = await live_trial.submit(body='env > "$d/.env"; mv "$d/.env" "$d/env"', wait=False)
         environment = (await live_trial.wait_file(batch.directory / "env")).decode(errors="replace")
@@ -149,6 +167,7 @@ class SubmissionTests:
 
     async def test_secret_is_on_no_command_line(self, live_trial: Trial) -> None:
         """What the script holds is in no process's arguments or environment, from submission to end."""
+        live_trial.need("submit")
         secret = secrets.token_hex(16)
         with SecretWatcher(secret) as watcher:
             for _ in range(3):
@@ -158,6 +177,7 @@ class SubmissionTests:
 
     async def test_output_goes_to_its_directory(self, live_trial: Trial) -> None:
         """What a placeholder prints is found in files of the output directory."""
+        live_trial.need("submit")
         batch = await live_trial.submit(body="echo koala-out; echo koala-err >&2", wait=False)
 
         async def printed() -> str:
@@ -172,6 +192,7 @@ class SubmissionTests:
 
     async def test_rejected_submission_leaves_nothing(self, trial: Trial) -> None:
         """An impossible submission is refused with LrmRejectedError and no job of its name appears."""
+        trial.need("submit")
         batch = trial.prepare(count=2, queue=trial.under_test.unknown_queue)
         with pytest.raises(LrmRejectedError) as caught:
             await trial.lrm.submit(batch.submission)
@@ -181,11 +202,13 @@ class SubmissionTests:
 
     async def test_same_script_twice(self, trial: Trial) -> None:
         """Two submissions are two, however alike: ids are never used again."""
+        trial.need("submit")
         first, second = await trial.submit(count=2), await trial.submit(count=2)
         assert not set(first.ids) & set(second.ids)
 
     async def test_held_submission_waits(self, live_trial: Trial) -> None:
         """A submission in hold is HELD and does not start; an LRM without hold refuses it."""
+        live_trial.need("submit")
         trial = live_trial
         if not trial.lrm.capabilities.hold:
             await self._held_is_refused(trial, trial.prepare(held=True).submission)

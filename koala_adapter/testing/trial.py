@@ -70,6 +70,11 @@ class LrmUnderTest:
     and only the request of a walltime is tested."""
     poll_interval: float = 0.2
     """Seconds between two looks at the LRM while waiting."""
+    submitter: Lrm | None = None
+    """Started; puts the kit's jobs into the same LRM, as its users do, where the plugin itself cannot ``submit``."""
+    waiting: LrmJobState = LrmJobState.QUEUED
+    """State in which a job is shown that nobody holds and for which there is no room: HELD where the plugin sees
+    only an outside scheduler's view."""
 
 
 def new_context(directory: Path, *, cluster: str = "conformance") -> ClusterContext:
@@ -143,6 +148,8 @@ class Trial:
         """Nothing is submitted yet."""
         self.under_test = under_test
         self.lrm = under_test.lrm
+        self.submitter = under_test.submitter or under_test.lrm
+        self.waiting = under_test.waiting
         self._batches: list[Batch] = []
         self._prefix = f"kk{secrets.token_hex(3)}"
 
@@ -193,7 +200,7 @@ class Trial:
 
     async def send(self, batch: Batch) -> Batch:
         """Submit a prepared batch and return it with its ids."""
-        ids = await self.lrm.submit(batch.submission)
+        ids = await self.submitter.submit(batch.submission)
         sent = Batch(submission=batch.submission, directory=batch.directory, ids=tuple(ids))
         self._batches[self._batches.index(batch)] = sent
         return sent
@@ -213,7 +220,7 @@ class Trial:
         return await self.send(batch)
 
     def _script(self, directory: Path, *, body: str, wait: bool, exit_code: int) -> str:
-        index, job = self.lrm.array_index_variable, self.lrm.job_id_variable
+        index, job = self.submitter.array_index_variable, self.submitter.job_id_variable
         waiting = (
             f'n=0\nwhile [ ! -e "$d/go" ] && [ $n -lt {LONGEST_JOB * 10} ]; do\n'
             '  printf . >> "$d/beat.$index"; sleep 0.1; n=$((n+1))\ndone\n'
@@ -232,6 +239,8 @@ class Trial:
 
     async def jobs(self, batch: Batch) -> dict[LrmJobId, LrmJob]:
         """Return the jobs of a batch that the LRM lists, by id."""
+        if not self.lrm.capabilities.find_by_name:
+            return {job.id: job for job in await self.lrm.jobs() if job.id in batch.ids}
         listed = await self.lrm.jobs(name_prefix=batch.key)
         return {job.id: job for job in listed if job.name == batch.key}
 
@@ -285,15 +294,15 @@ class Trial:
         """End all that the test has submitted and wait until it is gone, so that tests stay independent."""
         for batch in self._batches:
             batch.go()
-        listed = await self.lrm.jobs(name_prefix=self._prefix)
+        listed = await self.submitter.jobs(name_prefix=self._prefix)
         left = [job.id for job in listed if job.state is not LrmJobState.ENDED]
         if left:
-            await self.lrm.cancel(left)
+            await self.submitter.cancel(left)
         await self.until(self._left, lambda count: count == 0, what="nothing left of the test")
 
     async def _left(self) -> int:
         try:
-            listed = await self.lrm.jobs(name_prefix=self._prefix)
+            listed = await self.submitter.jobs(name_prefix=self._prefix)
         except LrmError:
             return -1
         return sum(job.state is not LrmJobState.ENDED for job in listed)

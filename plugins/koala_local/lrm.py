@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import ClusterContext, Submission
     from koala_local.protocol import Json
 
-CAPABILITIES = Capabilities(hold=True, pin=True, suspend=True, requeue=True, signal=True, modify=True)
+CAPABILITIES = Capabilities(
+    hold=True, pin=True, tells_holders=False, suspend=True, requeue=True, signal=True, modify=True
+)
 
 
 class LocalLrm(Lrm):

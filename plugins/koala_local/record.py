@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from koala_adapter.errors import ProtocolError
-from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
 from koala_local.layout import QUEUE
 
 if TYPE_CHECKING:
@@ -125,4 +125,7 @@ class JobRecord:
             started_at=self.started_at,
             ends_at=self.ends_at,
             raw_state=self.state.value,
+            walltime=self.walltime,
+            hold=HoldOwner.USER if self.state is LrmJobState.HELD else None,
+            layout=((self.node, 1),) if occupying and self.node else (),
         )

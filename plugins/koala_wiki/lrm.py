@@ -199,7 +199,7 @@ class WikiLrm(Lrm):
         try:
             argument = reply.require()
         except WikiError as error:
-            raise to_lrm_error(error, what=str(request.verb)) from error
+            raise to_lrm_error(error, what=str(request.verb), of_query=True) from error
         if reply.argument is None:
             raise LrmRejectedError(f"{self._peer} answered {request.verb} without a list: {reply.text[:80]!r}")
         return argument

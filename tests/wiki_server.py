@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A WIKI resource manager over a local cluster, in a thread of its own, for tests of those who speak with it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.from_thread import start_blocking_portal
+
+from koala_adapter.model import ClusterName
+from koala_adapter.wiki.intents import Intents
+from koala_adapter.wiki.options import ServerOptions
+from koala_adapter.wiki.resource import WikiResource
+from koala_adapter.wiki.serving import serve
+from koala_adapter.wiki.sources import LrmSource
+from koala_local.lrm import LocalLrm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from anyio.abc import TaskStatus
+
+    from koala_adapter.plugin import ClusterContext
+    from koala_adapter.wiki.protocol import Dialect, Key
+    from koala_local.settings import LocalSettings
+
+
+class WikiServer:
+    """Serves one local cluster; may be stopped and started again on the same port."""
+
+    def __init__(
+        self, context: ClusterContext, settings: LocalSettings, *, dialect: Dialect, key: Key, directory: Path
+    ) -> None:
+        """``directory``: where the server notes its starts. Nothing runs before `start`."""
+        self._make: Callable[[], LocalLrm] = lambda: LocalLrm(context, settings)
+        self._dialect = dialect
+        self._key = key
+        self._directory = directory
+        self._stack = ExitStack()
+        self._serving = False
+        self.port = 0
+
+    def start(self) -> None:
+        """Serve, on the port of the last time; returns when it takes requests. Nothing happens when it does."""
+        if self._serving:
+            return
+        self._serving = True
+        portal = self._stack.enter_context(start_blocking_portal())
+        future, self.port = portal.start_task(self._serve)
+        self._stack.callback(future.cancel)
+
+    def stop(self) -> None:
+        """Serve no more; returns when the port is closed."""
+        self._serving = False
+        self._stack.close()
+
+    async def _serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
+        options = ServerOptions(
+            dialect=self._dialect,
+            port=self.port,
+            cache=0.05,
+            reply_within=5.0,
+            user_holds=True,
+            requests_per_minute=100_000,
+        )
+        lrm = self._make()
+        await lrm.start()
+        try:
+            source = LrmSource(ClusterName("local"), lrm)
+            await serve(
+                WikiResource(source, self._key, Intents(self._directory), options, clock=time.time),
+                task_status=task_status,
+            )
+        finally:
+            await lrm.close()
