@@ -91,6 +91,7 @@ def test_handed_on_placeholders_respect_the_guard() -> None:
         site.submit(job("large", 4))
         site.submit(job("small", 2, submitted_at=9.0))
         site.run("long")
+        site.run("other")
         site.pass_time(100.0)
         done = site.complete("long")
         assert launches(done) == ([] if guarded else ["small"])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from koala_adapter.errors import EXIT_NOT_PLACED
@@ -127,8 +129,8 @@ def test_life_of_what_is_lost_already_is_no_hand_back() -> None:
 
 
 def test_two_jobs_that_hold_what_the_other_needs() -> None:
-    """Each holds a part and queues for the other: one gives way, the other runs, then the first."""
-    site = Site({"a": 4, "b": 4}, LIFE)
+    """Each holds a part and queues for the other: without exchange one gives way, the other runs, then the first."""
+    site = Site({"a": 4, "b": 4}, replace(LIFE, reorganize=False))
     for name in ("1", "2"):
         site.submit(job(name, component("x", 2, cluster="a"), component("y", 2, cluster="b")))
     site.take_all()

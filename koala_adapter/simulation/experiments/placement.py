@@ -411,7 +411,9 @@ def _notes(options: Options) -> tuple[str, ...]:
         ),
         (
             "The paper describes the policies and does not measure them against each other, so the workload is ours; "
-            "the claims are what its description promises."
+            "the claims are what its description promises. KOALA keeps a job that does not fit at once in its own "
+            "queue; here its placeholders wait in the queues of the clusters, under every policy, which takes away "
+            "much of what splitting a job by the idle processors gains."
         ),
     )
 
