@@ -186,6 +186,7 @@ def schedule(
             shadow=shadow,
             user_holds=not told_apart if user_holds is None else user_holds,
             one_node=not definition.capabilities.pin_several,
+            one_by_one=not definition.capabilities.pin_elements,
             default_walltime=default_walltime,
         ),
         patience=Patience(start=patience),

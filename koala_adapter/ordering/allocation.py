@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import NodeState
+from koala_adapter.ordering.pools import serves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -129,7 +130,7 @@ def _per_task(job: LrmJob) -> int:
 
 
 def _unusable(job: LrmJob, node: Node) -> bool:
-    foreign = bool(job.queue and node.queues) and not set(job.queue.split(",")) & set(node.queues)
+    foreign = bool(job.queue and node.queues) and not any(serves(job.queue, queue) for queue in node.queues)
     return foreign or node.name in job.excluded_nodes or not set(job.features) <= set(node.features)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.ordering.allocation import Allocation, allocate, memory_on
+from koala_adapter.ordering.allocation import Allocation, Misfit, allocate, memory_on
 from koala_adapter.ordering.entries import Happening, Kind, Phase, Pin, Start, Wishes
 from koala_adapter.ordering.guards import Guard, Release, guard_for, guarded
 
@@ -90,6 +90,8 @@ class _Pass:
         if self._guards:
             rooms = {name: guarded(room, self._guards, ends_at) for name, room in self._rooms.items()}.values()
         found = allocate(entry.job, rooms)
+        if self._mirror.another_starts(entry):
+            found = Misfit(reason="another element of its array is being started, and this system starts one at a time")
         if isinstance(found, Allocation):
             for guard in self._guards:
                 guard.taken(found, ends_at)

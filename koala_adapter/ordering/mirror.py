@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
 from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase, Pin
-from koala_adapter.ordering.pools import Pools, pools_of
-from koala_adapter.ordering.standing import WAITING, Rules, Standing, estimate, layout_of, standing
+from koala_adapter.ordering.pools import Pools, pools_of, serves
+from koala_adapter.ordering.standing import WAITING, Rules, Standing, array_of, estimate, layout_of, standing
 from koala_adapter.scheduler.local_queue import LocalJob
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ class Mirror:
         if entry.phase is Phase.STARTING and entry.local is not None:
             other = "" if _same(layout, entry.nodes) or not entry.job.layout else "on other nodes than we said"
             self._tell(Kind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
+            self.dirty |= self.rules.one_by_one
         elif entry.phase is not Phase.RUNNING:
             self._withdraw(entry, now)
             self._tell(Kind.ADOPTED, entry, now, nodes=layout)
@@ -247,9 +248,9 @@ class Mirror:
         if entry.pool is None:
             return f"no node serves queue {entry.job.queue}" if entry.job.queue else "it names no queue"
         queues = {} if self.listing is None else self.listing.queues
-        down = [name for name in entry.job.queue.split(",") if name in queues and not queues[name].up]
-        if down and not any(name in queues and queues[name].up for name in entry.job.queue.split(",")):
-            return f"queue {down[0]} is down"
+        wanted = [queue for name, queue in queues.items() if serves(entry.job.queue, name)]
+        if wanted and not any(queue.up for queue in wanted):
+            return f"queue {wanted[0].name} is down"
         shape = _shape(entry.job)
         if shape not in self._feasible:
             empty = rooms_of((replace(node, processors_used=0, memory_used_mib=0) for node in self._nodes()), {}, {})
@@ -327,6 +328,14 @@ class Mirror:
     def _asked(self, job_id: LrmJobId, now: float) -> None:
         if job_id in self._in_hand:
             self._in_hand[job_id] = (self._in_hand[job_id][0], now)
+
+    def another_starts(self, entry: Entry) -> bool:
+        """Tell whether another element of a job's array is being started, and it has to wait for that."""
+        array = array_of(entry.job) if self.rules.one_by_one else None
+        return array is not None and any(
+            other.phase in {Phase.STARTING, Phase.RETURNING} and array_of(other.job) == array
+            for other in self.entries.values()
+        )
 
     def to_hold(self) -> list[LrmJobId]:
         """Return the jobs that are to be put in hold again, because they did not start in time."""

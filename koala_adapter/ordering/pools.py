@@ -8,6 +8,7 @@ job that waits in one reserves nothing in another.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +37,12 @@ class Pools:
             return self.default
         if not self.queues:
             return 0 if self.nodes else None
-        return next((self.queues[name] for name in queue.split(",") if name in self.queues), None)
+        return next((pool for name, pool in self.queues.items() if serves(queue, name)), None)
+
+
+def serves(wanted: str, queue: str) -> bool:
+    """Tell whether a queue is one that a job asks for: one name, a list of names, or patterns as in Grid Engine."""
+    return any(fnmatchcase(queue, pattern) for pattern in wanted.split(","))
 
 
 def pools_of(nodes: Iterable[Node], queues: Mapping[str, Queue]) -> Pools:

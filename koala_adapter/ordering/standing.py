@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import HoldOwner, LrmJobState
+from koala_adapter.ordering.pools import serves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +43,8 @@ class Rules:
     """Jobs in user hold are ours, too: where the site's own hold looks the same."""
     one_node: bool = False
     """A job can only be started on one node: where the batch system itself divides it among several."""
+    one_by_one: bool = False
+    """Elements of a job array can only be started one after the other."""
     default_walltime: int = 86_400
     """Seconds for jobs that say nothing where the queue has no limit either."""
 
@@ -96,7 +99,7 @@ def estimate(job: LrmJob, queues: Mapping[str, Queue], rules: Rules) -> int:
         return job.walltime
     if job.started_at is not None and job.ends_at is not None and job.ends_at > job.started_at:
         return max(1, round(job.ends_at - job.started_at))
-    limits = [queues[name].walltime_limit for name in job.queue.split(",") if name in queues]
+    limits = [queue.walltime_limit for name, queue in queues.items() if serves(job.queue, name)]
     known = [limit for limit in limits if limit]
     return min(known, default=rules.default_walltime)
 
@@ -107,3 +110,8 @@ def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:
         return job.layout
     each, more = divmod(job.processors, len(job.nodes))
     return tuple((name, each + (number < more)) for number, name in enumerate(job.nodes))
+
+
+def array_of(job: LrmJob) -> str | None:
+    """Return what the elements of a job array have in common in their ids; None for a job that is none."""
+    return None if job.array_index is None else job.id.rstrip("0123456789")

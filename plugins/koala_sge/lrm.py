@@ -46,6 +46,7 @@ CAPABILITIES = Capabilities(
     hold=True,
     pin=True,
     pin_several=False,
+    pin_elements=False,
     tells_holders=False,
     suspend=True,
     accounting=True,

@@ -103,6 +103,7 @@ def test_queue_features_and_memory_choose_nodes() -> None:
         room("night", 8, queues=("night",), features=("fast", "gpu"), memory=4000),
     ]
     assert given_to(job(2, queue="night"), rooms) == {"night": 2}
+    assert given_to(job(9, queue="d*,night"), rooms).keys() == {"day", "night"}
     assert given_to(job(2, features=("gpu",)), rooms) == {"night": 2}
     assert given_to(job(4, memory_per_processor_mib=2000), rooms) == {"day": 2, "night": 2}
     assert "memory" in refused(job(5, memory_per_processor_mib=2000), rooms)

@@ -122,6 +122,17 @@ def test_a_batch_system_that_divides_jobs_itself() -> None:
     assert "9 processors on one node" in site.mirror.entries[site.jobs["3"].id].reason
 
 
+def test_elements_of_an_array_one_after_the_other() -> None:
+    """Where the batch system pins whole arrays, the next one starts when the one before runs."""
+    site = Listed(rules=Rules(one_by_one=True))
+    for number in (1, 2):
+        site.submit(f"7.{number}", 4, array_index=number)
+    site.submit("8.1", 4, array_index=1)
+    assert site.step() == ["7.1", "8.1"]
+    assert "one at a time" in site.told(Kind.PASSED_OVER)[0].detail
+    assert site.step() == ["7.2"]
+
+
 def test_others_starts_and_ends_are_taken_in() -> None:
     """A job that runs without us takes its processors; one that goes unasked frees nothing twice."""
     site = Listed()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala schedule`` on a real Grid Engine, whose submission default holds every job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.real.scheduling import Scheduling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.real.systems import GridEngineCell
+
+pytestmark = [pytest.mark.real("sge_qmaster", "sge_execd"), pytest.mark.timeout(180)]
+
+QUIET = ("-wd", "/tmp", "-o", "/dev/null", "-j", "y")
+
+
+@pytest.fixture
+def holding_cell(sge_cell: GridEngineCell) -> Iterator[GridEngineCell]:
+    """Return a cell in which every job comes in held: ``-h`` in its sge_request (sge_request(5))."""
+    defaults = sge_cell.root / sge_cell.cell / "common" / "sge_request"
+    before = defaults.read_text() if defaults.exists() else ""
+    defaults.write_text(f"{before}\n-h\n")
+    yield sge_cell
+    defaults.write_text(before)
+
+
+def test_a_queue_runs_to_the_end(holding_cell: GridEngineCell, tmp_path: Path) -> None:
+    """Ordinary jobs and an array, more than the cell holds at once: each runs once, in the order of submission."""
+    scheduling = Scheduling(tmp_path, holding_cell, "--policy", "fcfs", "--weights", "queue-time=1")
+    names = [f"j{number}" for number in range(6)]
+    ids = [holding_cell.submit(scheduling.script(name, 1.0), *QUIET, "-l", "h_rt=60") for name in names]
+    array = holding_cell.submit(scheduling.script("array", 0.2), *QUIET, "-t", "1-3", "-l", "h_rt=60")
+    with scheduling:
+        scheduling.wait_runs(set(names))
+        scheduling.wait(lambda: scheduling.traces().get("array", []).count("end") == 3, what="the array has run")
+        scheduling.wait(lambda: not holding_cell.qstat(), what="nothing left")
+    traces = scheduling.traces()
+    assert traces.pop("array").count("run") == 3
+    assert traces == {name: ["run", "end"] for name in names}
+    starts = [line for line in scheduling.lines() if line["kind"] == "start"]
+    assert [line["job_id"] for line in starts][: len(ids)] == ids
+    assert {line["job_id"].partition(".")[0] for line in starts[len(ids) :]} == {array.partition(".")[0]}
