@@ -171,6 +171,7 @@ CALLS: dict[str, Callable[[Lrm], Any]] = {
     "requeue": lambda lrm: lrm.requeue([JOB]),
     "signal": lambda lrm: lrm.signal([JOB], 10),
     "modify": lambda lrm: lrm.modify(JOB, walltime=60),
+    "notify": lambda lrm: lrm.notify(JOB, "text"),
 }
 
 
