@@ -92,9 +92,9 @@ def test_no_policy_exceeds_room_or_size(policy: str, views: Views, requests: lis
     assert [one.component for one in result.components] == sorted(one.component for one in result.components)
     assert all(count <= max(0, views[name].room) for name, count in used.items())
     pieces = Counter(one.component for one in result.components)
-    for name, one in asked.items():
-        assert one.component.minimum <= sizes[name] <= one.component.maximum
-        assert pieces[name] == 1 or (one.splittable and shares[name] == one.component.minimum)
+    for name, wanted in asked.items():
+        assert wanted.component.minimum <= sizes[name] <= wanted.component.maximum
+        assert pieces[name] == 1 or (wanted.splittable and shares[name] == wanted.component.minimum)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
