@@ -172,7 +172,8 @@ def run_cases(session: Session, cases: Sequence[Case], processes: int) -> list[O
         runs = watched(run_case, cases, processes, update)
         for index, outcome in runs:
             found[index] = outcome
-            display.update(bars[index], completed=outcome.summary.jobs, total=outcome.summary.jobs)
+            if not outcome.interrupted:
+                display.update(bars[index], completed=outcome.summary.jobs, total=outcome.summary.jobs)
             if outcome.interrupted and min(processes, len(cases)) == 1:
                 break
     return [found[index] for index in sorted(found) if found[index].summary.jobs or not found[index].interrupted]
