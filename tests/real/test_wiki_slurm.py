@@ -149,14 +149,15 @@ def test_control_is_seen_in_slurm(serving: WikiServing) -> None:
     job = serving.system.submit(trap, "--ntasks=2", "--output=/dev/null", "--time=10", user=USER)
     serving.done(f"STARTJOB ARG={job} TASKLIST=n1:n1")
     serving.wait((traces / "begun").exists, what="the job's first words")
+    # Before it is suspended: Slurm takes 2 s for that, and a signal in that time is lost.
+    serving.done(f"SIGNALJOB ARG={job} VALUE=SIGUSR1")
+    serving.wait((traces / "heard").exists, what="the signal")
     serving.done(f"SUSPENDJOB ARG={job}")
     assert value(serving, job, "JobState") == "SUSPENDED"
     assert serving.job(job).state == "Suspended"
     assert serving.ask(f"SUSPENDJOB ARG={job}").status == -700
     serving.done(f"RESUMEJOB ARG={job}")
     assert value(serving, job, "JobState") == "RUNNING"
-    serving.done(f"SIGNALJOB ARG={job} VALUE=SIGUSR1")
-    serving.wait((traces / "heard").exists, what="the signal")
     serving.done(f"NOTIFYJOB ARG={job} MSG=the end is near")
     serving.done(f"MODIFYJOB ARG={job} TIMELIMIT=7")
     assert value(serving, job, "TimeLimit") == "00:07:00"

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch system of a few lines behind a WIKI server: jobs start when they are told, unless a test says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.errors import LrmError, LrmNotFoundError
+from koala_adapter.model import ClusterName, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
+from koala_adapter.plugin import Capabilities
+from koala_adapter.wiki.intents import Intents
+from koala_adapter.wiki.options import ServerOptions
+from koala_adapter.wiki.protocol import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
+from koala_adapter.wiki.resource import WikiResource
+from koala_adapter.wiki.sources import Listing, Place, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+KEY = read_key("1234567890")
+CLUSTER = ClusterName("alpha")
+NOW = 1_795_000_000.0
+
+
+def node(name: str, *, processors: int = 8, used: int = 0, state: NodeState = NodeState.UP) -> Node:
+    """Return a node."""
+    return Node(name=name, state=state, processors=processors, processors_used=used, queues=("main",))
+
+
+def job(id_: str, processors: int = 1, *, state: LrmJobState = LrmJobState.HELD, **more: object) -> LrmJob:
+    """Return a job, held by the site unless another state is given."""
+    waiting = LrmJob(
+        id=LrmJobId(id_),
+        name="job",
+        state=state,
+        user="ann",
+        processors=processors,
+        queue="main",
+        submitted_at=NOW - 60,
+        walltime=600,
+        hold=HoldOwner.OPERATOR if state is LrmJobState.HELD else None,
+    )
+    return replace(waiting, **more)  # type: ignore[arg-type]
+
+
+def running(id_: str, layout: dict[str, int], **more: object) -> LrmJob:
+    """Return a job that runs on so many processors of each node."""
+    places = tuple(layout.items())
+    found = job(id_, sum(layout.values()), state=LrmJobState.RUNNING, layout=places, nodes=tuple(layout))
+    return replace(found, **{"started_at": NOW - 10, "ends_at": NOW + 590, **more})  # type: ignore[arg-type]
+
+
+@dataclass
+class MemorySource(Source):
+    """Nodes and jobs in memory."""
+
+    node_list: list[Node] = field(default_factory=lambda: [node("n1"), node("n2"), node("n3"), node("n4")])
+    job_list: dict[str, LrmJob] = field(default_factory=dict)
+    name: str = "alpha"
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(hold=True, pin=True))
+    partitioned: bool = False
+    failure: LrmError | None = None
+    start_failure: LrmError | None = None
+    starts_after: float = 0.0
+    """Seconds that a start takes."""
+    never_starts: bool = False
+    """A start only releases the job."""
+    slow: float = 0.0
+    """Seconds that a listing takes."""
+    reads: int = 0
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, *jobs: LrmJob) -> None:
+        """Have these jobs."""
+        self.job_list.update((str(one.id), one) for one in jobs)
+
+    async def read(self) -> Listing:
+        """Return all."""
+        self.reads += 1
+        await anyio.sleep(self.slow)
+        if self.failure:
+            raise self.failure
+        nodes = []
+        for one in self.node_list:
+            active = (found for found in self.job_list.values() if found.state is LrmJobState.RUNNING)
+            used = sum(count for found in active for where, count in found.layout if where == one.name)
+            nodes.append((CLUSTER, replace(one, processors_used=max(used, one.processors_used))))
+        return Listing(nodes=tuple(nodes), jobs=tuple(self.job_list.values()), clusters=frozenset({CLUSTER}))
+
+    async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
+        """Let a job run there."""
+        self.calls.append(("start", f"{job} {':'.join(place.node for place in places)}"))
+        if self.start_failure:
+            raise self.start_failure
+        self.job_list[job] = replace(self.job_list[job], state=LrmJobState.QUEUED, hold=None)
+        await anyio.sleep(self.starts_after)
+        if self.never_starts:
+            return
+        counts: dict[str, int] = {}
+        for place in places:
+            counts[place.node] = counts.get(place.node, 0) + 1
+        self.job_list[job] = replace(self.job_list[job], state=LrmJobState.RUNNING, layout=tuple(counts.items()))
+
+    async def cancel(self, job: LrmJobId) -> None:
+        """End a job."""
+        self.calls.append(("cancel", job))
+        found = self.job_list.get(job)
+        if found is None:
+            raise LrmNotFoundError(f"no job {job}")
+        self.job_list[job] = replace(found, state=LrmJobState.ENDED, end=EndReason.CANCELLED, ends_at=NOW)
+
+    async def hold(self, job: LrmJobId) -> None:
+        """Hold a waiting job."""
+        self.calls.append(("hold", job))
+        if self.job_list[job].state is LrmJobState.QUEUED:
+            self.job_list[job] = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR)
+
+    async def suspend(self, job: LrmJobId) -> None:
+        """Stop a running job for now."""
+        self.calls.append(("suspend", job))
+        self.job_list[job] = replace(self.job_list[job], state=LrmJobState.SUSPENDED)
+
+    async def set_walltime(self, job: LrmJobId, seconds: int) -> None:
+        """Change the walltime."""
+        self.calls.append(("set_walltime", f"{job} {seconds}"))
+        self.job_list[job] = replace(self.job_list[job], walltime=seconds)
+
+
+class Server:
+    """A WIKI server on a source in memory, asked without a socket."""
+
+    def __init__(
+        self, path: Path, source: MemorySource | None = None, *, key: Key | None = KEY, **options: object
+    ) -> None:
+        """``options`` of the server."""
+        self.source = source or MemorySource()
+        self.options = replace(ServerOptions(cache=0.0, reply_within=1.0), **options)  # type: ignore[arg-type]
+        self.key = key
+        self.now = NOW
+        self.intents = Intents(path / "starts")
+        self.resource = WikiResource(self.source, key, self.intents, self.options, clock=lambda: self.now)
+
+    async def frame(self, message: str | bytes, *, timestamp: float | None = None) -> bytes | None:
+        """Return the frame of the reply to a message."""
+        text = message.encode() if isinstance(message, str) else message
+        sealed = seal(text, key=self.key, timestamp=int(timestamp or self.now), user="maui")
+        return await self.resource.answer(sealed[9:], "127.0.0.1")
+
+    async def ask(self, message: str, *, timestamp: float | None = None) -> Reply:
+        """Return the reply to a message such as ``GETJOBS ARG=0:ALL``."""
+        frame = await self.frame(f"CMD={message}", timestamp=timestamp)
+        assert frame is not None
+        return parse_reply(self.opened(frame).message)
+
+    def opened(self, frame: bytes) -> Envelope:
+        """Return a reply's message after Maui's checks."""
+        payload = FrameReader().feed(frame)
+        assert payload is not None
+        return open_reply(payload, key=self.key, now=self.now)
+
+    async def records(self, message: str) -> dict[str, str]:
+        """Return the records of a list, by their ids."""
+        argument = (await self.ask(message)).require()
+        count, _, rest = argument.partition("#")
+        found = dict(text.partition(":")[::2] for text in rest.split("#") if text)
+        assert len(found) == int(count)
+        return found
+
+    async def states(self) -> dict[str, str]:
+        """Return the states of all jobs."""
+        found = await self.records("GETJOBS ARG=0:ALL")
+        return {id_: text.removeprefix("STATE=").partition(";")[0] for id_, text in found.items()}
