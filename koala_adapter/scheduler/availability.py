@@ -34,15 +34,15 @@ class Profile:
     tried: int
     """Gaps that :meth:`earliest` has tried in all: what its time goes with."""
 
-    def __init__(self, now: float, free: int, ends: Iterable[tuple[float, int]] = ()) -> None:
-        """Begin with what is free now, and what comes free at each (end, processors), which must be sorted.
+    def __init__(self, now: float, free: int, ends: Iterable[tuple[float, int, object]] = ()) -> None:
+        """Begin with what is free now, and what comes free at each (end, processors, of whom), which must be sorted.
 
         An end that has passed counts as one right now.
         """
         self.tried = 0
         times = [now]
         levels = [free]
-        for end, processors in ends:
+        for end, processors, _ in ends:
             if end <= times[-1]:
                 levels[-1] += processors
             else:

@@ -61,14 +61,16 @@ class Easy(Fcfs):
         """Start jobs in order until one does not fit, then whoever does not delay that one."""
         self.passes += 1
         queue = self._queue
-        if not queue or self.free < self._smallest:
+        if not queue:
             return []
-        if len(queue) == 1 and queue[0].processors <= self.free:
-            started = queue.copy()
-            queue.clear()
+        free = self.free
+        if free < self._smallest:
+            return []
+        if len(queue) == 1 and queue[0].processors <= free:
+            self._queue = []
             self._changed = True
-            self._start(started[0], now)
-            return started
+            self._start(queue[0], now)
+            return queue
         if self._shares is not None:
             self._order(now)
         if not self._changed and now <= self._shadow_time:

@@ -58,10 +58,10 @@ class Conservative(ClusterScheduler):
 
     def end(self, job: LocalJob, now: float) -> None:
         """Take note that a running job has ended; what it would still have held is free."""
+        entry = job.entry
         super().end(job, now)
-        end, processors = job.entry
-        if end > now:
-            self._profile.give(now, end, processors)
+        if entry is not None and entry[0] > now:
+            self._profile.give(now, entry[0], entry[1])
             self._starts.forget()
             self._loose = True
 

@@ -44,7 +44,7 @@ class LocalJob:
     )
 
     id: str | int
-    """Whatever tells its owner which job this is; the policies never look at it."""
+    """Whatever tells its owner which job this is, different for each job; the policies never look at it."""
     processors: int
     """Processors it needs all through its run, at least 1."""
     estimate: float
@@ -60,8 +60,8 @@ class LocalJob:
     """Its place in the queue: lower goes first."""
     started_at: float | None
     """When it was last started; None before."""
-    entry: tuple[float, int]
-    """When it is expected to end, and its processors, once it runs."""
+    entry: tuple[float, int, LocalJob] | None
+    """While it runs: when it is expected to end, its processors, and itself."""
     reserved_at: float
     """Start that conservative backfill has reserved for it; infinity for none. Other policies do not set it."""
 
@@ -81,6 +81,11 @@ class LocalJob:
         self.user = user
         self.priority = priority
         self.started_at = None
+        self.entry = None
+
+    def __lt__(self, other: LocalJob) -> bool:
+        """Bring jobs that are expected to end at the same time in some order, the same in each run."""
+        return str(self.id) < str(other.id)
 
     def __repr__(self) -> str:
         """What a failing test should show."""
@@ -115,7 +120,6 @@ class ClusterScheduler(ABC):
         "_changed",
         "_ends",
         "_queue",
-        "_running",
         "_shares",
         "_smallest",
         "backfilled",
@@ -145,8 +149,7 @@ class ClusterScheduler(ABC):
         self.wake_at = inf
         self._queue: list[LocalJob] = []
         self._aside: list[LocalJob] = []
-        self._running: dict[LocalJob, None] = {}
-        self._ends: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, int, LocalJob]] = []
         self._shares = UserShares(weights.half_life) if weights.share else None
         self._smallest = 0
         self._changed = True
@@ -188,8 +191,10 @@ class ClusterScheduler(ABC):
 
         A start that failed is told by this too; then the job may be submitted once more.
         """
-        del self._running[job]
         entry = job.entry
+        if entry is None:
+            raise KeyError(job.id)
+        job.entry = None
         ends = self._ends
         del ends[bisect_left(ends, entry)]
         self.free += entry[1]
@@ -212,11 +217,11 @@ class ClusterScheduler(ABC):
         self, job: LocalJob, now: float, *, estimate: float | None = None, priority: float | None = None
     ) -> None:
         """Change what is known of a job, waiting or running: its estimate (seconds in all), its points."""
-        if job in self._running:
+        if job.entry is not None:
             if estimate is not None and job.started_at is not None:
                 del self._ends[bisect_left(self._ends, job.entry)]
                 job.estimate = estimate
-                job.entry = (job.started_at + estimate, job.entry[1])
+                job.entry = (job.started_at + estimate, job.entry[1], job)
                 insort(self._ends, job.entry)
             self._changed = True
             self._on_replanned(now)
@@ -247,8 +252,8 @@ class ClusterScheduler(ABC):
 
     @property
     def running(self) -> Sequence[LocalJob]:
-        """The running jobs in the order in which they were started."""
-        return list(self._running)
+        """The running jobs in the order of their expected ends."""
+        return [job for _, _, job in self._ends]
 
     @property
     def demanded(self) -> int:
@@ -292,9 +297,8 @@ class ClusterScheduler(ABC):
         """Let a job run; the caller takes it out of the queue."""
         processors = job.processors
         job.started_at = now
-        job.entry = entry = (now + job.estimate, processors)
+        job.entry = entry = (now + job.estimate, processors, job)
         insort(self._ends, entry)
-        self._running[job] = None
         self.free -= processors
         if self._shares is not None:
             self._shares.hold(job.user, processors, now)
@@ -327,7 +331,7 @@ class ClusterScheduler(ABC):
         """
         free = self.free
         shadow = inf
-        for end, held in self._ends:
+        for end, held, _ in self._ends:
             if end > shadow:
                 break
             free += held

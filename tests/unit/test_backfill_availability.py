@@ -102,7 +102,7 @@ def test_least_until_each_time(windows: list[Window]) -> None:
 @settings(max_examples=50, deadline=None)
 def test_a_profile_of_what_runs(ends: list[tuple[int, int]], now: int) -> None:
     """Each end gives its processors back; one that has passed counts as now."""
-    profile = Profile(now, 3, sorted(ends))
+    profile = Profile(now, 3, [(end, processors, None) for end, processors in sorted(ends)])
     for time in range(now, HORIZON + 1):
         assert profile.level(time) == 3 + sum(processors for end, processors in ends if max(end, now) <= time)
 
