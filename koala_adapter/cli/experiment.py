@@ -12,10 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from koala_adapter.cli.context import command_body, json_option, pass_session
-from koala_adapter.cli.simulate import progress_display, told
-from koala_adapter.simulation.experiments.framework import experiment_names, load_experiment
-from koala_adapter.simulation.figures import check_matplotlib
-from koala_adapter.simulation.report import write_experiment
 
 if TYPE_CHECKING:
     from koala_adapter.cli.context import Session
@@ -47,7 +43,9 @@ def list_experiments(session: Session, as_json: bool) -> None:
     Example:
       koala experiment list
     """
-    found = [load_experiment(name) for name in experiment_names()]
+    from koala_adapter.simulation.experiments import framework  # noqa: PLC0415 - other commands need not wait for it
+
+    found = [framework.load_experiment(name) for name in framework.experiment_names()]
     if as_json:
         session.print_json([
             {
@@ -100,6 +98,11 @@ def run(
     Example:
       koala experiment run vjm-deadlock --out results
     """
+    from koala_adapter.cli.simulating import progress_display, told  # noqa: PLC0415 - other commands need not wait
+    from koala_adapter.simulation.experiments.framework import load_experiment  # noqa: PLC0415 - likewise
+    from koala_adapter.simulation.figures import check_matplotlib  # noqa: PLC0415 - likewise
+    from koala_adapter.simulation.report import write_experiment  # noqa: PLC0415 - likewise
+
     chosen = load_experiment(name)
     check_matplotlib()
     values = {one.partition("=")[0]: one.partition("=")[2] for one in settings}

@@ -8,35 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from koala_adapter.cli.context import EXIT_INTERRUPTED, command_body, json_option, pass_session
-from koala_adapter.errors import SimulationError
 from koala_adapter.scheduler.cluster import METRICS, POLICIES
-from koala_adapter.simulation import comparison
-from koala_adapter.simulation.comparison import Case, run_case
-from koala_adapter.simulation.figures import check_matplotlib
-from koala_adapter.simulation.models import MODELS, PREFIX
-from koala_adapter.simulation.parallel import watched
-from koala_adapter.simulation.platform import PLATFORMS, load_platform, named_platform
-from koala_adapter.simulation.replay import Policy, Site
-from koala_adapter.simulation.report import Heading, write_result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from rich.console import Console
-
     from koala_adapter.cli.context import Session
-    from koala_adapter.simulation.comparison import Outcome
-    from koala_adapter.simulation.parallel import Board
-    from koala_adapter.simulation.platform import Platform
 
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
-SHOWN_NOTES = 5
-"""Irregularities of a trace that are told one by one."""
 
 
 @click.command()
@@ -45,7 +24,7 @@ SHOWN_NOTES = 5
     "--policy", "-p", "policies", type=click.Choice(POLICIES), multiple=True, default=("easy",), show_default=True,
     help="Order of each cluster's queue; may be given several times.",
 )  # fmt: skip
-@click.option("--platform", metavar="FILE", help=f"Platform file with the clusters, or one of: {', '.join(PLATFORMS)}.")
+@click.option("--platform", metavar="FILE", help="Platform file with the clusters, or das3.")
 @click.option(
     "--processors", type=click.IntRange(min=1), metavar="N", help="One cluster of so many. Default: as the trace says."
 )
@@ -92,12 +71,17 @@ def simulate(
       koala simulate *.swf.gz -p fcfs -p easy -p conservative --out comparison
       koala simulate model:lublin --jobs 20000 --processors 256 --seed 7 --json
     """
+    from koala_adapter.cli import simulating  # noqa: PLC0415 - other commands need not wait for all of this
+    from koala_adapter.simulation.comparison import Case  # noqa: PLC0415 - likewise
+    from koala_adapter.simulation.figures import check_matplotlib  # noqa: PLC0415 - likewise
+    from koala_adapter.simulation.replay import Policy  # noqa: PLC0415 - likewise
+
     if platform is not None and processors is not None:
         raise click.UsageError("--platform and --processors both say how many processors there are: give one.")
     if out is not None:
         check_matplotlib()
-    sites = () if platform is None else clusters_of(session, platform)
-    names = trace_names(traces)
+    sites = () if platform is None else simulating.clusters_of(session, platform)
+    names = simulating.trace_names(traces)
     cases = [
         Case(
             source=trace, name=names[trace], policy=Policy(name=policy, metric=metric, depth=depth), sites=sites,
@@ -106,155 +90,15 @@ def simulate(
         for trace in names
         for policy in dict.fromkeys(policies)
     ]  # fmt: skip
-    outcomes = run_cases(session, cases, processes or os.cpu_count() or 1)
+    outcomes = simulating.run_cases(session, cases, processes or os.cpu_count() or 1)
     if as_json:
         session.print_json([outcome.to_json() for outcome in outcomes])
     else:
-        show_notes(session, outcomes)
-        session.console.print(outcomes_table(outcomes))
+        simulating.show_notes(session, outcomes)
+        session.console.print(simulating.outcomes_table(outcomes))
     if out is not None and outcomes:
-        page = write_result(out, heading(cases), comparison.result(outcomes))
+        page = simulating.write_page(out, cases, outcomes)
         session.remark(f"the page is {page}")
     if len(outcomes) < len(cases) or any(outcome.interrupted for outcome in outcomes):
         session.remark("interrupted: this is what there is so far")
         raise SystemExit(EXIT_INTERRUPTED)
-
-
-def trace_names(traces: Iterable[str]) -> dict[str, str]:
-    """Return what each trace is called, no two alike. Raises SimulationError for an unknown model."""
-    names: dict[str, str] = {}
-    for trace in dict.fromkeys(traces):
-        name = trace.removeprefix(PREFIX)
-        if trace.startswith(PREFIX):
-            if name not in MODELS:
-                hint = f"there is {', '.join(PREFIX + model for model in MODELS)}"
-                raise SimulationError(f"there is no workload model {name}", hint=hint)
-        else:
-            name = Path(trace).name.removesuffix(".gz").removesuffix(".swf")
-        number = sum(other == name or other.startswith(f"{name}~") for other in names.values())
-        names[trace] = f"{name}~{number + 1}" if number else name
-    return names
-
-
-def clusters_of(session: Session, platform: str) -> tuple[Site, ...]:
-    """Return the clusters of a platform file, or of a platform by name. Raises ConfigurationError, OSError."""
-    path = Path(platform)
-    known = named_platform(platform) if platform in PLATFORMS and not path.exists() else load_platform(path)
-    unused = unused_parts(known)
-    if unused:
-        session.remark(f"{platform}: {' and '.join(unused)} play no part in this simulation")
-    return tuple(
-        Site(name=cluster.name, processors=cluster.processors - cluster.threshold, speed=cluster.speed)
-        for cluster in known.clusters
-    )
-
-
-def unused_parts(platform: Platform) -> list[str]:
-    """Return what a platform says that replaying a workload does not use."""
-    parts = {
-        "local users": any(platform.background_of(cluster) for cluster in platform.clusters),
-        "failures": any(platform.failures_of(cluster) for cluster in platform.clusters),
-        "links": bool(platform.network.links),
-    }
-    return [name for name, said in parts.items() if said]
-
-
-def run_cases(session: Session, cases: Sequence[Case], processes: int) -> list[Outcome]:
-    """Return the outcomes in the order of the cases, those that there are when it is interrupted."""
-    found: dict[int, Outcome] = {}
-    with progress_display(session.moving) as display:
-        bars = [display.add_task(f"{escape(case.name)} {case.policy.name}", total=None) for case in cases]
-
-        def update(board: Board) -> None:
-            for bar, (done, total) in zip(bars, board.progress, strict=True):
-                display.update(bar, completed=done, total=total or None)
-
-        runs = watched(run_case, cases, processes, update)
-        for index, outcome in runs:
-            found[index] = outcome
-            if not outcome.interrupted:
-                display.update(bars[index], completed=outcome.summary.jobs, total=outcome.summary.jobs)
-            if outcome.interrupted and min(processes, len(cases)) == 1:
-                break
-    return [found[index] for index in sorted(found) if found[index].summary.jobs or not found[index].interrupted]
-
-
-def progress_display(console: Console) -> Progress:
-    """Return a display of bars, which shows nothing without a terminal."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def told(display: Progress) -> Callable[[int, int, str], None]:
-    """Return who shows in a display how far an experiment is."""
-    bars = {}
-
-    def tell(done: int, total: int, what: str, /) -> None:
-        if what not in bars:
-            bars[what] = display.add_task(escape(what), total=total)
-        display.update(bars[what], completed=done, total=total)
-
-    return tell
-
-
-def show_notes(session: Session, outcomes: Sequence[Outcome]) -> None:
-    """Tell what is irregular about each trace."""
-    for trace in dict.fromkeys(outcome.trace for outcome in outcomes):
-        found = next(outcome.irregularities for outcome in outcomes if outcome.trace == trace)
-        for one in found[:SHOWN_NOTES]:
-            session.remark(f"{trace}: {one}")
-        if len(found) > SHOWN_NOTES:
-            session.remark(f"{trace}: {len(found) - SHOWN_NOTES} more irregularities, see --json")
-
-
-def outcomes_table(outcomes: Sequence[Outcome]) -> Table:
-    """Return one line for each trace and policy."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("trace", "policy"):
-        table.add_column(heading, no_wrap=True)
-    for heading in (
-        "processors", "jobs", "left out", "mean wait (s)", "p95 wait (s)", "slowdown", "bounded", "used",
-        "makespan (s)", "jobs/s",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
-    for one in outcomes:
-        summary = one.summary
-        table.add_row(
-            escape(one.trace),
-            one.policy + (" [yellow](part)[/]" if one.interrupted else ""),
-            f"{one.processors:,}",
-            f"{summary.jobs:,}",
-            f"{one.skipped:,}",
-            f"{summary.mean_wait:,.1f}",
-            f"{summary.percentiles['wait']['p95']:,.0f}",
-            f"{summary.mean_slowdown:,.2f}",
-            f"{summary.mean_bounded_slowdown:,.2f}",
-            f"{summary.utilization:.1%}",
-            f"{summary.makespan:,.0f}",
-            f"{summary.jobs / one.seconds:,.0f}" if one.seconds > 0 else "-",
-        )
-    return table
-
-
-def heading(cases: Sequence[Case]) -> Heading:
-    """Return what stands at the top of the page."""
-    first = cases[0]
-    policies = list(dict.fromkeys(case.policy.name for case in cases))
-    sources = list(dict.fromkeys(case.source for case in cases))
-    words = ["koala simulate", *(Path(source).name for source in sources), *(f"--policy {name}" for name in policies)]
-    if first.sites:
-        words.append("--platform FILE")
-    options = {"--processors": first.processors, "--jobs": first.jobs, "--seed": first.seed or None}
-    words += [f"{name} {value}" for name, value in options.items() if value is not None]
-    words += [f"--metric {first.policy.metric}"] if first.policy.metric != "processors" else []
-    words += [f"--depth {first.policy.depth}"] if first.policy.depth > 1 else []
-    words += ["--kill-at-limit"] if first.kill_at_limit else []
-    lead = f"{', '.join(dict.fromkeys(case.name for case in cases))} under {', '.join(policies)}."
-    return Heading(title="Simulation", lead=lead, command=" ".join([*words, "--out DIR"]))
