@@ -40,7 +40,7 @@ class Manner:
 def decide(mirror: Mirror, manner: Manner, now: float) -> list[Start]:
     """Return the jobs to start now. They count as starting from here on; nothing is due before something changes."""
     mirror.dirty = False
-    rooms = mirror.rooms()
+    rooms = mirror.rooms
     starts: list[Start] = []
     for number, scheduler in enumerate(mirror.schedulers):
         there = {name: room for name, room in rooms.items() if mirror.pools.nodes.get(name) == number}

@@ -85,6 +85,8 @@ class Entry:
     phase: Phase
     sequence: int
     """Order in which jobs were first seen."""
+    listed: LrmJob | None = None
+    """Exactly as it was listed last."""
     reason: str = ""
     """Why it is left out."""
     passed_over: str = ""

@@ -39,6 +39,9 @@ REFUSED_BACKOFF = 60.0
 TIE = 1e-6
 """Seconds by which jobs submitted in the same second are told apart, so that their order stays what it is."""
 
+STEADY = frozenset({Phase.RUNNING, Phase.WAITING})
+"""Phases in which nothing follows from a listing that shows a job as the last one did."""
+
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -78,6 +81,8 @@ class Mirror:
         self.listing: Listing | None = None
         self.dirty = True
         """Something changed that may let a job start."""
+        self.rooms: dict[str, Room] = {}
+        """What was free on each node that is up at the last look."""
         self.happened: list[Happening] = []
         """Whoever drives this takes from here what is to be told."""
         self._in_hand: dict[LrmJobId, tuple[Layout, float]] = {}
@@ -94,7 +99,7 @@ class Mirror:
         now = listing.read_at
         first = self.listing is None
         self.listing = listing = self._as_they_will_be(listing)
-        self._examine_nodes(listing)
+        same = self._examine_nodes(listing)
         seen: dict[LrmJobId, LrmJob] = {job.id: job for job in listing.jobs}
         for job_id in [id_ for id_ in self.entries if id_ not in seen]:
             self._gone(self.entries[job_id], now, Kind.GONE)
@@ -103,9 +108,12 @@ class Mirror:
         occupying: list[Entry] = []
         waiting: list[Entry] = []
         for job in sorted(listing.jobs, key=_order) if first else listing.jobs:
-            entry = self._examine(job, now)
-            if entry is None:
-                continue
+            entry = self.entries.get(job.id)
+            if not (same and entry is not None and entry.phase in STEADY and entry.listed == job):
+                entry = self._examine(job, now)
+                if entry is None:
+                    continue
+                entry.listed = job
             (occupying if entry.phase in {Phase.RUNNING, Phase.STARTING} else waiting).append(entry)
         self._settle(occupying, waiting, now)
 
@@ -124,14 +132,15 @@ class Mirror:
         )
         return replace(listing, nodes=tuple(nodes))
 
-    def _examine_nodes(self, listing: Listing) -> None:
-        """Have the policies follow nodes that came, went, or serve other queues."""
+    def _examine_nodes(self, listing: Listing) -> bool:
+        """Have the policies follow nodes that came, went, or serve other queues; tell whether all is as it was."""
         seen = [
             (node.name, node.state is NodeState.UP, node.processors, node.memory_mib, node.features, node.queues)
             for node in listing.nodes
         ]
-        if seen != self._nodes_seen:
-            self._nodes_seen = seen
+        same = (seen, listing.queues) == self._nodes_seen
+        if not same:
+            self._nodes_seen = (seen, listing.queues)
             self._feasible.clear()
         pools = pools_of(listing.nodes, listing.queues)
         if pools != self.pools:
@@ -142,6 +151,7 @@ class Mirror:
                 if entry.phase is Phase.WAITING:
                     entry.phase = Phase.LEFT_OUT
             self.dirty = True
+        return same
 
     def _examine(self, job: LrmJob, now: float) -> Entry | None:
         """Update what is kept of one job; None when it is over."""
@@ -278,7 +288,8 @@ class Mirror:
     def _resize(self, occupying: Iterable[Entry], now: float) -> None:
         """Make each cluster as large as what runs and what is free together: drained nodes shrink as jobs end there."""
         sizes = [0] * len(self.schedulers)
-        for name, room in self.rooms().items():
+        self.rooms = self._free_rooms()
+        for name, room in self.rooms.items():
             sizes[self.pools.nodes[name]] += room.processors
         for entry in occupying:
             if entry.pool is not None:
@@ -403,7 +414,7 @@ class Mirror:
     def _nodes(self) -> tuple[Node, ...]:
         return () if self.listing is None else self.listing.nodes
 
-    def rooms(self) -> dict[str, Room]:
+    def _free_rooms(self) -> dict[str, Room]:
         """Return what is free on each node that is up, jobs that are being started counted."""
         taken: dict[str, int] = {}
         memory: dict[str, int] = {}
