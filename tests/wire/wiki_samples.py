@@ -29,6 +29,8 @@ class Exchange:
     configuration: str
     request: bytes
     reply: bytes | None
+    scontrol: str
+    """What the commands of Slurm said of jobs, nodes and queue just before."""
 
     @property
     def key(self) -> Key:
@@ -75,6 +77,7 @@ def golden(dialect: Dialect) -> tuple[Exchange, ...]:
                     configuration=record["configuration"],
                     request=record["request"].encode("latin-1"),
                     reply=None if not reply else reply.encode("latin-1"),
+                    scontrol=record["scontrol"],
                 )
             )
     return tuple(found)
