@@ -26,10 +26,11 @@ def load_key(path: Path) -> Key:
     except OSError as error:
         hint = "write the key that the scheduler has into a file of mode 0600 (Maui: $MAUIHOMEDIR/.moab.key)"
         raise ConfigurationError(f"cannot read the key file {path}: {error.strerror}", hint=hint) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        _require_private(path, status)
-        first = file.read(LONGEST_KEY + 1).split(b"\n", 1)[0].strip()
+    try:
+        _require_private(path, os.fstat(descriptor))
+        first = os.read(descriptor, LONGEST_KEY + 1).split(b"\n", 1)[0].strip()
+    finally:
+        os.close(descriptor)
     if not first or len(first) > LONGEST_KEY:
         message = f"the key file {path} has no key of at most {LONGEST_KEY} bytes in its first line"
         raise ConfigurationError(message, hint="one number, such as 1234567890 or 0x499602d2")
