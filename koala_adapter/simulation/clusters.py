@@ -40,6 +40,7 @@ class SimulatedCluster:
         "queue_seen",
         "running",
         "speed",
+        "unwanted",
     )
 
     def __init__(self, model: ClusterModel, index: int) -> None:
@@ -62,6 +63,8 @@ class SimulatedCluster:
         """Whether it last saw local jobs waiting, which would get the next processors that come free."""
         self.running: RunningJobs[Part] = RunningJobs()
         """The malleable ones of the managed jobs."""
+        self.unwanted: int | None = None
+        """Free processors that no running job would take when they were offered last; None: something has changed."""
         self.making_room = 0
         """Processors that jobs have promised to give back and still hold."""
 
@@ -88,6 +91,11 @@ class SimulatedCluster:
             free = self.capacity
         free -= self.managed
         return free if free > 0 else 0  # noqa: FURB136 - likewise
+
+    @property
+    def kept(self) -> int:
+        """Processors believed idle that the threshold keeps from us."""
+        return self.processors - self.others_seen - self.managed - self.free
 
     def see(self) -> bool:
         """Let the information service look; tell whether more may be within our reach than it saw last."""

@@ -201,13 +201,24 @@ class Multicluster:
         touched = list(self._touched)
         self._touched.clear()
         for cluster in touched:
-            value = cluster.free
-            running = cluster.running
-            if cluster.making_room or not ((value and running.growth) or (policy.rebalances and len(running))):
-                continue
-            step = Step(direction=Direction.GROW, remaining=value, thorough=thorough)
-            carry_out(policy, running, step, self._resizing.ask)
+            while self._worth_offering(cluster):
+                step = Step(direction=Direction.GROW, remaining=cluster.free, thorough=thorough)
+                before = self._resizing.changes
+                carry_out(policy, cluster.running, step, self._resizing.ask)
+                if self._resizing.changes == before or policy.rebalances:  # which makes equal what it can at once
+                    cluster.unwanted = cluster.free
+                    break
             self._frees[cluster.index] = cluster.free
+
+    def _worth_offering(self, cluster: SimulatedCluster) -> bool:
+        """Tell whether running jobs may want what is free: what all declined is offered again when there is more."""
+        value, running = cluster.free, cluster.running
+        if cluster.making_room or not running.growth or not (value or self._malleability.rebalances):
+            return False
+        if cluster.unwanted is not None and value <= cluster.unwanted:
+            cluster.unwanted = value
+            return False
+        return True
 
     def _scan(self) -> None:
         hopeless = self._hopeless
@@ -285,6 +296,7 @@ class Multicluster:
             now=run.started_at,
         )
         part.answers = self._answers.setdefault((id(application), part.minimum, part.maximum), {})
+        cluster.unwanted = None
         run.parts.append(part)
         cluster.running.add(part)
         if self.settings.placeholder_delay > 0:

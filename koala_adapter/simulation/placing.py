@@ -36,6 +36,8 @@ class Placing:
         self._by_name = {cluster.name: cluster for cluster in clusters}
         self._worst_fit: dict[tuple[int, int], Sequence[PlacedComponent]] = {}
         """Its answers for a single component of fixed size, by the size and the index of the cluster with most free."""
+        self._short = all(cluster.capacity == cluster.processors for cluster in clusters)
+        """Whether worst fit takes the cluster with the most free: thresholds do not count in its measure of load."""
         self._requests: dict[Lane, tuple[Sequence[ComponentRequest], str | None]] = {}
         self.frees = [cluster.free for cluster in clusters]
         """``free`` of each cluster, kept up to date by whoever changes it: finding the largest must be quick."""
@@ -54,7 +56,7 @@ class Placing:
     def place(self, lane: Lane) -> Sequence[PlacedComponent] | None:
         """Ask the placement policy where the first job of a lane goes; None: nowhere now."""
         requests, _ = self._asked(lane)
-        if not lane.components and lane.placement == WorstFit.name:
+        if self._short and not lane.components and lane.placement == WorstFit.name:
             most = max(self.frees)
             if most < lane.least:
                 return None
@@ -119,6 +121,6 @@ def _view(cluster: SimulatedCluster, free: int) -> ClusterView:
         capacity=cluster.capacity,
         room=free,
         available=free,
-        load_free=free,
+        load_free=free + cluster.kept,
         walltime_limit=None,
     )

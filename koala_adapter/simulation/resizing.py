@@ -30,6 +30,8 @@ class Resizing:
         self._released = released
         self.changed: list[Run] = []
         """Runs whose end must be forecast again."""
+        self.changes = 0
+        """Changes of size that applications agreed to."""
         self.grow_messages = 0
         self.shrink_messages = 0
 
@@ -66,6 +68,8 @@ class Resizing:
 
     def _change(self, part: Part, amount: int) -> None:
         run = part.run
+        self.changes += 1
+        part.cluster.unwanted = None
         self.touch(run)
         pause = run.job.application.cost.seconds(amount)
         if pause > 0 or (amount > 0 and self._delay > 0):

@@ -181,6 +181,39 @@ def test_worst_fit_takes_the_cluster_with_most_idle_processors() -> None:
     assert [one.clusters for one in outcome.jobs] == [("c1",), ("c2",), ("c0",)]
 
 
+def test_worst_fit_counts_what_a_threshold_keeps_as_idle() -> None:
+    """As live, load is measured without thresholds: 10 idle with 5 kept back come before 7 idle."""
+    where = Platform(
+        clusters=(ClusterModel(name="c0", nodes=7), ClusterModel(name="c1", nodes=10, threshold=5)),
+    )
+    assert [one.clusters for one in run(where, jobs(0.0, malleable=False)).jobs] == [("c1",)]
+
+
+def test_what_an_egs_round_leaves_over_is_offered_again() -> None:
+    """Of a share of 3 each, the first job takes 1 up to its maximum; the 2 left over go to the other job."""
+    first, second = jobs(0.0, 0.0)
+    workload = [replace(first, application=application(maximum=3)), replace(second, application=application(maximum=7))]
+    outcome = run(platform(10), workload, "pwa", "egs")
+    assert [one.maximum_processors for one in outcome.jobs] == [3, 7]
+    assert outcome.messages[0] == (0.0, 3, 0)
+    assert outcome.used[0] == (0.0, 10, 0)
+
+
+def test_what_all_declined_is_not_offered_again() -> None:
+    """FT declines 1 processor once: the end of another job that frees nothing usable brings no second offer."""
+    ft = application(rule=PowerOfTwo(), maximum=8)
+    rigid = SimulatedJob(number=1, submitted_at=1.0, application=application(1, 8), initial=1, work=0.01)
+    outcome = run(platform(3), [replace(jobs(0.0)[0], application=ft), rigid], "pwa")
+    assert outcome.messages == [(0.0, 1, 0)]
+
+
+def test_equipartition_with_applications_that_decline_comes_to_an_end() -> None:
+    """What FT will not take is not moved to and fro for ever."""
+    ft = application(rule=PowerOfTwo(), maximum=16)
+    outcome = run(platform(21), [*jobs(0.0, 0.0, 1.0, app=ft), replace(jobs(2.0)[0], number=3)], "pwa", "equipartition")
+    assert len(outcome.jobs) == 4
+
+
 def test_a_co_allocated_job_runs_at_the_speed_of_its_slowest_cluster() -> None:
     """Components of 3 and 2 processors on two clusters are 5 processors together."""
     parts = (
