@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.context import Session
     from koala_adapter.config import ClusterConfig
+    from koala_adapter.ordering.explanations import Overview
     from koala_adapter.plugin import Lrm
     from koala_adapter.scheduler.cluster import ClusterScheduler
 
@@ -253,8 +254,8 @@ async def _require_rights(lrm: Lrm, session: Session) -> None:
 
 async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, directory: Path) -> None:
     record = StartRecord(directory / "starts.sqlite")
+    mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)
     try:
-        mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)
 
         def tell(happened: Sequence[Happening]) -> None:
             screen.tell(happened)
@@ -268,6 +269,7 @@ async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, dire
                 tasks.cancel_scope.cancel()
     finally:
         record.close()
+        screen.farewell(overview(mirror))
 
 
 async def _shadow(watcher: Watcher, plan: Plan, screen: Screen) -> None:
@@ -338,6 +340,14 @@ class Screen:
         if why or self._failing:
             self._session.remark(f"{self.cluster} does not answer: {why}" if why else f"{self.cluster} answers again")
         self._failing = bool(why)
+
+    def farewell(self, found: Overview) -> None:
+        """Say what becomes of the jobs when nobody schedules any more."""
+        waiting = found.waiting + found.left_out
+        self._session.remark(
+            f"koala schedules {self.cluster} no more: {found.running + found.starting} jobs run on, "
+            f"{waiting} wait until it is started again"
+        )
 
     def conclude(self, report: ShadowReport) -> None:
         """Print the report of a shadow."""

@@ -8,13 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.real.systems.processes import tail, wait_until
 from tests.real.user import PATIENCE, KoalaUser
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -40,8 +41,9 @@ class Scheduling:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Start it."""
-        self.start()
+        """Start it, unless it runs."""
+        if self.process is None:
+            self.start()
         return self
 
     def __exit__(
@@ -50,6 +52,15 @@ class Scheduling:
         """End it, in good order if it still runs."""
         if self.process is not None:
             self.stop()
+
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """See to it that nothing of it is left after the block, whatever happens there."""
+        try:
+            yield
+        finally:
+            if self.process is not None:
+                self.kill()
 
     def start(self, *more: str) -> None:
         """Start the command."""
@@ -104,6 +115,11 @@ class Scheduling:
     def wait(self, condition: Callable[[], bool], *, what: str, seconds: float = PATIENCE) -> None:
         """Wait until something is so."""
         wait_until(condition, seconds=seconds, what=what, details=self.details)
+
+    def wait_new_line(self, *, or_when: Callable[[], bool]) -> None:
+        """Wait until it prints one more line than when this is called, or something else is so."""
+        begun = len(self.lines())
+        self.wait(lambda: len(self.lines()) > begun or or_when(), what="it looks")
 
     def wait_runs(self, names: set[str]) -> None:
         """Wait until all these jobs have run to their ends."""

@@ -115,14 +115,15 @@ def test_a_shadow_changes_nothing(slurm_a: SlurmCluster, tmp_path: Path) -> None
     submit(scheduling, "held", 1, "--hold")
     before = shown(slurm_a)
     logged = len(slurm_a.controller_log.read_text())
-    scheduling.start()
-    scheduling.wait(lambda: bool(scheduling.errors.read_text()), what="it looks")
-    scheduling.wait(lambda: "watches" in scheduling.errors.read_text(), what="it says so")
-    time.sleep(1)
-    overtaking = slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=1", "--time=1", "--output=/dev/null")
-    scheduling.wait(lambda: overtaking in scheduling.told("started"), what="Slurm starts the short one")
-    time.sleep(3)  # differences of less than two seconds count as none
-    assert scheduling.stop() == 0
+    with scheduling.ended():
+        scheduling.start()
+        scheduling.wait(lambda: bool(scheduling.errors.read_text()), what="it looks")
+        scheduling.wait(lambda: "watches" in scheduling.errors.read_text(), what="it says so")
+        time.sleep(1)
+        overtaking = slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=1", "--time=1", "--output=/dev/null")
+        scheduling.wait(lambda: overtaking in scheduling.told("started"), what="Slurm starts the short one")
+        time.sleep(3)  # differences of less than two seconds count as none
+        assert scheduling.stop() == 0
     slurm_a.run("scancel", overtaking)
     after = shown(slurm_a)
     assert {job: after[job] for job in before} == before
@@ -149,16 +150,16 @@ def test_killed_at_any_moment_it_loses_and_doubles_nothing(cluster: SlurmCluster
     names = {f"j{number}" for number in range(12)}
     for name in sorted(names):
         submit(scheduling, name, chance.choice([1, 3, 8, 16, 32]), seconds=0.2)
-    kills = 0
-    while kills < 8 and any(state == "PENDING" for _, state, _ in unfinished(cluster)):
-        begun = len(scheduling.lines())
-        scheduling.start()
-        scheduling.wait(lambda begun=begun: len(scheduling.lines()) > begun or not unfinished(cluster), what="it looks")
-        time.sleep(chance.uniform(0.0, 0.6))
-        scheduling.kill()
-        kills += 1
-    assert kills > 2
-    with scheduling:
-        scheduling.wait_runs(names)
-        scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
+    with scheduling.ended():
+        kills = 0
+        while kills < 8 and any(state == "PENDING" for _, state, _ in unfinished(cluster)):
+            scheduling.start()
+            scheduling.wait_new_line(or_when=lambda: not unfinished(cluster))
+            time.sleep(chance.uniform(0.0, 0.6))
+            scheduling.kill()
+            kills += 1
+        assert kills > 2
+        with scheduling:
+            scheduling.wait_runs(names)
+            scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
     assert scheduling.traces() == {name: ["run", "end"] for name in names}
