@@ -235,6 +235,18 @@ class Lrm(ABC):
         """Verify commands, versions, libraries and rights without side effects; raises nothing, reports failures."""
         return ()
 
+    async def check_outside(self) -> tuple[CheckResult, ...]:
+        """Verify what an outside scheduler needs: ordinary jobs come in held, and we may start and stop everybody's.
+
+        May submit one job that never runs, and cancels it. Raises nothing, reports failures.
+        """
+        missing = [name for name in ("hold", "pin") if not getattr(self.capabilities, name)]
+        found = (
+            f"{type(self).__name__} cannot {' or '.join(missing)} jobs" if missing else "jobs can be held and pinned"
+        )
+        remedy = "schedule another cluster from outside: see the table in docs/wiki.md"
+        return (CheckResult(subject="outside scheduler", ok=not missing, found=found, remedy=remedy),)
+
     def _unsupported(self, operation: str, _arguments: Sequence[str]) -> NoReturn:
         message = f"{type(self).__name__} cannot {operation}"
         raise LrmUnsupportedError(message, hint="see the table of capabilities in docs/plugins.md")

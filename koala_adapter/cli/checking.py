@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from koala_adapter.config import ClusterConfig
 
 HOST = "this host"
+ADDRESS = "address for nodes"
 
 
 @click.command()
@@ -43,10 +44,15 @@ HOST = "this host"
     type=click.FloatRange(min=1.0),
     help="Seconds that a placeholder may take until its agent reports.",
 )
+@click.option(
+    "--outside",
+    is_flag=True,
+    help="Check instead what `koala wiki serve` and `koala schedule` need: jobs come in held, and we may start them.",
+)
 @json_option
 @pass_session
 @command_body
-def check(session: Session, no_submit: bool, timeout: float, as_json: bool) -> None:
+def check(session: Session, no_submit: bool, timeout: float, outside: bool, as_json: bool) -> None:
     r"""Check this host, the site file and each cluster.
 
     Every line says OK or FAIL, and what to do about a FAIL. One real placeholder is submitted to each cluster, to see
@@ -61,11 +67,13 @@ def check(session: Session, no_submit: bool, timeout: float, as_json: bool) -> N
       koala check --timeout 300
     """
     checked = Checked(session.console, quiet=as_json)
-    checked.add(HOST, check_host(session))
+    # Nodes need not reach this host when nothing of ours runs on them.
+    checked.add(HOST, (one for one in check_host(session) if not (outside and one.subject == ADDRESS)))
     if checked.ok:
         prepare_directory(session.directory)
         with session.moving.status("checking the clusters") as status:
-            anyio.run(_check_clusters, session, checked, status, None if no_submit else timeout)
+            limit = None if no_submit or outside else timeout
+            anyio.run(_check_clusters, session, checked, status, limit, outside)
     if as_json:
         session.print_json(checked.to_json())
     else:
@@ -133,7 +141,9 @@ def result_line(result: CheckResult) -> Table:
     return table
 
 
-async def _check_clusters(session: Session, checked: Checked, status: Status, timeout: float | None) -> None:
+async def _check_clusters(
+    session: Session, checked: Checked, status: Status, timeout: float | None, outside: bool
+) -> None:
     """Check all clusters side by side; print each when those before it are printed."""
     progress: dict[str, str] = {}
     done: dict[str, list[CheckResult]] = {}
@@ -164,6 +174,7 @@ async def _check_clusters(session: Session, checked: Checked, status: Status, ti
                     tell=lambda text, name=config.name: tell(name, text),  # type: ignore[misc]
                     center=center,
                     timeout=timeout or 0.0,
+                    outside=outside,
                 )
                 tasks.start_soon(one, check_, config.name)
         center_tasks.cancel_scope.cancel()

@@ -144,6 +144,8 @@ class ClusterCheck:
     """Where a placeholder is to report; None: none is submitted."""
     timeout: float
     """Seconds that a placeholder may take to report."""
+    outside: bool = False
+    """Look also at what an outside scheduler needs."""
 
     async def run(self) -> list[CheckResult]:
         """Return what was found; what builds on a failure is left out."""
@@ -171,6 +173,9 @@ class ClusterCheck:
         answers = results[-1].ok
         results.append(await self._queue(lrm))
         results.append(self._requests(lrm))
+        if answers and self.outside:
+            self.tell("trying whether jobs come in held")
+            results += await lrm.check_outside()
         if answers and self.center is not None and lrm.capabilities.submit:
             trial = Trial(self.center, self.config, lrm, timeout=self.timeout, tell=self.tell)
             results += await trial.run()

@@ -27,6 +27,7 @@ from koala_sge.accounting import parse_accounting
 from koala_sge.check import run_checks
 from koala_sge.hosts import parse_nodes
 from koala_sge.jobs import parse_jobs, parse_layouts, with_layout
+from koala_sge.outside import check_outside
 from koala_sge.queues import parse_limits, parse_queues
 from koala_sge.reasons import parse_error_reasons
 
@@ -258,6 +259,10 @@ class SgeLrm(Lrm):
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, qmaster, queue, DRMAA library and the place of scripts."""
         return await run_checks(self, self.client, self._settings, self._scripts.directory)
+
+    async def check_outside(self) -> tuple[CheckResult, ...]:
+        """Verify with a job for the year's end that jobs come in held, and that we may start everybody's."""
+        return await check_outside(self._run, self._settings, user=self._user)
 
     # -- commands ------------------------------------------------------------------------------------------------
 

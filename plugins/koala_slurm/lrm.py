@@ -27,6 +27,7 @@ from koala_slurm.durations import TIME_FORMAT
 from koala_slurm.jobids import array_ids, chunks, compacted
 from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
 from koala_slurm.outside import OutsideReader
+from koala_slurm.outsidechecks import OutsideChecks
 from koala_slurm.pinning import make_pin
 from koala_slurm.pyslurm_client import PyslurmReader, probe
 from koala_slurm.reading import CommandReader, Reader
@@ -291,3 +292,7 @@ class SlurmLrm(Lrm):
             pyslurm=getattr(self._reader, "trouble", "") or self._pyslurm,
         )
         return await checks.run()
+
+    async def check_outside(self) -> tuple[CheckResult, ...]:
+        """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
+        return await OutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
