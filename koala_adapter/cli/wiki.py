@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from koala_adapter.cli.context import command_body, pass_session
+from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.clusters import make_lrm
 from koala_adapter.commands import login_name
 from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.hosting import ownership
+from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.keyfile import load_key
 from koala_adapter.wiki.listener import is_loopback
+from koala_adapter.wiki.messages import parse_request
 from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.serving import serve as serve_wiki
@@ -103,6 +105,62 @@ def serve(session: Session, /, cluster: str | None, key_file: Path, **settings: 
     directory = session.directory / "wiki" / config.name
     with ownership(directory, f"koala wiki serve --cluster {config.name}"), suppress(KeyboardInterrupt):
         anyio.run(_serve, session, config, directory, key, options)
+
+
+@wiki.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where the resource manager listens.")
+@click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True, help="Its port.")
+@click.option("--key-file", type=click.Path(path_type=Path), help="File (mode 0600) with the key. Default: unsigned.")
+@click.option(
+    "--dialect",
+    type=click.Choice([str(dialect) for dialect in Dialect]),
+    default=str(Dialect.WIKI2),
+    show_default=True,
+    help="wiki2 has all requests; a server of wiki answers those that it knows.",
+)
+@click.option("--timeout", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Seconds to wait.")
+@click.argument("verb")
+@click.argument("arguments", nargs=-1)
+@json_option
+@pass_session
+@command_body
+def ask(
+    session: Session,
+    host: str,
+    port: int,
+    key_file: Path | None,
+    dialect: str,
+    timeout: float,
+    verb: str,
+    arguments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    r"""Send one request to a WIKI resource manager and show the reply: what a scheduler would see.
+
+    \b
+    Exit codes:
+      0 it was carried out, 247 it was refused or not answered
+
+    \b
+    Example:
+      koala wiki ask --key-file /etc/koala/wiki.key GETNODES 0:ALL
+      koala wiki ask --key-file /etc/koala/wiki.key STARTJOB 17 TASKLIST=n1:n1:n2
+    """
+    key = None if key_file is None else load_key(key_file)
+    peer = Peer(host=host, port=port, key=key, dialect=Dialect(dialect), user=login_name(), timeout=timeout)
+    request = parse_request(f"CMD={verb.upper()} ARG={' '.join(arguments)}".encode(), peer.dialect)
+    reply = anyio.run(exchange, peer, request)
+    if as_json:
+        records = None if reply.argument is None else reply.argument.partition("#")[2].split("#")
+        session.print_json({"status": reply.status, "text": reply.text, "records": records})
+    elif reply.status >= 0 and reply.argument is not None:
+        count, mark, records_ = reply.argument.partition("#")
+        for line in records_.split("#") if mark else (count,):
+            session.console.print(line, markup=False, soft_wrap=True)
+    elif reply.status >= 0:
+        session.console.print(reply.text, markup=False, soft_wrap=True)
+    if reply.status < 0:
+        raise LrmError(f"refused with {reply.status}: {reply.text}")
 
 
 def _options(settings: dict[str, Any]) -> ServerOptions:
