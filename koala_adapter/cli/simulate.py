@@ -31,7 +31,9 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--jobs", type=click.IntRange(min=1), metavar="N", help="At most so many jobs of each trace, the first ones."
 )
-@click.option("--seed", type=int, metavar="S", default=0, show_default=True, help="Of the models.")
+@click.option(
+    "--seed", type=int, metavar="S", default=0, show_default=True, help="Of models, local users and failures."
+)
 @click.option("--kill-at-limit", is_flag=True, help="End jobs at their requested time, as a real cluster does.")
 @click.option(
     "--metric", type=click.Choice(METRICS), default="processors", show_default=True,

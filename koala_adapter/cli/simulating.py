@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from koala_adapter.cli.context import Session
     from koala_adapter.simulation.comparison import Case, Outcome
     from koala_adapter.simulation.parallel import Board
-    from koala_adapter.simulation.platform import Platform
 
 SHOWN_NOTES = 5
 """Irregularities of a trace that are told one by one."""
@@ -53,23 +52,19 @@ def clusters_of(session: Session, platform: str) -> tuple[Site, ...]:
     """Return the clusters of a platform file, or of a platform by name. Raises ConfigurationError, OSError."""
     path = Path(platform)
     known = named_platform(platform) if platform in PLATFORMS and not path.exists() else load_platform(path)
-    unused = unused_parts(known)
-    if unused:
-        session.remark(f"{platform}: {' and '.join(unused)} play no part in this simulation")
+    if known.network.links or known.network.domains:
+        session.remark(f"{platform}: the network plays no part in this simulation")
     return tuple(
-        Site(name=cluster.name, processors=cluster.processors - cluster.threshold, speed=cluster.speed)
+        Site(
+            name=cluster.name,
+            processors=cluster.processors - cluster.threshold,
+            speed=cluster.speed,
+            cluster=cluster,
+            local_users=known.background_of(cluster),
+            failures=known.failures_of(cluster),
+        )
         for cluster in known.clusters
     )
-
-
-def unused_parts(platform: Platform) -> list[str]:
-    """Return what a platform says that replaying a workload does not use."""
-    parts = {
-        "local users": any(platform.background_of(cluster) for cluster in platform.clusters),
-        "failures": any(platform.failures_of(cluster) for cluster in platform.clusters),
-        "links": bool(platform.network.links),
-    }
-    return [name for name, said in parts.items() if said]
 
 
 def run_cases(session: Session, cases: Sequence[Case], processes: int) -> list[Outcome]:

@@ -55,7 +55,7 @@ class Case:
     jobs: int | None = None
     """At most so many, the first ones."""
     seed: int = 0
-    """Of a model."""
+    """Of a model, of local users and of failures."""
     kill_at_limit: bool = False
     out: Path | None = None
     """Directory for what there is of each job, and whether curves are wanted."""
@@ -139,7 +139,7 @@ def run_case(case: Case, mark: Mark) -> Outcome:
     workload = workload if case.jobs is None else workload.first(case.jobs)
     mark.expect(len(workload))
     begin = time.perf_counter()
-    played = replay(workload, case.policy, sites, watch=mark)
+    played = replay(workload, case.policy, sites, seed=case.seed, watch=mark)
     seconds = time.perf_counter() - begin
     mark(len(workload))
     measured = metrics.job_metrics(played)

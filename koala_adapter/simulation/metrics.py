@@ -97,7 +97,7 @@ def job_metrics(replay: Replay) -> JobMetrics:
     """Return the measures of each job that was started."""
     workload = replay.workload
     indices: Sequence[int] = range(len(workload))
-    if min(replay.starts, default=0) < 0 and replay.interrupted:
+    if any(start < submit for start, submit in zip(replay.starts, workload.submits, strict=True)):
         indices = [index for index in indices if replay.starts[index] >= workload.submits[index]]
     submits = [workload.submits[index] for index in indices]
     starts = [replay.starts[index] for index in indices]

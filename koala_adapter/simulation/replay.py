@@ -10,22 +10,22 @@ what is computed from their result is in :mod:`koala_adapter.simulation.metrics`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.scheduler.cluster import LocalJob, make_cluster_scheduler
-from koala_adapter.scheduler.metacluster import ClusterLoad, Requirements, least_loaded
 from koala_adapter.scheduler.priority import ARRIVAL, PriorityWeights
+from koala_adapter.simulation.sites import NEVER, Sites
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.scheduler.cluster import ClusterScheduler
+    from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
     from koala_adapter.simulation.workload import Workload
 
-NEVER = -1.0
-"""Start of a job that was not started."""
 BETWEEN_WATCHES = 4096
 """Instants between two looks at whether to go on."""
 
@@ -66,6 +66,17 @@ class Site:
     processors: int
     speed: float = 1.0
     """A job of 60 s takes 30 s at speed 2."""
+    cluster: ClusterModel | None = None
+    """Its nodes, for those who use it besides and for failures."""
+    local_users: BackgroundLoad | None = None
+    """Who submits to this cluster directly."""
+    failures: Failures | None = None
+    """How its nodes fail."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing happens here but the workload, at ordinary speed."""
+        return self.speed == 1 and self.local_users is None and self.failures is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +86,11 @@ class Replay:
     workload: Workload
     sites: Sequence[Site]
     starts: Sequence[float]
-    """Of each job of the workload; `NEVER` for those not started before an interrupt."""
+    """Of each job of the workload; below 0 for those not started before an interrupt, and those given up."""
     runs: Sequence[float]
     """Seconds that each job takes where it was started."""
     places: Sequence[int]
-    """Index of the cluster of each job; empty when there is only one."""
+    """Index of the cluster of each job; empty when there is only a plain one."""
     counters: Mapping[str, int]
     """What the policy counted, added up over the clusters."""
     interrupted: bool
@@ -90,26 +101,30 @@ class Replay:
         return sum(site.processors for site in self.sites)
 
 
-def replay(workload: Workload, policy: Policy, sites: Sequence[Site], *, watch: Watch = unwatched) -> Replay:
+def replay(
+    workload: Workload, policy: Policy, sites: Sequence[Site], *, seed: int = 0, watch: Watch = unwatched
+) -> Replay:
     """Replay a workload to its end, or until Ctrl-C or the watch ends it; then the result is what happened so far.
 
     With several clusters each job goes, when it is submitted, to the least loaded of those large enough for it; then
     the policy orders each cluster's queue. Jobs larger than every cluster must have been left out
-    (:meth:`Workload.fitting`). Raises ConfigurationError for a policy that is not known.
+    (:meth:`Workload.fitting`). ``seed`` is that of local users and failures, where there are any. Raises
+    ConfigurationError for a policy that is not known.
     """
     starts = [NEVER] * len(workload)
     schedulers = [policy.scheduler(site.processors) for site in sites]
-    plain = len(sites) == 1 and sites[0].speed == 1
-    places = [] if len(sites) == 1 else [0] * len(workload)
-    runs = workload.runs if plain else list(workload.runs)
+    if len(sites) == 1 and sites[0].plain:
+        platform = None
+        play = partial(_on_one, workload, schedulers[0], starts, watch)
+    else:
+        platform = Sites(workload, sites, schedulers, _users(workload, schedulers[0]), seed)
+        starts = platform.starts
+        play = partial(platform.play, watch, BETWEEN_WATCHES)
     try:
-        if plain:
-            finished = _on_one(workload, schedulers[0], starts, watch)
-        else:
-            finished = _Many(workload, sites, schedulers).play(starts, places, runs, watch)
+        finished = play()
     except KeyboardInterrupt:
         finished = False
-    counters: dict[str, int] = {}
+    counters: dict[str, int] = {} if platform is None else platform.counters
     for scheduler in schedulers:
         for name, count in scheduler.counters().items():
             counters[name] = counters.get(name, 0) + count
@@ -117,8 +132,8 @@ def replay(workload: Workload, policy: Policy, sites: Sequence[Site], *, watch: 
         workload=workload,
         sites=sites,
         starts=starts,
-        runs=runs,
-        places=places,
+        runs=workload.runs if platform is None else platform.runs,
+        places=() if platform is None else platform.places,
         counters=counters,
         interrupted=not finished,
     )
@@ -156,77 +171,3 @@ def _on_one(workload: Workload, scheduler: ClusterScheduler, starts: list[float]
 def _users(workload: Workload, scheduler: ClusterScheduler) -> Sequence[str]:
     """Return whose each job is, where that makes a difference."""
     return [str(user) for user in workload.users] if scheduler.weights.share else [""] * len(workload)
-
-
-class _Many:
-    """Several clusters, which may differ in speed."""
-
-    def __init__(self, workload: Workload, sites: Sequence[Site], schedulers: Sequence[ClusterScheduler]) -> None:
-        self.workload = workload
-        self.sites = sites
-        self.schedulers = schedulers
-        self.users = _users(workload, schedulers[0])
-        self.demanded = [0] * len(sites)
-        """Processors that the jobs of each cluster need, waiting or running."""
-        self.places = {site.name: place for place, site in enumerate(sites)}
-        self.ends: list[tuple[float, int, LocalJob]] = []
-        self.next = 0
-        """The next job to be submitted."""
-
-    def play(self, starts: list[float], places: list[int], runs: Sequence[float], watch: Watch) -> bool:
-        """Fill in starts, places and runs; returns whether the end was reached."""
-        runs = runs if isinstance(runs, list) else []
-        while watch(self.next):
-            for _ in range(BETWEEN_WATCHES):
-                now = self._next_instant()
-                if now == inf:
-                    return True
-                touched = self._end(now, places) | self._submit(now, places)
-                touched |= {place for place, one in enumerate(self.schedulers) if one.wake_at <= now}
-                for place in sorted(touched):
-                    for job in self.schedulers[place].schedule(now):
-                        index = int(job.id)
-                        starts[index] = now
-                        runs[index] = self.workload.runs[index] / self.sites[place].speed
-                        heappush(self.ends, (now + runs[index], index, job))
-        return False
-
-    def _next_instant(self) -> float:
-        submits = self.workload.submits
-        arrival = submits[self.next] if self.next < len(submits) else inf
-        ended = self.ends[0][0] if self.ends else inf
-        return min(arrival, ended, *(one.wake_at for one in self.schedulers))
-
-    def _end(self, now: float, places: list[int]) -> set[int]:
-        touched = set()
-        while self.ends and self.ends[0][0] == now:
-            _, index, job = heappop(self.ends)
-            place = places[index] if places else 0
-            self.schedulers[place].end(job, now)
-            self.demanded[place] -= job.processors
-            touched.add(place)
-        return touched
-
-    def _submit(self, now: float, places: list[int]) -> set[int]:
-        touched = set()
-        workload = self.workload
-        while self.next < len(workload) and workload.submits[self.next] == now:
-            index = self.next
-            size = workload.sizes[index]
-            place = self._chosen(size) if places else 0
-            if places:
-                places[index] = place
-            self.demanded[place] += size
-            estimate = workload.estimates[index] / self.sites[place].speed
-            self.schedulers[place].submit(LocalJob(index, size, estimate, now, self.users[index]))
-            touched.add(place)
-            self.next += 1
-        return touched
-
-    def _chosen(self, size: int) -> int:
-        """Return the cluster for a job, as Metacluster's first level does; what is demanded is counted on the way."""
-        loads = (
-            ClusterLoad(name=site.name, processors=site.processors, demanded=demanded)
-            for site, demanded in zip(self.sites, self.demanded, strict=True)
-        )
-        return self.places[least_loaded(Requirements(processors=size), loads).name]

@@ -12,7 +12,8 @@ from hypothesis import given
 
 from koala_adapter.scheduler.cluster import POLICIES
 from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
-from koala_adapter.simulation.replay import NEVER, Policy, Replay, Site, replay
+from koala_adapter.simulation.replay import Policy, Replay, Site, replay
+from koala_adapter.simulation.sites import NEVER
 from koala_adapter.simulation.swf import NEEDED, read_trace, workload
 from tests.unit.workloads import PROCESSORS, any_workload, archive, make
 

@@ -100,15 +100,20 @@ def test_a_platform_has_several_clusters(trace: Path, tmp_path: Path) -> None:
     platform = tmp_path / "platform.toml"
     platform.write_text(
         '[[clusters]]\nname = "a"\nnodes = 4\n[[clusters]]\nname = "b"\nnodes = 6\nthreshold = 2\n'
-        "[background]\nutilization = 0.5\n",
+        '[[network.domains]]\nname = "campus"\n',
         encoding="utf-8",
     )
     result = invoke(trace, "--platform", platform, "-p", "metacluster", "--json")
     (one,) = json.loads(result.stdout)
     assert (one["processors"], one["jobs"]) == (8, 3)
     assert one["mean_wait"] == 0
-    assert "local users play no part" in result.stderr
+    assert "the network plays no part" in result.stderr
     assert json.loads(invoke(trace, "--platform", "das3", "--json").stdout)[0]["processors"] == 272
+    with platform.open("a", encoding="utf-8") as file:
+        file.write("[background]\nutilization = 1.0\nmean_run = 600\n")
+    (busy,) = json.loads(invoke(trace, "--platform", platform, "--json").stdout)
+    assert busy["jobs"] == 3
+    assert "local_jobs" in busy["extras"]
 
 
 def test_models_stand_in_for_traces() -> None:
