@@ -120,6 +120,12 @@ def show_notes(session: Session, outcomes: Sequence[Outcome]) -> None:
             session.remark(f"{trace}: {one}")
         if len(found) > SHOWN_NOTES:
             session.remark(f"{trace}: {len(found) - SHOWN_NOTES} more irregularities, see --json")
+    for outcome in outcomes:
+        if outcome.counters.get("given_up"):
+            count = outcome.counters["given_up"]
+            session.remark(
+                f"{outcome.trace} under {outcome.policy}: {count} jobs lost nodes again and again (given up)"
+            )
 
 
 def outcomes_table(outcomes: Sequence[Outcome]) -> Table:
