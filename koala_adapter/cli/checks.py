@@ -105,7 +105,7 @@ def _service(session: Session) -> CheckResult:
 
 def _site_file(session: Session) -> str:
     names = ", ".join(cluster.name for cluster in session.site.enabled_clusters)
-    return f"{session.site_file} ({names})"
+    return f"{session.site_file} ({names or 'no cluster takes jobs of koala'})"
 
 
 def _address(site: SiteConfig) -> CheckResult:
@@ -124,7 +124,7 @@ def _address(site: SiteConfig) -> CheckResult:
             said = f"{address!r} is {', '.join(sorted(found))}, where every node finds only itself"
             return CheckResult(subject="address for nodes", ok=False, found=said, remedy=remedy)
     port = str(center.port) if center.port else "a port that is chosen once"
-    found_ = f"{', '.join(addresses)}; listens on {center.listen}, {port}"
+    found_ = f"{', '.join(addresses) or 'none needed'}; listens on {center.listen}, {port}"
     return CheckResult(subject="address for nodes", ok=True, found=found_)
 
 

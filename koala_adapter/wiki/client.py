@@ -88,7 +88,16 @@ async def _connect(peer: Peer, deadline: float) -> ByteStream:
     except TimeoutError:
         raise LrmUnreachableError(f"{peer} accepts no connection within {peer.timeout:g} s", hint=hint) from None
     except OSError as error:
-        raise LrmUnreachableError(f"cannot connect to {peer}: {error.strerror or error}", hint=hint) from error
+        raise LrmUnreachableError(f"cannot connect to {peer}: {_why(error)}", hint=hint) from error
+
+
+def _why(error: OSError) -> str:
+    """Return the reason of a failed connection: of several addresses that were tried, that of the first."""
+    cause = error.__cause__
+    if isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    first = cause if isinstance(cause, OSError) else error
+    return first.strerror or str(first)
 
 
 async def _ask(stream: ByteStream, frame: bytes, peer: Peer, *, verb: str) -> bytes:
