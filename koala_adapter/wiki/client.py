@@ -10,6 +10,7 @@ for names that were just read from a GETNODES of all, or, better, always for all
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -97,7 +98,8 @@ def _why(error: OSError) -> str:
     if isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
     first = cause if isinstance(cause, OSError) else error
-    return first.strerror or str(first)
+    # asyncio puts the address, which we name ourselves, in the place of the reason.
+    return os.strerror(first.errno) if first.errno and first.errno > 0 else first.strerror or str(first)
 
 
 async def _ask(stream: ByteStream, frame: bytes, peer: Peer, *, verb: str) -> bytes:
