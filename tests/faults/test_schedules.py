@@ -52,7 +52,7 @@ def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     kinds: set[type[ev.Event]] = set()
     states: set[JobState] = set()
-    crashes = hand_backs = exchanges = 0
+    crashes = hand_backs = exchanges = pieces = 0
     for seed in range(30):
         world = World(seed)
         world.run()
@@ -61,11 +61,14 @@ def test_schedules_contain_what_they_are_for() -> None:
         crashes += world.service.life
         hand_backs += sum(record.hand_backs for record in world.service.state.jobs.values())
         exchanges += sum(record.exchanges for record in world.service.state.jobs.values())
+        claims = [claim for record in world.service.state.jobs.values() for claim in record.claims]
+        pieces += sum(claim.piece is not None for claim in claims)
     assert kinds >= set(ev.EVENT_TYPES) - {ev.PlaceholderSaid} - OF_MALLEABLE_JOBS
     assert states >= {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert crashes > 10
     assert hand_backs > 10
-    assert exchanges > 10
+    assert exchanges > 4
+    assert pieces > 4
 
 
 def test_schedules_of_malleable_jobs_contain_what_they_are_for() -> None:

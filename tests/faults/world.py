@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.policies import POLICIES
 from koala_adapter.scheduler.records import TimerKind
 from tests.faults.clock import Clock
 from tests.faults.driver import SimulatedService
@@ -122,6 +124,7 @@ class World:
         one = job(
             f"j{number}", *parts, walltime=400, submitted_at=self.clock.now, priority=self.chance.choice([0, 0, 1])
         )
+        one = self._placed(one)
         if not self.malleable or self.chance.random() < 0.2:
             return one
         flexible: list[Component] = []
@@ -131,6 +134,23 @@ class World:
             initial = self.chance.choice([None, maximum])
             flexible.append(replace(part, minimum=minimum, maximum=maximum, initial=initial))
         return replace(one, kind=JobKind.MALLEABLE, components=tuple(flexible))
+
+    def _placed(self, one: Job) -> Job:
+        """Return a job with a placement policy of its own; where that splits, some components are split, and larger."""
+        chance = random.Random(f"{self.seed}/{one.id}")
+        policy = chance.choice(["worst-fit", *sorted(POLICIES)])
+        one = replace(one, placement=policy)
+        if self.malleable or not POLICIES[policy].splits:
+            return one
+        parts: list[Component] = []
+        for part in one.components:
+            more = chance.randint(0, 2) if part.cluster is None and len(one.components) == 1 else 0
+            largest = sum(self.capacity.values())
+            minimum = max(1, min(part.minimum + more, largest))
+            maximum = max(minimum, part.maximum)
+            parts.append(replace(part, flexible=part.cluster is None, minimum=minimum, maximum=maximum))
+        rigid = all(part.minimum == part.maximum for part in parts)
+        return replace(one, kind=JobKind.RIGID if rigid else JobKind.MOLDABLE, components=tuple(parts))
 
     def _local_user(self) -> None:
         lrm = self.chance.choice(list(self.lrms.values()))
