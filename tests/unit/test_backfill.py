@@ -98,6 +98,12 @@ def test_best_job_and_best_combination(metric: str, bestfit: list[str], greedy: 
     assert sorted(names(blocked("greedy", *waiting, metric=metric).schedule(4))) == sorted(map(str, greedy))
 
 
+def test_the_best_combination_keeps_clear_of_the_reservation() -> None:
+    """Four are free, two of them extra: two long jobs would fill the gap but only one may run, with the short one."""
+    waiting = [job("long a", 2, 500, 2), job("long b", 2, 500, 3), job("short", 1, 90, 4)]
+    assert names(blocked("greedy", *waiting).schedule(4)) == ["long a", "short"]
+
+
 def test_a_second_reservation_is_not_delayed_either() -> None:
     """With depth 2 the second job has a start too: "x" would take its place, and may only with depth 1."""
     # h holds 8 of 10 from 100 to 150, s needs 4: it is to start at 150; x would hold 2 from 0 to 1000, s still fits.
@@ -301,6 +307,17 @@ def test_a_job_that_overruns_is_expected_to_end_now(policy: str) -> None:
     assert reservation.reason == "it needs 8 processors, 4 of 10 are free; they are reserved for it"
     scheduler.end(scheduler.running[0], 170)
     assert names(scheduler.schedule(170)) == ["h"]
+
+
+@pytest.mark.parametrize("policy", ["easy", "bestfit"])
+def test_a_shadow_time_that_has_passed_is_worked_out_again(policy: str) -> None:
+    """At 150 both that run should have ended: all ten would be free, so two are extra though nothing happened."""
+    scheduler = make_cluster_scheduler(policy, 10)
+    for each in (job("until 100", 6, 100), job("until 120", 2, 120), job("h", 8, 50)):
+        scheduler.submit(each)
+    assert names(scheduler.schedule(0)) == ["until 100", "until 120"]
+    scheduler.submit(job("long", 2, 900, 150))
+    assert names(scheduler.schedule(150)) == ["long"]
 
 
 def test_conservative_plans_anew_what_an_overrun_broke() -> None:

@@ -107,6 +107,19 @@ def test_a_profile_of_what_runs(ends: list[tuple[int, int]], now: int) -> None:
         assert profile.level(time) == 3 + sum(processors for end, processors in ends if max(end, now) <= time)
 
 
+def test_what_comes_free_is_found_by_jobs_of_any_length() -> None:
+    """Gaps of all lengths are remembered; then all from 10 to 50 comes free, and jobs of any length find that."""
+    profile = Profile(0, 4)
+    starts = EarliestStarts(profile)
+    for start, end in ((0, 5), (8, 20), (25, 40), (50, 60)):
+        profile.take(start, end, 4)
+    assert [starts.find(1, duration) for duration in (3, 5, 10, 11)] == [5, 20, 40, 60]
+    profile.give(10, 20, 4)
+    profile.give(25, 40, 4)
+    starts.freed(10)
+    assert [starts.find(1, duration) for duration in (3, 5, 40, 11, 41)] == [5, 10, 10, 10, 60]
+
+
 @given(
     windows=WINDOWS,
     asked=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12), st.booleans()), min_size=1, max_size=40),

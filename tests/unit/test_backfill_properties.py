@@ -203,19 +203,22 @@ def test_firstfit_of_depth_one_is_easy(jobs: list[SlowJob]) -> None:
     free=st.integers(1, 10),
     ends=st.lists(st.integers(1, 20), min_size=1, max_size=4),
     waiting=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 25)), min_size=1, max_size=9),
-    depth=st.integers(1, 3),
+    needs=st.lists(st.integers(1, 12), min_size=1, max_size=3),
     metric=st.sampled_from(list(Metric)),
 )
 @settings(max_examples=80, deadline=None)
 def test_greedy_fills_the_gap_with_the_best_combination(
-    free: int, ends: list[int], waiting: list[tuple[int, int]], depth: int, metric: Metric
+    free: int, ends: list[int], waiting: list[tuple[int, int]], needs: list[int], metric: Metric
 ) -> None:
     """What GREEDY starts has as much of the metric as the best of all combinations."""
     size = free + 3 * len(ends)
-    scheduler = Greedy(size, metric=metric, depth=depth)
+    scheduler = Greedy(size, metric=metric, depth=len(needs))
     for number, end in enumerate(ends):
         scheduler.adopt(LocalJob(f"running {number}", 3, end, 0), 0, 0)
-    heads = [SlowJob(id=-number, submit=0, processors=size, estimate=7, run=7) for number in range(1, depth + 1)]
+    heads = [
+        SlowJob(id=-1 - number, submit=0, processors=min(size, free + need), estimate=7, run=7)
+        for number, need in enumerate(needs)
+    ]
     jobs = [
         SlowJob(id=number, submit=0, processors=processors, estimate=estimate, run=estimate)
         for number, (processors, estimate) in enumerate(waiting)
