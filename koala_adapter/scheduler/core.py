@@ -231,7 +231,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
     cluster.processors, cluster.idle, cluster.ours_polled = event.processors, event.idle, event.ours
     if _measure(cluster, context.now):
         refuse_impossible(context)
-    if cluster.room > 0 or len(context.roster.on(event.cluster)):
+    if cluster.room > 0 or event.cluster in context.roster:
         context.scan_wanted = True
 
 

@@ -50,6 +50,10 @@ class Roster:
         """Number of running malleable components."""
         return len(self._members)
 
+    def __contains__(self, cluster: ClusterName) -> bool:
+        """Tell whether malleable jobs run on a cluster."""
+        return cluster in self._clusters
+
     def clusters(self) -> list[ClusterName]:
         """Return the clusters on which malleable jobs run, in the order of their names."""
         return sorted(self._clusters)

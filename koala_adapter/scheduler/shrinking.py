@@ -38,10 +38,11 @@ def processors_released(context: Context, event: ev.ProcessorsReleased) -> None:
     record = context.state.jobs.get(event.job_id)
     if record is None or record.state is not JobState.RUNNING:
         return
-    released = set(event.placeholders)
+    started = {rank.placeholder for rank in record.ranks if rank.rank in record.started}
+    released = {id_ for id_ in event.placeholders if id_ in started and _in_use(context, id_)}
     for number, claim in enumerate(record.claims):
         spare = claim.processors - bounds(record, claim)[0]
-        going = [id_ for id_ in claim.placeholders if id_ in released and _in_use(context, record, id_)][:spare]
+        going = [id_ for id_ in claim.placeholders if id_ in released][:spare]
         if going:
             _depart(context, record, number, going)
     if record.ends and len(record.ends) + len(record.departed) == len(record.ranks):
@@ -49,12 +50,10 @@ def processors_released(context: Context, event: ev.ProcessorsReleased) -> None:
         context.outcomes.append((record, over))
 
 
-def _in_use(context: Context, record: JobRecord, id_: PlaceholderId) -> bool:
-    """Tell whether a placeholder has a process of the application: what it is taking in cannot be given up yet."""
+def _in_use(context: Context, id_: PlaceholderId) -> bool:
+    """Tell whether a placeholder is an application's, and not on its way out."""
     placeholder = context.state.placeholders.get(id_)
-    if placeholder is None or placeholder.state is not PlaceholderState.LAUNCHED:
-        return False
-    return any(rank.placeholder == id_ and rank.rank in record.started for rank in record.ranks)
+    return placeholder is not None and placeholder.state is PlaceholderState.LAUNCHED
 
 
 def _depart(context: Context, record: JobRecord, number: int, going: list[PlaceholderId]) -> None:
@@ -62,11 +61,12 @@ def _depart(context: Context, record: JobRecord, number: int, going: list[Placeh
     placeholders = [state.placeholders[id_] for id_ in going]
     known = (*claim.lrm_ids, *(one.lrm_id for one in placeholders if one.lrm_id))
     claim.lrm_ids = tuple(dict.fromkeys(known))
+    leaving = set(going)
     for rank in record.ranks:
-        if rank.placeholder in going:
+        if rank.placeholder in leaving:
             record.departed.add(rank.rank)
             record.ends.pop(rank.rank, None)
-    record.take_back(set(going))
+    record.take_back(leaving)
     claim.processors -= len(going)
     state.clusters[placeholders[0].cluster].unwanted = None
     for placeholder in placeholders:

@@ -183,4 +183,4 @@ def test_random_events_reach_every_phase() -> None:
 def test_empty_roster() -> None:
     """Of a cluster on which nobody runs nothing is known."""
     roster = Roster()
-    assert (len(roster), roster.clusters(), list(roster.on(A))) == (0, [], [])
+    assert (len(roster), roster.clusters(), list(roster.on(A)), A in roster) == (0, [], [], False)
