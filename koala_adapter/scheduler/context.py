@@ -82,7 +82,10 @@ class Context:
             component=component,
             walltime=record.job.walltime + self.margin(),
             excluded=frozenset(claim.excluded),
-            splittable=component.flexible and chosen is not None and chosen.splits,
+            splittable=component.flexible
+            and chosen is not None
+            and chosen.splits
+            and record.job.kind is not JobKind.MALLEABLE,
         )
 
     def margin(self) -> int:

@@ -193,6 +193,16 @@ def test_all_problems_are_told_at_once() -> None:
     ]
 
 
+def test_flexible_component_and_its_policy() -> None:
+    """A component may be called flexible, with any policy, unless it is bound to a cluster."""
+    policy = 'placement = "flexible-cluster-minimization"\n'
+    job = loaded(policy + HEAD + COMPONENT + "flexible = true\n" + COMPONENT)
+    assert [component.flexible for component in job.components] == [True, False]
+    assert job.placement == "flexible-cluster-minimization"
+    said = refusal(HEAD + COMPONENT + 'flexible = true\ncluster = "alpha"\n')
+    assert said == 'j.toml:5: components[0].flexible: allowed in a component without cluster = "alpha" only'
+
+
 def test_input_files(tmp_path: Path) -> None:
     """Paths are relative to the job file; a target is the file name unless one is given."""
     (tmp_path / "data").mkdir()

@@ -109,6 +109,15 @@ def test_ranks_find_themselves_and_the_others_in_their_environment() -> None:
     }
 
 
+def test_ranks_of_a_split_component_know_their_own_cluster() -> None:
+    """Where pieces of one component are on several clusters, what the rank says counts."""
+    one = application(Launcher.PROCESS)
+    ranks = tuple(replace(rank, cluster=f"cluster{rank.rank}") for rank in one.ranks)
+    launches = ProcessRunner(replace(one, ranks=ranks)).launches()
+    found = [dict(launch.launch.environment)["KOALA_CLUSTER"] for launch in launches]
+    assert found == ["cluster0", "cluster1", "cluster2"]
+
+
 def test_tasks_of_processes_are_ranks() -> None:
     """A task's start and end are its rank's."""
     runner = ProcessRunner(application(Launcher.PROCESS))
