@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 HAPPENING = TypeAdapter(Happening)
 SHADOW_REPORT = TypeAdapter(ShadowReport)
+RECORD = "starts.sqlite"
 SHORTEST = 0.2
 """Seconds between two looks at least."""
 
@@ -233,27 +234,31 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
             if plan.shadow:
                 await _shadow(watcher, plan, screen)
             else:
-                await _require_rights(lrm, session)
-                await _schedule(lrm, watcher, plan, screen, directory)
+                record = directory / RECORD
+                await _require_rights(lrm, session, first=not record.exists())
+                await _schedule(lrm, watcher, plan, screen, record)
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError):
             await lrm.close()
 
 
-async def _require_rights(lrm: Lrm, session: Session) -> None:
-    """Say what we may not do here, with the way out. Raises LrmUnsupportedError when that is everything."""
+async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:
+    """Say what we may not do here, and the way out; only the ``first`` time, because it tries with a job of its own.
+
+    Raises LrmUnsupportedError when nothing at all can be started.
+    """
     if not lrm.capabilities.pin:
         raise LrmUnsupportedError(
             "this plugin cannot start a held job on chosen nodes", hint="--shadow works with every plugin"
         )
-    for result in await lrm.check():
+    for result in await lrm.check_outside() if first else ():
         if not result.ok:
             session.remark(f"{result.subject}: {result.found}; {result.remedy}")
 
 
-async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, directory: Path) -> None:
-    record = StartRecord(directory / "starts.sqlite")
+async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, path: Path) -> None:
+    record = StartRecord(path)
     mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)
     try:
 
@@ -264,7 +269,7 @@ async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, dire
         driver = Driver(lrm, watcher, mirror, plan.manner, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(Answering(mirror, directory).serve)
+                await tasks.start(Answering(mirror, path.parent).serve)
                 await driver.run(once=plan.once)
                 tasks.cancel_scope.cancel()
     finally:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.real.systems.processes import tail, wait_until
-from tests.real.user import PATIENCE, KoalaUser
+from tests.real.user import PATIENCE, KoalaUser, toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +35,7 @@ class Scheduling:
         self.runs = directory / "runs"
         self.runs.mkdir(mode=0o777)
         self.runs.chmod(0o777)
+        self.cluster = system.name
         self.options = options
         self.output = directory / "schedule.json"
         self.errors = directory / "schedule.err"
@@ -62,9 +63,18 @@ class Scheduling:
             if self.process is not None:
                 self.kill()
 
+    def over_wiki(self, port: int, key_file: Path) -> None:
+        """Schedule through a WIKI resource manager of this host instead."""
+        self.cluster = "old"
+        settings = {"host": "127.0.0.1", "port": port, "dialect": "wiki2", "key_file": str(key_file)}
+        table = {"name": self.cluster, "plugin": "wiki", "enabled": False, **PACE}
+        with self.user.site.open("a") as site:
+            site.write(f"\n[[clusters]]\n{toml(table)}[clusters.settings]\n{toml(settings)}")
+
     def start(self, *more: str) -> None:
-        """Start the command."""
-        argv = ["schedule", "--cluster", self.system.name, "--json", *self.options, *more]
+        """Start the command, and return when it is up."""
+        said = len(self.said())
+        argv = ["schedule", "--cluster", self.cluster, "--json", *self.options, *more]
         with self.output.open("ab") as output, self.errors.open("ab") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "koala_adapter.cli", *argv],
@@ -75,6 +85,12 @@ class Scheduling:
                 stderr=errors,
                 start_new_session=True,
             )
+
+        self.wait(lambda: len(self.said()) > said, what="koala schedule is up")
+
+    def said(self) -> list[str]:
+        """Return the lines that it wrote for people."""
+        return self.errors.read_text().splitlines() if self.errors.exists() else []
 
     def kill(self) -> None:
         """Kill it as a power cut would."""
