@@ -209,8 +209,12 @@ class Verbs:
             self._intents.remove(id_)
 
     def _under_way(self) -> dict[str, int]:
+        """Return the processors of starts that no listing shows yet: what it shows is already counted as used."""
         total: dict[str, int] = {}
-        for counts in self._starting.values():
+        for id_, counts in self._starting.items():
+            found = self._inventory.job(id_)
+            if found is not None and found.state in ACTIVE:
+                continue
             for host, count in counts.items():
                 total[host] = total.get(host, 0) + count
         return total
