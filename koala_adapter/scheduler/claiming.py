@@ -17,9 +17,10 @@ from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.placement import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.policies import policy
 from koala_adapter.scheduler.queue import position_of
-from koala_adapter.scheduler.records import Claim, TimerKind
+from koala_adapter.scheduler.records import Claim
 from koala_adapter.scheduler.rooms import Rooms, less
 from koala_adapter.scheduler.submitting import submit_batch
+from koala_adapter.scheduler.timers import TimerKind
 from koala_adapter.scheduler.waiting import leave_queue, place, refuse
 
 if TYPE_CHECKING:

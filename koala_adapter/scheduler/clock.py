@@ -12,7 +12,7 @@ import heapq
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.changes import Change

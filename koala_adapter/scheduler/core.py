@@ -26,10 +26,11 @@ from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_w
 from koala_adapter.scheduler.placement import infeasibility
 from koala_adapter.scheduler.policies import POLICIES
 from koala_adapter.scheduler.queue import PlacementQueue
-from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State, Timer, TimerKind
+from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
 from koala_adapter.scheduler.reorganization import life_timer
 from koala_adapter.scheduler.roster import Roster
 from koala_adapter.scheduler.shrinking import processors_released
+from koala_adapter.scheduler.timers import Timer, TimerKind
 from koala_adapter.scheduler.waiting import (
     enqueue,
     interval_scan,

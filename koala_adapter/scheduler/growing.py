@@ -16,9 +16,9 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.lifecycle import end_placeholder
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.records import TimerKind
 from koala_adapter.scheduler.steps import cluster_of, give_up_at
 from koala_adapter.scheduler.submitting import submit_batch
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.changes import Change

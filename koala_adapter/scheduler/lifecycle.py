@@ -13,8 +13,8 @@ from koala_adapter.model import EndReason
 from koala_adapter.scheduler.actions import ReadPlaceholderOutput
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, jitter
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
-from koala_adapter.scheduler.records import TimerKind
 from koala_adapter.scheduler.selection import note_vain_wait
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context

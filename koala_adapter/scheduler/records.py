@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scheduler knows: records of jobs, placeholders, submissions and clusters, and the timers it has set.
+"""What the scheduler knows: records of jobs, placeholders, submissions and clusters.
 
 The records change only inside ``Scheduler.handle``. They are plain data, so that a snapshot of them can be stored
 (``pydantic.TypeAdapter(State)``, as JSON). Nothing here is a set of strings or is ordered by chance: a snapshot goes on
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
@@ -20,6 +19,7 @@ from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.timers import Timer, TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -296,32 +296,6 @@ class ClusterRecord:
     def available(self) -> int:
         """Processors a new claim would get at once, as far as the last poll tells."""
         return max(0, min(self.room, self.load_free))
-
-
-class TimerKind(StrEnum):
-    """What a timer is for; the subject says for whom."""
-
-    SCAN = "scan"
-    LIFE = "life"
-    RETAKE = "retake"
-    REGISTRATION = "registration"
-    SILENCE = "silence"
-    WALLTIME = "walltime"
-    ENDING = "ending"
-    BACKOFF = "backoff"
-    CHANGE = "change"
-    PAUSE = "pause"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Timer:
-    """Something to look at when ``at`` has come. A timer that no longer fits its record is ignored, never removed."""
-
-    at: float
-    number: int
-    kind: TimerKind = field(compare=False)
-    job_id: JobId | None = field(default=None, compare=False)
-    placeholder: PlaceholderId | None = field(default=None, compare=False)
 
 
 def _placeholder_list(table: dict[PlaceholderId, PlaceholderRecord]) -> list[PlaceholderRecord]:

@@ -11,9 +11,9 @@ from koala_adapter.scheduler.finishing import placeholder_failed, settle_suspici
 from koala_adapter.scheduler.growing import begin_malleable, check_taken, stub_held
 from koala_adapter.scheduler.lifecycle import SILENCE_MARGIN, end_placeholder, forget_placeholder, setback, start_life
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
-from koala_adapter.scheduler.records import TimerKind
 from koala_adapter.scheduler.reorganization import give_way
 from koala_adapter.scheduler.selection import note_wait
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler import events as ev

@@ -17,7 +17,7 @@ from koala_adapter.scheduler.lifecycle import maximum_tries, tries_used_up
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement import Placed, infeasibility
 from koala_adapter.scheduler.policies import policy
-from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

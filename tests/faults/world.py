@@ -15,7 +15,7 @@ from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.policies import POLICIES
-from koala_adapter.scheduler.records import TimerKind
+from koala_adapter.scheduler.timers import TimerKind
 from tests.faults.clock import Clock
 from tests.faults.driver import SimulatedService
 from tests.faults.faults import Faults
