@@ -24,6 +24,8 @@ FAR = 3.5
 """Times by which the paper's slowdowns differ on DAS2-fs3."""
 SHORT_DOMINATE = 0.85
 """Share of jobs below 1000 s from which on short jobs dominate a trace."""
+TELLING = 0.01
+"""Share of jobs that must wait under some policy for a trace to tell policies apart."""
 LARGE_DOMINATE = 0.65
 """Share of jobs below 1000 s up to which large jobs dominate a trace."""
 FS3 = "DAS2-fs3"
@@ -45,6 +47,8 @@ class Measured:
     run: float
     """Mean run time, seconds."""
     utilization: float
+    waiting: float
+    """Share of jobs that wait at all, from 0 to 1."""
     modelled: bool = False
     """Whether a model stood in for the trace."""
 
@@ -80,16 +84,32 @@ def result(found: Sequence[Measured], notes: Sequence[str]) -> Result:
             _table("requested", "With the requested times as estimates", requested),
             _table("exact", "With exact estimates", exact),
         ],
-        notes=notes,
+        notes=[*notes, *_silent(requested)],
     )
 
 
-def findings(requested: Values, exact: Values) -> list[Finding]:
-    """Return each claim of the paper beside what came out."""
+def _silent(values: Values) -> list[str]:
+    """Return what to say of the traces that cannot tell policies apart."""
     return [
-        _waits_close(requested, exact),
+        f"On {trace} at most {100 * max(one.waiting for one in some.values()):.2f} % of the jobs wait, so it cannot "
+        "tell policies apart; it does not count where one policy is to be better than another."
+        for trace, some in values.items()
+        if trace not in telling(values)
+    ]
+
+
+def telling(values: Values) -> Values:
+    """Return the traces that can tell policies apart: on the others hardly any job waits."""
+    return {trace: some for trace, some in values.items() if max(one.waiting for one in some.values()) >= TELLING}
+
+
+def findings(all_requested: Values, all_exact: Values) -> list[Finding]:
+    """Return each claim of the paper beside what came out, on the traces that can tell."""
+    requested, exact = telling(all_requested), {trace: all_exact[trace] for trace in telling(all_requested)}
+    return [
+        _waits_close(all_requested, all_exact),
         _slowdowns_differ_more(requested, exact),
-        _far_on_fs3(requested),
+        _far_on_fs3(all_requested),
         _best_is_worse(requested, exact),
         _better(requested, exact, winner=FIRSTFIT, loser=METACLUSTER, short=True),
         _better(requested, exact, winner=METACLUSTER, loser=FIRSTFIT, short=False),
@@ -137,7 +157,7 @@ def _slowdowns_differ_more(requested: Values, exact: Values) -> Finding:
         claim="The mean slowdowns differ much more than the mean waits do.",
         outcome=f"Worst over best slowdown: {_listed(slowdowns)}. With exact estimates: "
         f"{_listed(_spreads(exact, _slowdown))}.",
-        holds=len(more) == len(waits),
+        holds=len(more) == len(waits) if waits else None,
         margin=f"more than the waits on {len(more)} of {len(waits)} traces" + (f": {', '.join(more)}" if more else ""),
     )
 
@@ -167,7 +187,7 @@ def _best_is_worse(requested: Values, exact: Values) -> Finding:
         claim="BESTFIT is worse than FIRSTFIT.",
         outcome=f"Longer mean wait on {waits} of {total} traces, larger mean slowdown on {slowdowns}; with exact "
         f"estimates on {exact_waits} and {exact_slowdowns}.",
-        holds=waits == slowdowns == total,
+        holds=waits == slowdowns == total if total else None,
         margin=_changes(requested, BESTFIT, FIRSTFIT),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +26,15 @@ from koala_adapter.simulation.experiments.framework import (
     load_experiment,
 )
 from koala_adapter.simulation.figures import draw, thinned
-from koala_adapter.simulation.maui_findings import BESTFIT, FIRSTFIT, GREEDY, METACLUSTER, Measured, result
+from koala_adapter.simulation.maui_findings import (
+    ALL_POLICIES,
+    BESTFIT,
+    FIRSTFIT,
+    GREEDY,
+    METACLUSTER,
+    Measured,
+    result,
+)
 from koala_adapter.simulation.report import figure_csv, shown, write_experiment
 
 if TYPE_CHECKING:
@@ -169,11 +178,11 @@ def test_numbers_as_people_read_them(cell: str | float | None, text: str) -> Non
     assert shown(cell) == text
 
 
-def measured(trace: str, policy: str, wait: float, slowdown: float, *, short: float) -> Measured:
+def measured(trace: str, policy: str, wait: float, slowdown: float, *, short: float, waiting: float = 0.5) -> Measured:
     """Return the outcome of one simulation."""
     return Measured(
         trace=trace, policy=policy, exact=True, jobs=9, wait=wait, slowdown=slowdown, bounded=1, short=short, run=1,
-        utilization=0.5,
+        utilization=0.5, waiting=waiting,
     )  # fmt: skip
 
 
@@ -197,6 +206,18 @@ def test_claims_hold_when_the_numbers_say_so() -> None:
     findings = result(like_the_paper(metacluster=5), ()).findings
     assert [finding.holds for finding in findings] == [True] * 5 + [False]
     assert "slowdown +25.0 %" in findings[5].margin
+
+
+def test_a_trace_on_which_nobody_waits_cannot_tell() -> None:
+    """Equal numbers of a trace that hardly makes anybody wait refute nothing, and the page says why."""
+    quiet = [measured("NASA-iPSC", policy, 4, 1, short=0.87, waiting=0.0006) for policy in ALL_POLICIES]
+    whole = result([*like_the_paper(), *quiet], ["a note"])
+    assert [finding.holds for finding in whole.findings] == [True] * 6
+    assert whole.notes[1].startswith("On NASA-iPSC at most 0.06 % of the jobs wait")
+    busy = [measured("NASA-iPSC", policy, 4, 1, short=0.87) for policy in ALL_POLICIES]
+    assert not result([*like_the_paper(), *busy], ()).findings[3].holds
+    silent = [replace(one, waiting=0) for one in like_the_paper()]
+    assert [finding.holds for finding in result(silent, ()).findings][3:] == [None, None, None]
 
 
 def test_maui_backfill_without_traces(tmp_path: Path) -> None:

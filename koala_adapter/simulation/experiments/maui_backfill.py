@@ -90,7 +90,8 @@ def simulated(case: Case) -> Measured:
     played = replay(workload, POLICIES[case.policy], [Site(name=case.trace, processors=processors)])
     if played.interrupted:
         raise KeyboardInterrupt
-    summary = metrics.summarized(metrics.job_metrics(played), processors)
+    measured = metrics.job_metrics(played)
+    summary = metrics.summarized(measured, processors)
     return Measured(
         trace=case.trace,
         policy=case.policy,
@@ -102,6 +103,7 @@ def simulated(case: Case) -> Measured:
         short=sum(run < BOUNDARY for run in workload.runs) / len(workload),
         run=summary.mean_run,
         utilization=summary.utilization,
+        waiting=sum(wait > 0 for wait in measured.waits) / len(workload),
         modelled=case.path is None,
     )
 
@@ -184,6 +186,7 @@ def averaged(found: Sequence[Measured]) -> list[Measured]:
             short=fmean(one.short for one in group),
             run=fmean(one.run for one in group),
             utilization=fmean(one.utilization for one in group),
+            waiting=fmean(one.waiting for one in group),
         )
         for group in groups.values()
     ]
