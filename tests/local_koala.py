@@ -188,6 +188,25 @@ class Koala:
 
         self._everywhere(submit, only="alpha")
 
+    def submit_held(self, name: str) -> str:
+        """Have cluster alpha hold a job of ten minutes; return its id there."""
+        ids: list[str] = []
+
+        async def submit(lrm: Lrm) -> None:
+            script = "#!/bin/sh\nexec sleep 600\n"
+            held = Submission(
+                key=BatchKey(name),
+                count=1,
+                script=script,
+                walltime=600,
+                output_directory=str(self.directory),
+                held=True,
+            )
+            ids.extend(await lrm.submit(held))
+
+        self._everywhere(submit, only="alpha")
+        return ids[0]
+
     def _everywhere(self, do: Callable[[Lrm], Any], only: str = "") -> None:
         prepare_directory(self.state)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ import anyio
 import click
 
 from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.multicluster import KoalaSource
 from koala_adapter.clusters import make_lrm
 from koala_adapter.commands import login_name
 from koala_adapter.errors import ConfigurationError, LrmError
-from koala_adapter.hosting import ownership
+from koala_adapter.hosting import ownership, prepare_directory
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.keyfile import load_key
@@ -30,11 +31,14 @@ from koala_adapter.wiki.words import Dialect
 
 if TYPE_CHECKING:
     from koala_adapter.cli.context import Session
+    from koala_adapter.plugin import Lrm
     from koala_adapter.sitemodel import ClusterConfig
     from koala_adapter.wiki.checksum import Key
     from koala_adapter.wiki.sources import Source
 
 DEFAULTS = ServerOptions()
+ALL = "all clusters"
+"""Directory of a server of everything; no cluster can be called so, for the blank in it."""
 SECONDS = click.FloatRange(min=0)
 
 
@@ -45,6 +49,9 @@ def wiki() -> None:
 
 @wiki.command()
 @click.option("--cluster", metavar="NAME", help="The cluster of the site file to serve.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Serve all clusters as one, with the jobs of koala's own queue."
+)
 @click.option(
     "--key-file", type=click.Path(path_type=Path), required=True, help="File of mode 0600 with the shared key."
 )
@@ -79,13 +86,24 @@ def wiki() -> None:
     show_default=True,
     help="Seconds after which a job that does not start is held again; below the scheduler's TIMEOUT.",
 )
-@click.option("--user-holds", is_flag=True, help="Start jobs that their users hold, too (Grid Engine cannot tell).")
+@click.option(
+    "--user-holds/--no-user-holds",
+    default=None,
+    help="Also start jobs in user hold. Default: only where the batch system does not tell whose a hold is.",
+)
 @click.option("--event-host", default="", metavar="HOST", help="Where events go. Default: whoever sends INITIALIZE.")
 @click.option("--event-port", type=click.IntRange(0, 65535), default=0, help="Port for events (wiki2).")
 @pass_session
 @command_body
-def serve(session: Session, /, cluster: str | None, key_file: Path, **settings: Any) -> None:  # noqa: ANN401 - of click
-    r"""Serve one cluster to a WIKI scheduler until stopped.
+def serve(
+    session: Session,
+    /,
+    cluster: str | None,
+    everything: bool,
+    key_file: Path,
+    **settings: Any,  # noqa: ANN401 - of click
+) -> None:
+    r"""Serve one cluster, or all, to a WIKI scheduler until stopped.
 
     The scheduler sees all nodes and all users' jobs, and starts those that the site's submission hook holds for it
     (see docs/wiki.md). The key is only a guard against mistakes: keep the port on this machine, or behind a firewall.
@@ -94,16 +112,22 @@ def serve(session: Session, /, cluster: str | None, key_file: Path, **settings: 
     Example:
       koala wiki serve --cluster alpha --key-file /etc/koala/wiki.key
     """
-    options = _options(settings)
+    if everything == (cluster is not None):
+        raise ConfigurationError("serve which?", hint="either --cluster NAME or --all")
+    config = None if everything else _cluster(session, cluster or "")
+    told_apart = config is None or session.plugins[config.plugin].capabilities.tells_holders
+    options = _options(settings, user_holds=not told_apart)
     key = load_key(key_file)
-    config = _cluster(session, cluster)
     if not is_loopback(options.listen):
         session.remark(
             f"listening on {options.listen}: whoever reads one message can compute the key; allowed peers: "
             f"{', '.join(options.peers)}"
         )
-    directory = session.directory / "wiki" / config.name
-    with ownership(directory, f"koala wiki serve --cluster {config.name}"), suppress(KeyboardInterrupt):
+    prepare_directory(session.directory)
+    prepare_directory(session.directory / "wiki")
+    directory = session.directory / "wiki" / (config.name if config else ALL)
+    what = f"--cluster {config.name}" if config else "--all"
+    with ownership(directory, f"koala wiki serve {what}"), suppress(KeyboardInterrupt):
         anyio.run(_serve, session, config, directory, key, options)
 
 
@@ -163,33 +187,45 @@ def ask(
         raise LrmError(f"refused with {reply.status}: {reply.text}")
 
 
-def _options(settings: dict[str, Any]) -> ServerOptions:
+def _options(settings: dict[str, Any], *, user_holds: bool) -> ServerOptions:
     peers = tuple(settings.pop("peers")) or DEFAULTS.peers
     dialect = Dialect(settings.pop("dialect"))
-    return ServerOptions(**settings, peers=peers, dialect=dialect, user=login_name())
+    given = settings.pop("user_holds")
+    holds = user_holds if given is None else given
+    return ServerOptions(**settings, peers=peers, dialect=dialect, user_holds=holds, user=login_name())
 
 
-def _cluster(session: Session, name: str | None) -> ClusterConfig:
-    clusters = session.site.clusters
-    if name is None and len(clusters) == 1:
-        return clusters[0]
+def _cluster(session: Session, name: str) -> ClusterConfig:
     try:
-        return session.site.cluster(name or "")
+        return session.site.cluster(name)
     except KeyError:
-        known = ", ".join(cluster.name for cluster in clusters)
-        message = f"no cluster {name!r} in {session.site_file}" if name else "which cluster?"
+        known = ", ".join(cluster.name for cluster in session.site.clusters)
+        message = f"no cluster {name!r} in {session.site_file}"
         raise ConfigurationError(message, hint=f"--cluster one of {known}") from None
 
 
-async def _serve(session: Session, config: ClusterConfig, directory: Path, key: Key, options: ServerOptions) -> None:
-    lrm, _ = make_lrm(config, session.plugins, directory)
-    try:
-        await lrm.start()
-        source = LrmSource(config.cluster_name, lrm, queue=config.queue)
+async def _serve(
+    session: Session, config: ClusterConfig | None, directory: Path, key: Key, options: ServerOptions
+) -> None:
+    configs = session.site.enabled_clusters if config is None else (config,)
+    async with AsyncExitStack() as stack:
+        lrms = []
+        for one in configs:
+            lrm, _ = make_lrm(one, session.plugins, session.directory)
+            stack.push_async_callback(_close, lrm)
+            await lrm.start()
+            lrms.append((one, lrm))
+        source: Source
+        if config is None:
+            source = KoalaSource(lrms, session.client)
+        else:
+            source = LrmSource(config.cluster_name, lrms[0][1], queue=config.queue)
         await _run(session, source, directory, key, options)
-    finally:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError):
-            await lrm.close()
+
+
+async def _close(lrm: Lrm) -> None:
+    with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError):
+        await lrm.close()
 
 
 async def _run(session: Session, source: Source, directory: Path, key: Key, options: ServerOptions) -> None:

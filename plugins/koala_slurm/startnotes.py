@@ -2,11 +2,13 @@
 """What a job had before it was tied to nodes, on disk while that lasts.
 
 Between two of the requests that tie it, Slurm has the job smaller than it is (see :mod:`koala_slurm.pinning`); after a
-kill in that moment only such a note can tell what its user had asked for.
+kill in that moment only such a note can tell what its user had asked for. A note is locked by the process that wrote
+it; the kernel unlocks it when that process ends, however it ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -49,6 +51,7 @@ class StartNotes:
     def __init__(self, directory: Path) -> None:
         """The directory is made with the first note."""
         self._directory = directory
+        self._locked: dict[str, int] = {}
 
     def write(self, pin: Pin, before: JobDetails) -> None:
         """Write the note of a start, for certain. Raises LrmUnreachableError: then nothing may be changed."""
@@ -64,10 +67,10 @@ class StartNotes:
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(asdict(note), file)
-                file.flush()
-                os.fsync(descriptor)
+            self._locked[pin.job] = descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, json.dumps(asdict(note)).encode())
+            os.fsync(descriptor)
             path.with_suffix(".new").replace(path)
         except OSError as error:
             message = f"cannot note the start of job {pin.job} in {self._directory}: {error.strerror}"
@@ -76,11 +79,16 @@ class StartNotes:
     def remove(self, job: str) -> None:
         """Remove a note; harmless when there is none."""
         self._path(job).unlink(missing_ok=True)
+        descriptor = self._locked.pop(job, None)
+        if descriptor is not None:
+            os.close(descriptor)
 
     def left(self) -> tuple[StartNote, ...]:
-        """Return the notes that are there; one that cannot be read was never acted upon, and is removed."""
+        """Return the notes whose writers have ended; one that cannot be read was never acted upon, and is removed."""
         found: list[StartNote] = []
         for path in sorted(self._directory.glob("*.json")):
+            if _is_locked(path):
+                continue
             try:
                 values = json.loads(path.read_text())
                 lists = {name: tuple(map(str, values[name])) for name in ("nodes", "requested_nodes")}
@@ -91,3 +99,17 @@ class StartNotes:
 
     def _path(self, job: str) -> Path:
         return self._directory / f"{job}.json"
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

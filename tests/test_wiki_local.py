@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala wiki serve`` and ``koala wiki ask`` on local clusters, in real processes: the whole multicluster as one."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.local_koala import Koala, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters and a key, and end all of it afterwards."""
+    one = Koala(tmp_path)
+    (tmp_path / "key").write_text("77\n")
+    (tmp_path / "key").chmod(0o600)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Scheduler:
+    """Asks a server as a scheduler would."""
+
+    def __init__(self, koala: Koala, *which: str) -> None:
+        """Start the server, and wait until it answers."""
+        self._koala = koala
+        self._options = ("--port", str(free_port()), "--key-file", str(koala.directory / "key"))
+        koala.start("wiki", "serve", *which, *self._options, "--dialect", "wiki2", "--cache", "0.2")
+        eventually(lambda: self.ask("GETNODES", "0:ALL", check=None)["status"] == 0)
+
+    def ask(self, *message: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON
+        """Return the reply to a request."""
+        done = self._koala.run("wiki", "ask", *self._options, "--json", *message, check=None)
+        if not done.stdout:
+            return {"status": None, "text": done.stderr}
+        assert check is None or done.returncode == check, done
+        return json.loads(done.stdout)
+
+    def records(self, *message: str) -> dict[str, str]:
+        """Return the records of a list by their ids."""
+        return dict(text.partition(":")[::2] for text in self.ask(*message)["records"] if text)
+
+
+def test_all_clusters_are_one(koala: Koala) -> None:
+    """Nodes carry their cluster as partition, jobs are koala's own, placed by koala, and can be cancelled."""
+    koala.serve()
+    first = koala.run("submit", koala.job("sleep 600", processors=2)).stdout.split()[1]
+    eventually(lambda: koala.state_of(first) == "running")
+    second = koala.run("submit", koala.job("sleep 600", processors=4)).stdout.split()[1]
+    scheduler = Scheduler(koala, "--all")
+    nodes = scheduler.records("GETNODES", "0:ALL")
+    assert {name: text.partition("PARTITION=")[2].partition(";")[0] for name, text in nodes.items()} == {
+        "alpha.n1": "alpha",
+        "beta.n1": "beta",
+    }
+    jobs = scheduler.records("GETJOBS", "0:ALL")
+    assert "STATE=Running;TASKLIST=alpha.n1:alpha.n1:beta.n1:beta.n1;" in jobs[first]
+    assert jobs[second].startswith("STATE=Hold;")
+    refused = scheduler.ask("STARTJOB", second, f"TASKLIST={':'.join(['alpha.n1'] * 4 + ['beta.n1'] * 4)}", check=None)
+    assert (refused["status"], "itself starts it" in refused["text"]) == (-911, True)
+    grown = scheduler.ask("JOBADDTASK", first, "alpha.n1", check=None)
+    assert (grown["status"], "size of a running job" in grown["text"]) == (-810, True)
+    assert scheduler.ask("CANCELJOB", first, "TYPE=ADMIN")["text"] == f"job {first} cancelled successfully"
+    eventually(lambda: scheduler.records("GETJOBS", f"0:{first}")[first].startswith("STATE=Removed;"))
+    assert koala.state_of(first) == "cancelled"
+
+
+def test_a_local_cluster(koala: Koala) -> None:
+    """A held job of a local cluster is started, suspended, requeued and cancelled as a scheduler says."""
+    job = koala.submit_held("held")
+    scheduler = Scheduler(koala, "--cluster", "alpha")
+    assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Idle;")
+    scheduler.ask("STARTJOB", job, "TASKLIST=n1")
+    assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Running;TASKLIST=n1;")
+    scheduler.ask("SUSPENDJOB", job)
+    assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Suspended;")
+    scheduler.ask("RESUMEJOB", job)
+    scheduler.ask("MODIFYJOB", job, "TIMELIMIT=7")
+    assert "WCLIMIT=420;" in scheduler.records("GETJOBS", "0:ALL")[job]
+    scheduler.ask("SIGNALJOB", job, "VALUE=TERM")
+    eventually(lambda: scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Removed;"))
+
+
+def test_serve_says_what_is_wrong(koala: Koala) -> None:
+    """A key that others can read, a cluster that is not there, and no choice at all are refused with the way out."""
+    key = koala.directory / "key"
+    for options, words in (
+        (("--key-file", str(key)), "--cluster NAME or --all"),
+        (("--cluster", "gamma", "--key-file", str(key)), "alpha, beta"),
+        (("--cluster", "alpha", "--key-file", "/nowhere/key"), "cannot read the key file"),
+        (("--cluster", "alpha", "--peer", "maui", "--key-file", str(key)), "no address or network"),
+    ):
+        done = koala.run("wiki", "serve", *options, check=245)
+        assert words in done.stderr
+    key.chmod(0o644)
+    assert "mode 0644" in koala.run("wiki", "serve", "--all", "--key-file", str(key), check=245).stderr
