@@ -230,7 +230,7 @@ class ClusterConfig(BaseModel, frozen=True, extra="forbid"):
 
     name: Name = Field(description="Name of the cluster in job files, commands and reports.")
     plugin: Name = Field(
-        description="Plugin that speaks to its LRM: local, slurm, sge, drmaa, or another that is installed."
+        description="Plugin that speaks to its LRM: local, slurm, sge, drmaa, wiki, or another that is installed."
     )
     enabled: Flag = Field(default=True, description="false: nothing new is placed there; the entry is still checked.")
     threshold: Whole = Field(
