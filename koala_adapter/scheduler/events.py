@@ -203,8 +203,6 @@ class MoreRequested(Event):
     processors: int
     mandatory: bool = False
     """True: others are shrunk for it if need be."""
-    cluster: ClusterName | None = None
-    """Which part of a component that was split over clusters asks; None: its first."""
 
 
 EVENT_TYPES: tuple[type[Event], ...] = (

@@ -62,10 +62,6 @@ class Roster:
         """Return the malleable jobs of a cluster."""
         return self._clusters.get(cluster) or RunningJobs()
 
-    def member(self, record: JobRecord, number: int) -> RunningClaim | None:
-        """Return a claim as it is listed here; None when it is not."""
-        return self._members.get((record.job.id, number))
-
     def update(self, record: JobRecord) -> None:
         """Follow what has happened to a job: it started, ended, changed, or can or cannot change any more."""
         if record.job.kind is not JobKind.MALLEABLE:
@@ -113,11 +109,9 @@ def order_of(record: JobRecord, number: int) -> Order:
 
 
 def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
-    """Return minimum and maximum of a claim; a piece of a component that was split has its share of both."""
+    """Return minimum and maximum of a claim; components of malleable jobs are not split into pieces."""
     component = record.job.component(claim.component)
-    if claim.piece is None:
-        return component.minimum, component.maximum
-    return claim.piece, max(claim.piece, component.maximum * claim.piece // component.minimum)
+    return component.minimum, component.maximum
 
 
 def initial_size(component: Component) -> int:

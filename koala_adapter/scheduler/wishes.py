@@ -139,7 +139,4 @@ def _overdue(context: Context, change: Change) -> bool:
 
 
 def _claim_meant(record: JobRecord, event: ev.MoreRequested) -> int | None:
-    for number, claim in enumerate(record.claims):
-        if claim.component == event.component and event.cluster in {None, claim.cluster}:
-            return number
-    return None
+    return next((number for number, claim in enumerate(record.claims) if claim.component == event.component), None)

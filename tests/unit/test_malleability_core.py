@@ -538,21 +538,14 @@ def test_components_grow_each_in_its_own_cluster() -> None:
     assert (request.component, request.processors) == ("y", 4)
 
 
-def test_pieces_of_a_component_grow_in_proportion() -> None:
-    """A flexible component of 4 to 9 processors that was split 3 to 1 has pieces of 3 to 6 and of 1 to 2."""
+def test_components_of_malleable_jobs_are_not_split() -> None:
+    """A flexible component goes to one cluster, whole: there it grows."""
     site = MalleableSite({"a": 9, "b": 9})
     site.poll("a", 9, idle=3)
     site.poll("b", 9, idle=1)
     whole = replace(component("m", 4, 9), flexible=True)
     site.submit(replace(malleable("1", whole), placement="flexible-cluster-minimization"))
-    assert [(claim.cluster, claim.piece) for claim in site.record("1").claims] == [("a", 3), ("b", 1)]
-    actions = site.started("1")
-    actions += site.poll("a", 9, idle=6, ours=3)
-    actions += site.poll("b", 9, idle=8, ours=1)
-    assert [(one.cluster, one.processors) for one in of_kind(OfferProcessors, actions)] == [("a", 6), ("b", 8)]
-    for offer in of_kind(OfferProcessors, actions):
-        site.grow_by(offer)
-    assert site.sizes("1") == [6, 2]
+    assert site.placed("1") == {"m": ("a", 4)}
 
 
 def test_room_for_a_co_allocated_head() -> None:

@@ -3,20 +3,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from koala_adapter.model import JobId, JobKind
-from koala_adapter.scheduler import events as ev
+from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import OfferProcessors, ProcessorsGranted, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.outcome import JobState
 from tests.unit.malleable_site import MalleableSite, granted, malleable, part, requests
-from tests.unit.scheduler_site import A, B, component, job, of_kind, submissions
-
-if TYPE_CHECKING:
-    from koala_adapter.model import ClusterName
+from tests.unit.scheduler_site import A, component, job, of_kind, submissions
 
 
 def still(size: dict[str, int], processors: int = 12) -> MalleableSite:
@@ -181,9 +176,10 @@ def test_wish_of_one_of_several_components() -> None:
     assert submissions(site.ask("1", 3, component_name="y")) == {"b": 3}
 
 
-@pytest.mark.parametrize(("cluster", "grants"), [(A, [("1", 1, "")]), (B, [])])
-def test_wish_of_a_part_of_a_component(cluster: ClusterName, grants: list[tuple[str, int, str]]) -> None:
-    """A request may name the cluster; where the component is not, nothing is granted."""
-    site = still({"1": 2})
-    wish = ev.MoreRequested(time=site.now, job_id=JobId("1"), component="m", number=1, processors=1, cluster=cluster)
-    assert granted(site.post(wish)) == grants
+def test_explanation_of_a_mandatory_wish() -> None:
+    """Who waits for others to give up processors is told so."""
+    site = still({"1": 3, "2": 7})
+    site.ask("1", 4, mandatory=True)
+    record = site.record("1")
+    said = "it asked for 4 more, and others give up processors for it"
+    assert said in explain(site.state, None, record, site.now)
