@@ -149,7 +149,8 @@ class Verbs:
             except LrmError as error:
                 failure = error
             self._readings.spoil()
-            runs = await self._runs(request.job)
+            # It was waiting when it was admitted, so only a later listing can show it as anything else.
+            runs = self._shows(request.job) or await self._runs(request.job)
             if not runs:
                 runs = await self._hold_again(request.job)
             self._intents.remove(job)
@@ -168,14 +169,18 @@ class Verbs:
         reason = WaitReason.BAD_CONSTRAINTS if isinstance(failure, LrmRejectedError) else WaitReason.RESOURCES
         return refused(request.job, request.tasks, reason, why)
 
+    def _shows(self, job: str) -> bool:
+        """Tell whether the last listing showed a job running, or over."""
+        found = self._inventory.job(job)
+        return found is not None and found.state not in WAITING
+
     async def _runs(self, job: str) -> bool:
         """Tell whether a job runs, or has already ended; False also when that cannot be found out."""
         try:
             await self._readings.fresh(now=True)
         except LrmError:
             return False
-        found = self._inventory.job(job)
-        return found is not None and found.state not in WAITING
+        return self._shows(job)
 
     async def _hold_again(self, job: str) -> bool:
         """Hold a job that did not start; return True when it has started after all."""
