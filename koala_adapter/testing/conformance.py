@@ -57,6 +57,8 @@ class LrmConformance(DescriptionTests, SubmissionTests, LifeTests, ControlTests,
       command): the tests of the bound count there.
     - With ``runs_jobs=False`` (a fake that never runs a script) the tests that need running jobs are skipped.
       For a capability that is not stated, the test that it works is skipped, the one that it is refused runs.
+    - A plugin that cannot submit (no capability ``submit``) is tested with jobs that ``submitter``, another plugin's
+      started ``Lrm`` on the same system, puts in; its ids must be those of the plugin under test.
     - An id that the LRM does not know (any more) raises LrmNotFoundError in ``hold``, ``release``,
       ``start_on``, ``suspend``, ``resume``, ``requeue``, ``signal`` and ``modify``, is no error in
       ``cancel``, and is left out by ``history``.
