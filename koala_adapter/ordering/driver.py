@@ -50,7 +50,7 @@ class Driver:
         *,
         tell: Callable[[Sequence[Happening]], None],
     ) -> None:
-        """``tell`` hears what went on after each look. The watcher's plugin has been started."""
+        """``tell`` hears after each look what went on, if anything. The watcher's plugin has been started."""
         self._lrm = lrm
         self._watcher = watcher
         self.mirror = mirror
@@ -127,5 +127,4 @@ class Driver:
 
     def _tell_all(self) -> None:
         happened, self.mirror.happened = self.mirror.happened, []
-        if happened:
-            self._tell(happened)
+        self._tell(happened)

@@ -34,7 +34,7 @@ PATIENCE = 30.0
 BACKOFF = 5.0
 """Seconds before a failed start is tried again; doubled with each try."""
 LONGEST_BACKOFF = 600.0
-REFUSED_BACKOFF = 60.0
+REFUSED_BACKOFF = 10.0
 """Seconds at least when the batch system refused: asking again at once would be refused again."""
 TIE = 1e-6
 """Seconds by which jobs submitted in the same second are told apart, so that their order stays what it is."""
