@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SAME = 2.0
 """Seconds within which two starts count as the same."""
-LONGEST = 20_000
+LONGEST = 10_000
 """Jobs that are replayed; beyond that those that are over in both worlds are only counted."""
 SHOWN = 10
 """Jobs that a report names on either side."""
