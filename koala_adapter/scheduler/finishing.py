@@ -3,32 +3,21 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, JobKind, Launcher, TaskEnd
 from koala_adapter.scheduler.actions import JobFinished
-from koala_adapter.scheduler.claiming import check_complete
 from koala_adapter.scheduler.growing import check_taken
 from koala_adapter.scheduler.lifecycle import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.offers import drop_changes
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
-from koala_adapter.scheduler.queue import position_of
 from koala_adapter.scheduler.reorganization import hand_to_claiming
-from koala_adapter.scheduler.roster import initial_size
+from koala_adapter.scheduler.reuse import hand_on
 from koala_adapter.scheduler.waiting import leave_queue
 
 if TYPE_CHECKING:
-    from koala_adapter.model import ClusterName, PlaceholderId
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.queue import Lane
-    from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
-
-    Free = dict[ClusterName, list[PlaceholderRecord]]
-    Fit = list[tuple[Claim, list[PlaceholderRecord]]]
-
-REUSE_LOOK = 100
-"""How many waiting jobs are looked at, at most, when a completed job's placeholders can be handed on."""
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
 
 
 def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
@@ -157,82 +146,10 @@ def _reused(context: Context, record: JobRecord, spares: list[PlaceholderRecord]
     chosen = {placeholder.id for placeholder in usable}
     if context.state.parameters.reorganize:
         usable = hand_to_claiming(context, record, usable)
-    return [placeholder for placeholder in spares if placeholder.id not in chosen] + _hand_on(context, record, usable)
-
-
-def _hand_on(context: Context, record: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
-    """Give held processors to jobs of the queue that fit into them entirely; return what is left.
-
-    No new queueing in any LRM: a placeholder can be handed from one job to another of the same user (DESIGN section 6).
-    Room that is kept for a guarded job is not given to jobs behind it.
-    """
-    state = context.state
-    free: Free = {}
-    for placeholder in spares:
-        free.setdefault(placeholder.cluster, []).append(placeholder)
-    guard_position = None if state.guarded is None else position_of(state.jobs[state.guarded])
-    barred = frozenset(state.kept_room)
-
-    def may_fit(lane: Lane) -> bool:
-        most = max((len(some) for some in free.values()), default=0)
-        return all(need.minimum <= (len(free.get(need.cluster, ())) if need.cluster else most) for need in lane.needs)
-
-    most = sum(len(some) for some in free.values())
-    for position, job_id in islice(context.queue.scan(may_fit, most=most), REUSE_LOOK):
-        taker = state.jobs[job_id]
-        behind = guard_position is not None and position > guard_position
-        fit = _fit(context, taker, {n: some for n, some in free.items() if not (behind and n in barred)})
-        if fit is not None:
-            leave_queue(context, taker)
-            _hand_to(context, taker, fit, free)
-    left = {placeholder.id for some in free.values() for placeholder in some}
-    return [p for p in spares if p.job_id == record.job.id or p.id in left]
+    return [placeholder for placeholder in spares if placeholder.id not in chosen] + hand_on(context, record, usable)
 
 
 def _reusable(context: Context, placeholder: PlaceholderRecord) -> bool:
     """Tell whether a placeholder whose process has ended is in contact, on a cluster that is still in use."""
     ours = placeholder.state is PlaceholderState.LAUNCHED and placeholder.silent_since is None
     return ours and context.state.clusters[placeholder.cluster].configured
-
-
-def _hand_to(context: Context, taker: JobRecord, fit: Fit, free: Free) -> None:
-    taker.state = JobState.CLAIMING
-    taker.last_trouble = ""
-    for claim, chosen in fit:
-        _adopt(context, taker, claim, chosen)
-        given = {placeholder.id for placeholder in chosen}
-        free[claim.cluster or chosen[0].cluster] = [p for p in free[chosen[0].cluster] if p.id not in given]
-    check_complete(context, taker)
-
-
-def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
-    """Choose placeholders for all components of a job among the free ones; None when they do not suffice."""
-    used: set[PlaceholderId] = set()
-    fit: Fit = []
-    for component, claim in record.components():
-        names = [component.cluster] if component.cluster is not None else sorted(free, key=lambda n: -len(free[n]))
-        size = {JobKind.MOLDABLE: component.maximum, JobKind.MALLEABLE: initial_size(component)}.get(
-            record.job.kind, component.minimum
-        )
-        for name in names:
-            lasting = [p for p in free.get(name, []) if p.id not in used and p.lasts(context.now, record.job.walltime)]
-            if len(lasting) >= component.minimum and name not in claim.excluded:
-                chosen = lasting[:size]
-                used.update(p.id for p in chosen)
-                fit.append((claim, chosen))
-                break
-        else:
-            return None
-    return fit
-
-
-def _adopt(context: Context, record: JobRecord, claim: Claim, chosen: list[PlaceholderRecord]) -> None:
-    claim.cluster, claim.processors = chosen[0].cluster, len(chosen)
-    claim.placeholders = [placeholder.id for placeholder in chosen]
-    former = context.state.jobs[chosen[0].job_id]
-    former.take_back(set(claim.placeholders))
-    for placeholder in chosen:
-        former.live -= 1
-        record.live += 1
-        placeholder.job_id, placeholder.component = record.job.id, claim.component
-        context.state.change(placeholder, PlaceholderState.HELD)

@@ -12,6 +12,9 @@ Only exchanges after which the taker starts are made. The papers do not ask for 
 makes nobody faster, and idle processors are held for another life: `koala experiment run vjm-selection` shows the
 difference (``exchange_always``). Even then a placeholder is exchanged once: when its life ends again it is handed back,
 so a deadlock with a stranger is broken within two lives.
+
+What no claiming job can start with may still serve a small one of the placement queue (backfill, ``reuse.py``); the
+rest goes back to its batch system.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from koala_adapter.scheduler.claiming import check_complete
 from koala_adapter.scheduler.lifecycle import end_placeholder, setback, start_life
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.queue import position_of
+from koala_adapter.scheduler.reuse import hand_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,14 +55,25 @@ def life_timer(context: Context, record: JobRecord) -> None:
         over = _reorganized(context, record, over)
     if not over:
         return  # given away, or lost already and counted then
-    record.take_back({placeholder.id for placeholder in over})
-    for placeholder in over:
+    back = _backfilled(context, record, over) if context.state.parameters.reorganize else over
+    record.take_back({placeholder.id for placeholder in back})
+    for placeholder in back:
         end_placeholder(context, placeholder)
     record.hand_backs += 1
     record.retake_at = None  # a pause that began before must not end with taking back at once
     waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
     missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
-    setback(context, record, f"{len(over)} held processors were handed back after their life cycle{missing}")
+    taken = f" ({len(over) - len(back)} of them to waiting jobs)" if len(back) < len(over) else ""
+    setback(context, record, f"{len(over)} held processors were handed back after their life cycle{taken}{missing}")
+
+
+def _backfilled(context: Context, giver: JobRecord, over: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
+    """Give what is to be handed back to jobs of the placement queue that can start with it; return the rest."""
+    if not context.state.parameters.reuse:
+        return over
+    held = [placeholder for placeholder in over if placeholder.held]
+    rest = [placeholder for placeholder in over if not placeholder.held]
+    return [*rest, *hand_on(context, giver, held)]
 
 
 def give_way(context: Context, placeholder: PlaceholderRecord) -> None:

@@ -205,3 +205,50 @@ def test_waiting_job_of_higher_priority_is_placed_before_a_retake() -> None:
         assert submissions(site.post(ev.TimeReached(time=site.now))) == {"a": 2}
         assert len([p for p in site.claimed(winner) if p.cluster == A]) == 2
         assert not [p for p in site.claimed(loser) if p.cluster == A]
+
+
+def backfilled(parameters: Parameters, *, walltime: int = 50) -> Site:
+    """Return a site where job 1 holds 3 on a and waits on b, and a small job waits because ours have all of a."""
+    site = Site({"a": 3, "b": 2}, parameters)
+    site.submit(job("1", component("x", 3, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.submit(job("small", component("z", 2, cluster="a"), walltime=walltime))
+    assert site.record("small").state is JobState.WAITING
+    return site
+
+
+def test_small_job_runs_in_what_is_handed_back() -> None:
+    """At the end of a life a waiting job starts in the held processors; only the rest is given back."""
+    site = backfilled(LIFE)
+    done = site.pass_time(100.0)
+    assert launches(done) == ["small"]
+    assert len(set(ends(done))) == 1
+    record = site.record("1")
+    assert (record.hand_backs, record.held, record.retake_at is not None) == (1, 0, True)
+    assert record.last_trouble == (
+        "3 held processors were handed back after their life cycle (2 of them to waiting jobs), still waiting on b"
+    )
+
+
+def test_backfilled_job_gives_the_processors_back_to_the_first() -> None:
+    """When the small job is over the first one claims again, gets all and runs."""
+    site = backfilled(LIFE)
+    site.pass_time(100.0)
+    site.complete("small")
+    site.end_ending()
+    site.pass_time(100.0)
+    site.take_all()
+    site.hold_all("1")
+    assert launches(site.actions) == ["small", "1"]
+
+
+@pytest.mark.parametrize("parameters", [WITHOUT, replace(LIFE, reuse=False)])
+def test_backfill_can_be_switched_off(parameters: Parameters) -> None:
+    """Without reorganization, or without reuse, everything is given back."""
+    assert len(set(ends(backfilled(parameters).pass_time(100.0)))) == 3
+
+
+def test_job_too_long_for_what_is_handed_back_waits_on() -> None:
+    """The placeholders would end before the small job."""
+    assert launches(backfilled(LIFE, walltime=5000).pass_time(100.0)) == []
