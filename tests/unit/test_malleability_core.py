@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.acceptance import ACCEPTANCE_RULES
 from koala_adapter.scheduler.actions import (
     OfferProcessors,
     OfferWithdrawn,
@@ -19,10 +21,12 @@ from koala_adapter.scheduler.actions import (
 )
 from koala_adapter.scheduler.approaches import Approach
 from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.malleability import Direction
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from tests.unit.malleable_site import MalleableSite, is_running, malleable, offers, part, requests
 from tests.unit.scheduler_site import A, component, copied, ends, job, launches, of_kind, submissions
+from tests.unit.test_malleability import Scene
 
 
 def growing(count: int = 6, **fields: int) -> tuple[MalleableSite, OfferProcessors]:
@@ -632,3 +636,40 @@ def test_explanation_of_a_withdrawn_offer() -> None:
     site.answer(offer, 3)
     site.ended(site.stubs()[0], EndReason.NODE_LOST)
     assert "3 more processors on a: placeholder" in words(site, "1")
+
+
+# ---- the same policies on counts and on placeholders -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("policy", ["fpsma", "egs"])
+def test_scheduler_and_counts_agree(policy: str, seed: int) -> None:
+    """What is decided on counts for some jobs and free processors, the scheduler does, message by message.
+
+    (Folding differs: there a job can be doubled twice in a step, here its first change is still under way.)
+    """
+    chance = random.Random(seed)
+    bounds: list[tuple[int, int, int]] = []
+    for _ in range(chance.randint(1, 5)):
+        minimum, size = chance.randint(1, 3), chance.randint(0, 4)
+        bounds.append((minimum, minimum + size, minimum + size + chance.randint(0, 5)))
+    rules = {n: ACCEPTANCE_RULES["power-of-two"] for n in range(len(bounds)) if chance.random() < 0.4}
+    free, used = chance.randint(1, 12), sum(size for _, size, _ in bounds)
+    site = MalleableSite({"a": used + free}, Approach.NONE)
+    for number, (low, size, high) in enumerate(bounds):
+        site.start(malleable(str(number), part(low, high), initial=size))
+    scene = Scene(*bounds, rules=rules)
+    scene.step(policy, Direction.GROW, free)
+    said: list[tuple[int, int, int]] = []
+    before = len(site.actions)
+    now = Parameters(approach=Approach.PWA, malleability_policy=policy)
+    site.post(ev.Configured(time=site.now, parameters=now, clusters=site.clusters))
+    while waiting := of_kind(OfferProcessors, site.actions[before:])[len(said) :]:
+        offer = waiting[0]
+        number, record = int(offer.job_id), site.record(offer.job_id)
+        low, _, high = bounds[number]
+        rule = rules.get(number, ACCEPTANCE_RULES["any"])
+        accepted = rule.answer(record.claims[0].processors, offer.processors, low, high)
+        said.append((number, offer.processors, accepted))
+        site.answer(offer, accepted)
+    assert said == scene.said
