@@ -348,10 +348,10 @@ class Screen:
 
     def farewell(self, found: Overview) -> None:
         """Say what becomes of the jobs when nobody schedules any more."""
-        waiting = found.waiting + found.left_out
+        running, waiting = found.running + found.starting, found.waiting + found.left_out
         self._session.remark(
-            f"koala schedules {self.cluster} no more: {found.running + found.starting} jobs run on, "
-            f"{waiting} wait until it is started again"
+            f"koala schedules {self.cluster} no more; jobs that run on: {running}, "
+            f"that wait until it is started again: {waiting}"
         )
 
     def conclude(self, report: ShadowReport) -> None:
