@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from koala_adapter.scheduler.acceptance import AnySize, PowerOfTwo
 from koala_adapter.scheduler.approaches import Approach
 from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
 from koala_adapter.simulation.applications import FREE, Amdahl, Application, ReconfigurationCost
+from koala_adapter.simulation.background import LocalUse
 from koala_adapter.simulation.koala_workloads import WM, WM_HIGH, WMR, WMR_HIGH, koala_workload
 from koala_adapter.simulation.multicluster import Multicluster, Settings, simulate
 from koala_adapter.simulation.platform import DAS3, BackgroundLoad, ClusterModel, Failures, Platform
@@ -267,6 +269,34 @@ def test_shrinking_gives_processors_back_after_its_cost() -> None:
     assert times(outcome) == [(0.0, round(13.0 + 44 / 6, 9)), (13.0, 63.0)]
 
 
+def test_room_is_made_once_and_not_grown_into() -> None:
+    """While one cluster makes room for the head of the queue, no other does for it, and nobody grows there."""
+    app = application(cost=ReconfigurationCost(fixed=3.0))
+    workload = jobs(0.0, 0.0, 10.0, 11.0, app=app)
+    outcome = run(platform(8, 8), workload)
+    # Both grow to 8 until 3 s. At 10 s one gives up 2 until 13 s; then room is made for the fourth.
+    assert outcome.messages[:3] == [(0.0, 2, 0), (10.0, 0, 1), (13.0, 0, 1)]
+    assert [one.started_at for one in outcome.jobs] == [0.0, 0.0, 13.0, 16.0]
+
+
+def test_room_is_not_made_for_local_users() -> None:
+    """Where a local job waits, it would get what comes free: nobody is shrunk, and it goes first."""
+    world = Multicluster(platform(8), jobs(0.0, 5.0), Settings())
+    world._surroundings[0].local_users(iter([LocalUse(submitted_at=1.0, processors=8, run=50.0)]))
+    outcome = world.run()
+    assert outcome.shrink_messages == 0
+    assert times(outcome) == [(0.0, 12.5), (62.5, 75.0)]
+    assert outcome.used[1] == (12.5, 0, 8)
+
+
+def test_what_was_declined_is_offered_again_when_more_comes_free() -> None:
+    """FT on 4 of 7 declines 3; when a rigid job has taken 2 of them and ended, they have come free again."""
+    ft = replace(jobs(0.0)[0], application=application(rule=PowerOfTwo()))
+    rigid = SimulatedJob(number=1, submitted_at=1.0, application=application(1, 8), initial=2, work=0.1)
+    outcome = run(platform(7), [ft, rigid])
+    assert outcome.messages == [(0.0, 2, 0), (6.0, 1, 0)]
+
+
 def test_local_users_are_seen_when_the_information_service_looks() -> None:
     """Seen at once, local users cost no failed claim; seen late, a claim fails first, and all jobs run all the same."""
     busy = platform(8).model_copy(update={"background": BackgroundLoad(utilization=0.7, mean_run=100.0, mean_size=3.0)})
@@ -430,6 +460,32 @@ def test_processors_and_work_are_conserved(
         assert one.started_at >= one.job.submitted_at
         assert one.maximum_processors <= one.job.application.maximum
         assert one.average_processors <= one.maximum_processors + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("malleability", sorted(MALLEABILITY_POLICIES))
+def test_nothing_is_lost_in_a_crowd(malleability: str, seed: int) -> None:
+    """The same where jobs are shrunk all the time, with costs, delays and thresholds."""
+    chance = random.Random(seed)
+    workload = []
+    now = 0.0
+    for number in range(60):
+        now += chance.choice([0.0, 0.5, 1.0, 4.0])
+        rule: AcceptanceRule = chance.choice([AnySize(), PowerOfTwo()])
+        cost = ReconfigurationCost(fixed=chance.choice([0.0, 1.0, 3.0]), per_processor=chance.choice([0.0, 0.1]))
+        low = chance.choice([1, 2])
+        app = application(low, low + chance.randint(0, 8), rule, cost)
+        malleable = chance.random() < 0.8
+        workload.append(
+            SimulatedJob(number=number, submitted_at=now, application=app, initial=low, malleable=malleable)
+        )
+    where = platform(9, 7, threshold=seed % 3)
+    chosen = Settings(malleability=malleability, placeholder_delay=float(seed % 2), seed=seed)
+    world = Watched(where, workload, chosen)
+    outcome = world.run()
+    assert len(outcome.jobs) == 60
+    assert outcome.shrink_messages > 0
+    assert world.done == pytest.approx(dict.fromkeys(range(60), 1.0))
 
 
 @pytest.mark.parametrize("malleability", sorted(MALLEABILITY_POLICIES))
