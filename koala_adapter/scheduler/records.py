@@ -88,6 +88,8 @@ class BatchRecord:
     """Why nobody knows whether the submission arrived."""
     live: int = 0
     """Placeholders of it that have not ended."""
+    mixed: bool = False
+    """Placeholders of it may belong to other jobs: some were exchanged."""
 
 
 @dataclass(slots=True)

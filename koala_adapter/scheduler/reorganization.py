@@ -84,13 +84,8 @@ def give_way(context: Context, placeholder: PlaceholderRecord) -> None:
     if not context.state.parameters.reorganize or not placeholder.held:
         return
     record = context.state.jobs[placeholder.job_id]
-    pending = _pending(context, record, {placeholder.cluster})
-    ahead = [
-        one
-        for one in pending
-        if context.state.jobs[one.job_id].job.priority > record.job.priority
-        and _suits(context, placeholder, one, both=True)
-    ]
+    pending = _pending(context, record, {placeholder.cluster}, above=record.job.priority)
+    ahead = [one for one in pending if _suits(context, placeholder, one, both=True)]
     if ahead:
         first = min(ahead, key=lambda one: position_of(context.state.jobs[one.job_id]))
         _exchange(context, placeholder, first)
@@ -191,21 +186,32 @@ def _takers(
     return sorted(takers, key=lambda taker: position_of(taker[0]))
 
 
-def _pending(context: Context, giver: JobRecord, clusters: set[ClusterName]) -> Iterator[PlaceholderRecord]:
-    """Yield placeholders in the queues of some clusters that other claiming jobs of the same user wait for."""
+def _pending(
+    context: Context, giver: JobRecord, clusters: set[ClusterName], *, above: int | None = None
+) -> Iterator[PlaceholderRecord]:
+    """Yield placeholders in the queues of some clusters that other claiming jobs of the same user wait for.
+
+    With ``above``, only those of jobs of a higher priority than that. Nearly every submission belongs to one job, so
+    its placeholders are looked at only when that job counts.
+    """
     state = context.state
+
+    def counts(owner: JobRecord) -> bool:
+        ours = owner is not giver and owner.job.user == giver.job.user and owner.state is JobState.CLAIMING
+        return ours and (above is None or owner.job.priority > above)
+
     for name in sorted(clusters):
         for key in list(state.clusters[name].pending):
             batch = state.batches[key]
             if batch.lrm_ids is None:  # an answer may yet come that it was refused
                 continue
+            if not batch.mixed and not counts(state.jobs[batch.job_id]):
+                continue
             for index in range(1, batch.count + 1):
                 placeholder = state.placeholders.get(PlaceholderId(batch=key, index=index))
-                if placeholder is None:
+                if placeholder is None or placeholder.state is not PlaceholderState.QUEUED:
                     continue
-                owner = state.jobs[placeholder.job_id]
-                ours = owner is not giver and owner.job.user == giver.job.user
-                if ours and placeholder.state is PlaceholderState.QUEUED and owner.state is JobState.CLAIMING:
+                if counts(state.jobs[placeholder.job_id]):
                     yield placeholder
 
 
@@ -240,6 +246,7 @@ def _exchange(context: Context, held: PlaceholderRecord, pending: PlaceholderRec
     held.job_id, pending.job_id = pending.job_id, held.job_id
     held.component, pending.component = pending.component, held.component
     state.count(held, 1)
+    state.batches[pending.id.batch].mixed = True
     giver.exchanges += 1
 
 
