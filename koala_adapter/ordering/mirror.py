@@ -267,7 +267,7 @@ class Mirror:
             found = allocate(entry.job, empty.values())
             self._feasible[shape] = "" if isinstance(found, Allocation) else found.reason
         problem = self._feasible[shape]
-        return f"even with nothing else running: {problem}" if problem else ""
+        return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
 
     def _settle(self, occupying: Iterable[Entry], waiting: Iterable[Entry], now: float) -> None:
         """Tell the policies the size of the cluster, and then what runs and what waits."""

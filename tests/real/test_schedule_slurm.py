@@ -181,3 +181,20 @@ def test_killed_at_any_moment_it_loses_and_doubles_nothing(cluster: SlurmCluster
             scheduling.wait_runs(names)
             scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
     assert scheduling.traces() == {name: ["run", "end"] for name in names}
+
+
+def test_a_controller_that_goes_away_costs_time_only(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """It is told, nothing is decided meanwhile, and the queue goes on when the controller is back."""
+    scheduling = Scheduling(tmp_path, cluster)
+    names = {"first", "second", "third"}
+    for name in sorted(names):
+        submit(scheduling, name, 32, seconds=0.5)
+    with scheduling:
+        scheduling.wait(lambda: bool(scheduling.told("start")), what="the first start")
+        cluster.stop_controller()
+        scheduling.wait(lambda: any("does not answer" in line for line in scheduling.said()), what="it is told")
+        cluster.start_controller()
+        scheduling.wait_runs(names)
+        scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
+    assert any("answers again" in line for line in scheduling.said())
+    assert scheduling.traces() == {name: ["run", "end"] for name in names}
