@@ -254,7 +254,7 @@ class SlurmLrm(Lrm):
         Different numbers of processors on its nodes need an operator's rights. Raises LrmUnavailableError, with the job
         in hold again, when it does not start within ``start_timeout``.
         """
-        await self._starting(job, nodes).run()
+        await self._starting(job, nodes).run(self._outside.known(job))
 
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
         return Starting(self._commands, make_pin(job, nodes), self._notes, timeout=self._settings.start_timeout)

@@ -35,6 +35,13 @@ class OutsideReader:
         """Nothing is known yet."""
         self._commands = commands
         self._known: dict[StateKey, JobDetails] = {}
+        self._latest: dict[str, LrmJob] = {}
+
+    def known(self, job: str) -> tuple[LrmJob, JobDetails] | None:
+        """Return a waiting job of the latest listing and its details; None when they are not known."""
+        listed = self._latest.get(job)
+        details = self._known.get(state_key(listed)) if listed is not None else None
+        return None if listed is None or details is None or not details.processors else (listed, details)
 
     async def jobs(self) -> tuple[LrmJob, ...]:
         """Return all jobs, array elements singly. Raises LrmError."""
@@ -44,6 +51,7 @@ class OutsideReader:
         )
         jobs = parse_everything(output, separator)
         wanting = [job for job in jobs if worth_asking(job)]
+        self._latest = {str(job.id): job for job in wanting}
         for key in forgotten(self._known, wanting):
             del self._known[key]
         missing = [job for job in wanting if state_key(job) not in self._known]

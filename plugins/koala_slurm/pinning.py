@@ -3,13 +3,14 @@
 
 Seen in 22.05 with select/cons_tres:
 
-- one node: ``ReqNodeList`` and ``NumNodes=1-1``;
-- as many processors on each of several nodes: ``MinCPUsNode`` besides; any owner may ask for it;
+- as many processors on each of its nodes, or only one node: ``ReqNodeList``, ``NumNodes`` and ``MinCPUsNode``; any
+  owner may ask for it;
 - different numbers: only a reservation of so many cores on each node (``CoreCnt``) does it, which needs an operator's
   rights. The job leaves it as soon as it runs, and stays where it is.
 
 An update of ``NumNodes`` or ``MinCPUsNode`` makes ``NumCPUs`` their product, without a word: a job of six processors
-would start with two. So ``NumCPUs`` is set again, in a request of its own, because Slurm reads it first.
+would start with two. Where that is not the right number ``NumCPUs`` is set again, in a request of its own, because
+Slurm reads it first.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def pin_commands(pin: Pin) -> tuple[tuple[str, ...], ...]:
         return (_update(pin, nodes),)
     number, least = len(pin.counts), min(pin.counts.values())
     reservation = () if pin.is_even else (f"Reservation={pin.reservation}",)
-    changes = (nodes, f"NumNodes={number}-{number}", f"MinCPUsNode={least if number > 1 else 1}", *reservation)
-    return (_update(pin, *changes), _update(pin, f"NumCPUs={pin.processors}"))
+    first = _update(pin, nodes, f"NumNodes={number}-{number}", f"MinCPUsNode={least}", *reservation)
+    return (first,) if pin.is_even else (first, _update(pin, f"NumCPUs={pin.processors}"))
 
 
 def unpin_commands(pin: Pin, before: JobDetails) -> tuple[tuple[str, ...], ...]:

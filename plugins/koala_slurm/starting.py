@@ -48,20 +48,39 @@ class Starting:
         self._before: JobDetails | None = None
         self._reserved = False
 
-    async def run(self) -> None:
-        """Start the job; when this returns, it runs there. Raises LrmError, with the job in hold as it was before."""
+    async def run(self, known: tuple[LrmJob, JobDetails] | None = None) -> None:
+        """Start the job; when this returns, it runs there. Raises LrmError, with the job in hold as it was before.
+
+        ``known``: the waiting job as it was listed lately, which saves asking for it.
+        """
         pin = self._pin
-        if pin.processors > 1:
-            await self._prepare()
         try:
-            for command in pinning.pin_commands(pin):
-                await self._change(command)
+            if pin.processors > 1:
+                await self._prepare(known)
+            await self._tie()
             await self._release_and_look()
         finally:
             if self._reserved:
                 with anyio.CancelScope(shield=True):
                     await self._give_back()
             self._notes.remove(pin.job)
+
+    async def _tie(self) -> None:
+        try:
+            for command in pinning.pin_commands(self._pin):
+                await self._change(command)
+        except BaseException:
+            # Between two of these requests the job is smaller than it is.
+            with anyio.CancelScope(shield=True):
+                await self._untie()
+            raise
+
+    async def _untie(self) -> None:
+        """Give a waiting job back what it had before it was tied."""
+        if self._before is not None:
+            with suppress(LrmError):
+                for command in pinning.unpin_commands(self._pin, self._before):
+                    await self._change(command)
 
     async def recover(self, note: StartNote) -> None:
         """Set right what a process that was killed in the middle of a start left: the job runs there, or is held.
@@ -103,14 +122,17 @@ class Starting:
         message = f"job {self._pin.job} did not start on {places} within {self._timeout:g} s"
         raise LrmUnavailableError(message, hint="the nodes are busy; the job is held again")
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, known: tuple[LrmJob, JobDetails] | None) -> None:
         """Learn what the job has now, to give it back; reserve the cores of an uneven pin."""
         pin = self._pin
-        details = parse_details(await self._read(details_command(pin.job), "looking at a job"))
-        self._before = details.get(pin.job) or next(iter(details.values()), None)
+        if known is None:
+            details = parse_details(await self._read(details_command(pin.job), "looking at a job"))
+            self._before = details.get(pin.job) or next(iter(details.values()), None)
+        else:
+            self._before = known[1]
         self._notes.write(pin, self._before or JobDetails())
         if not pin.is_even:
-            job = await self._job()
+            job = known[0] if known else await self._job()
             order = pinning.natural_order(tuple(pin.counts))
             if not await self._reserve(job, order):
                 raise LrmRejectedError(
@@ -178,10 +200,9 @@ class Starting:
     async def _hold_again(self) -> None:
         by_operator = self._before is not None and self._before.reason == "JobHeldAdmin"
         await self._change(control.job_command("hold" if by_operator else "uhold", [self._pin.job]))
-        if self._before is not None:
-            with suppress(LrmRejectedError):  # it has started meanwhile
-                for command in pinning.unpin_commands(self._pin, self._before):
-                    await self._change(command)
+        # What gives a waiting job its nodes back would take nodes from one that has started meanwhile.
+        if (await self._job()).state in WAITING:
+            await self._untie()
 
     async def _give_back(self) -> None:
         with suppress(LrmError):

@@ -185,6 +185,14 @@ def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
     assert states(serving) == {"PENDING"}
 
 
+def test_check_finds_the_piece(serving: WikiServing) -> None:
+    """``koala check --outside`` sees a job come in held, marked as ours, and that we may start it; none is left."""
+    done = serving.user.run("check", "--outside", "--json")
+    found = {one["subject"]: one["ok"] for one in done.json["checks"]}
+    assert (done.code, found["jobs come in held"], found["we may start them"]) == (0, True, True), done
+    assert states(serving) == set()
+
+
 def test_dead_node_is_down(serving: WikiServing) -> None:
     """A job is refused on a drained node, and dependent jobs are not started before their time."""
     first = submit(serving, 1)

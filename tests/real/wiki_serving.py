@@ -138,9 +138,12 @@ class WikiServing:
         return {job.id: job for job in parse_jobs(self.done("GETJOBS ARG=0:ALL"))}
 
     def job(self, id_: str) -> JobRecord:
-        """Return one job as a scheduler sees it."""
-        (found,) = parse_jobs(self.done(f"GETJOBS ARG=0:{id_}"))
-        return found
+        """Return one job as a scheduler sees it, once it does: a listing serves all for a moment."""
+        self.wait(lambda: len(self._listed(id_)) == 1, what=f"job {id_}")
+        return self._listed(id_)[0]
+
+    def _listed(self, id_: str) -> tuple[JobRecord, ...]:
+        return parse_jobs(self.done(f"GETJOBS ARG=0:{id_}"))
 
     def wait(self, condition: Callable[[], bool], *, what: str, seconds: float = PATIENCE) -> None:
         """Wait until something is so."""
