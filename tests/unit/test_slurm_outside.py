@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin ``slurm`` tells and does for an outside scheduler: the wide listing, and pins to exact numbers."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import HoldOwner
+from koala_slurm.details import (
+    MORE_FIELDS,
+    SITE_MARK,
+    JobDetails,
+    details_id,
+    new_separator,
+    parse_details,
+    parse_everything,
+    with_details,
+)
+from koala_slurm.listing import FIELDS
+from koala_slurm.pinning import make_pin, natural_order, pin_commands, reserve_command, reserved_order, unpin_commands
+from koala_slurm.startnotes import StartNotes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NARROW = ("7", "ann", "PENDING", "6", "main", "", "1795000000", "N/A", "N/A", "0:0", "JobHeldUser", "job")
+MORE = ("1:30:00", "N/A", "(null)", "2", "0", "fast&big", "n[1-2]", "users", "(null)", "/home/ann", "(null)", "(null)")
+
+
+def listing(separator: str, *rows: tuple[str, ...]) -> str:
+    """Return rows as squeue prints them."""
+    return "".join("".join(f"{value}{separator}" for value in row) + "\n" for row in rows)
+
+
+def wide(**changes: str) -> tuple[str, ...]:
+    """Return a row with some fields changed."""
+    names = (*FIELDS, *MORE_FIELDS)
+    values = dict(zip(names, (*NARROW, *MORE), strict=True))
+    return tuple({**values, **changes}.values())
+
+
+def test_everything_about_a_job() -> None:
+    """The wide listing fills what an outside scheduler must know."""
+    (job,) = parse_everything(listing("|@|", wide()), "|@|")
+    assert (job.walltime, job.processors_per_task, job.features) == (5400, 2, ("fast", "big"))
+    assert (job.requested_nodes, job.group, job.account) == (("n1", "n2"), "users", "")
+    assert (job.hold, job.dependent, job.eligible_at) == (HoldOwner.USER, False, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "owner"),
+    [
+        ({"Reason": "JobHeldAdmin"}, HoldOwner.OPERATOR),
+        ({"admin_comment": SITE_MARK}, HoldOwner.OPERATOR),
+        ({"admin_comment": SITE_MARK, "Comment": "mine koala:hold"}, HoldOwner.USER),
+        ({"admin_comment": "something else"}, HoldOwner.USER),
+        ({"Reason": "launch failed requeued held"}, HoldOwner.SYSTEM),
+        ({"Reason": "Priority"}, None),
+    ],
+)
+def test_whose_hold_it_is(changes: dict[str, str], owner: HoldOwner | None) -> None:
+    """The site's hold is told from the user's, although Slurm shows both in the same word."""
+    (job,) = parse_everything(listing("|@|", wide(**changes)), "|@|")
+    assert job.hold is owner
+
+
+def test_jobs_that_may_not_start_yet() -> None:
+    """A dependency and a begin time are told; the moment of a release is no begin time."""
+    rows = (
+        wide(Dependency="afterany:6(unfulfilled)"),
+        wide(EligibleTime="1795003600"),
+        wide(EligibleTime="1795000000"),
+    )
+    waits, later, now = parse_everything(listing("|@|", *rows), "|@|")
+    assert (waits.dependent, later.eligible_at, now.eligible_at) == (True, 1_795_003_600, None)
+
+
+def test_users_cannot_forge_rows() -> None:
+    """Line breaks and separators in a name or a comment change nothing but that name and comment."""
+    separator = new_separator()
+    evil = wide(Name="x\n8\x1froot", Comment="a\n\n9\x1f|", WorkDir="/tmp/\x1f\n")
+    first, second = parse_everything(listing(separator, evil, wide(JobArrayID="8")), separator)
+    assert (first.id, first.name, first.comment, second.id) == ("7", "x\n8\x1froot", "a\n\n9\x1f|", "8")
+    assert new_separator() != separator
+
+
+@given(st.text(max_size=300))
+def test_any_listing_is_read_or_refused(text: str) -> None:
+    """Nothing but the one error is raised."""
+    try:
+        parse_everything(text, "|@|")
+    except LrmUnavailableError:
+        return
+
+
+DETAILS = """\
+JobId=63 JobName=wrap
+   Priority=1 JobState=RUNNING Reason=None
+   ReqNodeList=n4,n2 ExcNodeList=n[5-6]
+   NumNodes=2 NumCPUs=6 NumTasks=6
+     Nodes=n2 CPU_IDs=3-4 Mem=0 GRES=
+     Nodes=n4 CPU_IDs=0,2-4 Mem=0 GRES=
+   MinCPUsNode=1 MinMemoryCPU=10M MinTmpDiskNode=0
+   Comment=NumNodes=9-9
+
+JobId=70 ArrayJobId=69 ArrayTaskId=2-5 JobName=array
+   NumNodes=2-2 NumCPUs=4
+   MinMemoryNode=1.50G
+"""
+
+
+def test_details() -> None:
+    """Layout, insisted nodes and memory come from scontrol; elements of an array that wait share them."""
+    details = parse_details(DETAILS)
+    assert details["63"].layout == (("n2", 2), ("n4", 4))
+    assert (details["63"].nodes_wanted, details["63"].excluded_nodes) == (None, ("n5", "n6"))
+    assert details["63"].memory_per_processor_mib == 10
+    assert (details["69"].nodes_wanted, details["69"].memory_per_node_mib) == (2, 1536)
+    (job,) = parse_everything(listing("|@|", wide(JobArrayID="69_3")), "|@|")
+    assert details_id(job) == "69"
+    assert with_details(job, details["69"]).nodes_wanted == 2
+
+
+def test_forged_details_are_left_out() -> None:
+    """An id that appears twice is in somebody's comment; such a job counts as spread evenly."""
+    details = parse_details(DETAILS + "JobId=63 JobName=evil\n     Nodes=n9 CPU_IDs=0-7 Mem=0\n")
+    assert "63" not in details
+    row = wide(State="RUNNING", NodeList="n[2,4]", Reason="None", StartTime="1795000001")
+    (job,) = parse_everything(listing("|@|", row), "|@|")
+    assert with_details(job, None).layout == (("n2", 3), ("n4", 3))
+
+
+def test_pins() -> None:
+    """Even numbers take one request, different ones two, and a reservation."""
+    (even,) = pin_commands(make_pin("5", ["n4", "n4", "n4", "n2", "n2", "n2"]))
+    assert even[2:] == ("JobId=5", "ReqNodeList=n4,n2", "NumNodes=2-2", "MinCPUsNode=3")
+    pin = make_pin("5", ["n10", "n10", "n10", "n2"])
+    first, second = pin_commands(pin)
+    assert first[3:] == ("ReqNodeList=n10,n2", "NumNodes=2-2", "MinCPUsNode=1", "Reservation=koala_start_5")
+    assert second[3:] == ("NumCPUs=4",)
+    reserve = reserve_command(pin, natural_order(["n10", "n2"]), user="ann", partition="main", walltime=601)
+    assert {"Nodes=n2,n10", "CoreCnt=1,3", "Users=ann", "Duration=16"} <= set(reserve)
+    assert reserved_order("ReservationName=x Nodes=n[2,10] NodeCnt=2") == ("n2", "n10")
+    assert pin_commands(make_pin("5_2", ["n1"])) == (("scontrol", "update", "JobId=5_2", "ReqNodeList=n1"),)
+    back, number = unpin_commands(pin, JobDetails(processors=4, node_range="1", requested_nodes=("n2",)))
+    assert {"ReqNodeList=n2", "NumNodes=1-100000", "Reservation="} <= set(back)
+    assert number[3:] == ("NumCPUs=4",)
+    with pytest.raises(LrmRejectedError):
+        reserve_command(pin, ("n2",), user="a b", partition="main", walltime=None)
+
+
+def test_notes_of_starts(tmp_path: Path) -> None:
+    """A note is there until its start is over, and belongs to the process that wrote it as long as that lives."""
+    notes = StartNotes(tmp_path / "starts")
+    assert notes.left() == ()
+    pin = make_pin("5", ["n1", "n1"])
+    notes.write(pin, JobDetails(processors=2, node_range="1-1", reason="JobHeldAdmin"))
+    assert StartNotes(tmp_path / "starts").left() == ()
+    os.close(notes._locked.pop("5"))  # as the kernel does when the process is killed
+    (note,) = StartNotes(tmp_path / "starts").left()
+    assert (note.job, note.nodes, note.before().reason) == ("5", ("n1", "n1"), "JobHeldAdmin")
+    (tmp_path / "starts" / "6.json").write_text("{")
+    assert len(notes.left()) == 1
+    notes.remove("5")
+    assert notes.left() == ()
