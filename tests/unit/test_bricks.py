@@ -28,7 +28,8 @@ from koala_adapter.simulation.bricks import (
     mean_cost,
 )
 from koala_adapter.simulation.confidence import difference, estimate
-from koala_adapter.simulation.experiments.deadline import EXPERIMENT, Case, Variant, simulate
+from koala_adapter.simulation.deadline_runs import Case, Variant, simulate
+from koala_adapter.simulation.experiments.deadline import EXPERIMENT
 from koala_adapter.simulation.platform import DomainModel, LinkModel
 from koala_adapter.simulation.servers import OtherTasks, Server
 
