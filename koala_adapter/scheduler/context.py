@@ -11,7 +11,7 @@ from zlib import crc32
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.placement import ClusterView, ComponentRequest
-from koala_adapter.scheduler.policies import POLICIES
+from koala_adapter.scheduler.policies import may_split
 from koala_adapter.scheduler.roster import Roster, initial_size
 from koala_adapter.scheduler.selection import expected_wait
 
@@ -75,17 +75,13 @@ class Context:
         return self._request(record, record.component_of(claim), claim)
 
     def _request(self, record: JobRecord, component: Component, claim: Claim) -> ComponentRequest:
-        chosen = POLICIES.get(record.job.placement)
         if record.job.kind is JobKind.MALLEABLE:
             component = replace(component, maximum=initial_size(component))
         return ComponentRequest(
             component=component,
             walltime=record.job.walltime + self.margin(),
             excluded=frozenset(claim.excluded),
-            splittable=component.flexible
-            and chosen is not None
-            and chosen.splits
-            and record.job.kind is not JobKind.MALLEABLE,
+            splittable=may_split(record.job, component),
         )
 
     def margin(self) -> int:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain_changes import giving_up, sizes
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.policies import may_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from koala_adapter.model import ClusterName, Component
+    from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -181,7 +182,7 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
     place = (
         f"The job is number {queue_position} in the queue" if queue_position is not None else "The job is in the queue"
     )
-    need = _joined(_needs(record.job.components))
+    need = _joined(_needs(record.job))
     kept = ""
     if state.guarded == record.job.id and (giving := giving_up(state, state.kept_room)):
         kept = f" Running jobs are giving up processors for it on {_joined(giving)}."
@@ -191,11 +192,12 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
     return f"{place} and needs {need}. {_clusters(state, record, now)}{kept}"
 
 
-def _needs(components: Iterable[Component]) -> list[str]:
+def _needs(job: Job) -> list[str]:
     """Say what each component asks for, equal ones once."""
     counts: dict[str, int] = {}
-    for component in components:
+    for component in job.components:
         where = f"on {component.cluster}" if component.cluster is not None else "on one cluster"
+        where = "on one or more clusters" if may_split(job, component) else where
         need = f"{_processors(component.minimum)} {where}"
         counts[need] = counts.get(need, 0) + 1
     return [need if count == 1 else f"{count} times {need}" for need, count in counts.items()]
@@ -216,7 +218,7 @@ def _usable(cluster: ClusterRecord, record: JobRecord) -> bool:
     return any(
         component.cluster in (None, name)
         and name not in claim.excluded
-        and (capacity is None or component.minimum <= capacity)
+        and (capacity is None or (1 if may_split(record.job, component) else component.minimum) <= capacity)
         and (cluster.configured or component.cluster == name)
         for component, claim in record.components()
     )

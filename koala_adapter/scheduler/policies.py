@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.model import JobKind
 from koala_adapter.scheduler.closetofiles import CloseToFiles
 from koala_adapter.scheduler.minimization import ClusterMinimization, FlexibleClusterMinimization
 from koala_adapter.scheduler.parameters import Parameters
@@ -14,6 +15,7 @@ from koala_adapter.scheduler.worstfit import WorstFit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.placement import PlacementPolicy
 
 _MAKERS: Mapping[str, Callable[[Parameters], PlacementPolicy]] = {
@@ -30,3 +32,11 @@ POLICIES: Mapping[str, PlacementPolicy] = {name: make(Parameters()) for name, ma
 def policy(name: str, parameters: Parameters) -> PlacementPolicy:
     """Return a policy as a site wants it. Raises KeyError when there is none of that name."""
     return _MAKERS[name](parameters)
+
+
+def may_split(job: Job, component: Component) -> bool:
+    """Tell whether a component may be placed in pieces: it is flexible, and the job's policy splits."""
+    if not component.flexible or job.kind is JobKind.MALLEABLE:
+        return False
+    chosen = POLICIES.get(job.placement)
+    return chosen is not None and chosen.splits

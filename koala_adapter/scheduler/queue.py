@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.policies import may_split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -86,7 +87,12 @@ class PlacementQueue:
     def lane_of(self, record: JobRecord) -> Lane:
         """Return the lane in which a job waits."""
         needs = sorted(
-            Need(component.minimum, component.cluster or ANY_CLUSTER, tuple(sorted(claim.excluded)), component.flexible)
+            Need(
+                component.minimum,
+                component.cluster or ANY_CLUSTER,
+                tuple(sorted(claim.excluded)),
+                may_split(record.job, component),
+            )
             for component, claim in record.components()
         )
         walltime_class = bisect_left(self._limits, record.job.walltime + self._margin)

@@ -10,6 +10,7 @@ from koala_adapter.model import EndReason, Job
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
+from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import Parameters
 from tests.unit.scheduler_site import A, B, Site, component, copied, job, launches, of_kind, submissions
@@ -129,6 +130,17 @@ def test_large_flexible_job_waits_for_the_sum() -> None:
     site.complete("small")
     site.end_ending()
     assert claims(site) == [("b", 6, 6), ("a", 3, 3)]
+
+
+def test_waiting_flexible_job_is_explained() -> None:
+    """All clusters count for it, also those that are smaller than it is."""
+    site = Site({"a": 6, "b": 6})
+    site.submit(job("small", component("y", 4, cluster="a")))
+    site.submit(flexible_job("1", 9))
+    assert explain(site.state, 1, site.record("1"), site.now) == (
+        "The job is number 1 in the queue and needs 9 processors on one or more clusters. "
+        "It starts when that can be had at once: a has room for 2; b has room for 6."
+    )
 
 
 def test_policy_that_does_not_split_keeps_it_whole() -> None:

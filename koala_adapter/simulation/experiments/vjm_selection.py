@@ -353,7 +353,8 @@ def _notes(options: Options) -> tuple[str, ...]:
         (
             "The papers give neither loads nor traces for these claims, so the workload is ours, and so is cluster "
             "minimization beside it: it tells what waiting history adds to merely using fewer clusters. The program "
-            "makes only exchanges that start a job; that every exchange is made can be had in this experiment alone."
+            "makes only exchanges that start a job; that every exchange is made can be had in this experiment alone. "
+            "With either, waiting jobs may also run in what is about to be handed back (backfill)."
         ),
     )
 
