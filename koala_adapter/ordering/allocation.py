@@ -108,7 +108,9 @@ def allocate(job: LrmJob, rooms: Iterable[Room]) -> Allocation | Misfit:
     shares = [
         _Share(room.node.name, room_for, room.processors)
         for room in rooms
-        if not _unusable(job, room.node) and (room_for := _tasks_in(job, room, per_task)) > 0
+        if room.processors >= per_task
+        and not _unusable(job, room.node)
+        and (room_for := _tasks_in(job, room, per_task)) > 0
     ]
     missing = sorted(set(job.requested_nodes) - {share.name for share in shares})
     if missing:
@@ -130,7 +132,9 @@ def _per_task(job: LrmJob) -> int:
 
 
 def _unusable(job: LrmJob, node: Node) -> bool:
-    foreign = bool(job.queue and node.queues) and not any(serves(job.queue, queue) for queue in node.queues)
+    foreign = job.queue not in node.queues and bool(job.queue and node.queues)
+    if foreign and any(serves(job.queue, queue) for queue in node.queues):
+        foreign = False
     return foreign or node.name in job.excluded_nodes or not set(job.features) <= set(node.features)
 
 
