@@ -169,6 +169,7 @@ class Multicluster:
             part.cluster.running.remove(part)
             if part.pending < 0:
                 part.cluster.making_room += part.pending
+        run.parts.clear()  # or run and parts would hold each other, for the collector to find
         for cluster, processors in run.held.items():
             cluster.managed -= processors
             self._released(cluster)

@@ -44,24 +44,26 @@ class Resizing:
 
     def ask(self, part: Part, amount: int) -> int:
         """Send a message to a part; return what its application accepts (both signed)."""
-        run, size, cluster = part.run, part.size, part.cluster
-        accepted = part.answers.get((size, amount))
-        if accepted is None:
-            answer = run.job.application.acceptance.answer
-            accepted = part.answers[size, amount] = answer(size, amount, part.minimum, part.maximum)
         if amount > 0:
             self.grow_messages += 1
-            if not accepted:
-                return 0
+        else:
+            self.shrink_messages += 1
+        size = part.size
+        accepted = part.answers.get((size, amount))
+        if accepted is None:
+            answer = part.run.job.application.acceptance.answer
+            accepted = part.answers[size, amount] = answer(size, amount, part.minimum, part.maximum)
+        if not accepted:
+            return 0
+        run, cluster = part.run, part.cluster
+        if amount > 0:
             most = min(cluster.capacity - cluster.managed, cluster.usable)
             if accepted > most:  # what was believed to be idle is not: placeholders that did not start are ended
                 accepted = run.job.application.acceptance.answer(size, max(0, most), part.minimum, part.maximum)
             if accepted:
                 run.grown += 1
         else:
-            self.shrink_messages += 1
-            if accepted:
-                run.shrunk += 1
+            run.shrunk += 1
         if accepted:
             self._change(part, accepted)
         return accepted
