@@ -259,12 +259,16 @@ class World:
                 assert id_ in self.cancelled
 
 
-def check_changes(record: JobRecord, timer: float | None) -> None:
+def check_changes(state: State, record: JobRecord, timer: float | None) -> None:
     """Check that each change of size has something ahead that will end it."""
-    for change in (claim.change for claim in record.claims if claim.change is not None):
+    for claim in record.claims:
+        change = claim.change
+        if change is None:
+            continue
+        step = None if claim.cluster is None else state.clusters[claim.cluster].step
         if change.phase is ChangePhase.TAKING:
             assert not record.started.issuperset(change.ranks), "has taken all and does not go on"
-        else:
+        elif change.phase is not ChangePhase.PROMISED or step is None or not step.awaited:
             assert timer is not None, "a change for ever"
             assert change.due_at is not None, "a change for ever"
             assert timer >= change.due_at
@@ -288,7 +292,7 @@ def check_progress(state: State) -> None:
                 assert any(not p.held for p in state.placeholders_of(record)), f"{id_} holds all and does not start"
         elif not record.state.final:
             assert (TimerKind.WALLTIME, id_) in timers
-        check_changes(record, timers.get((TimerKind.CHANGE, id_)))
+        check_changes(state, record, timers.get((TimerKind.CHANGE, id_)))
     for placeholder in state.placeholders.values():
         if placeholder.state is PlaceholderState.ENDING:
             assert timers[TimerKind.ENDING, str(placeholder.id)] >= (placeholder.end_check_at or 0.0)
