@@ -8,16 +8,13 @@ lacks are moved there while the processors are held, each from where that is fas
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind
-from koala_adapter.scheduler.closetofiles import holds, transfer_seconds
-from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.placement import ClusterView
+from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.simulation.background import local_users
 from koala_adapter.simulation.batchsystem import BatchSystem, submit_local
 from koala_adapter.simulation.confidence import difference, estimate
@@ -35,27 +32,28 @@ from koala_adapter.simulation.experiments.framework import (
 )
 from koala_adapter.simulation.placeholders import SimulatedService, run_to_end
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
+from koala_adapter.simulation.staging import (
+    CLUSTERS,
+    FILES,
+    GIB,
+    LARGEST_COMPONENT,
+    RATES,
+    REPLICAS,
+    RUN,
+    SIZES,
+    Staging,
+    das3,
+    workload,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.simulation.confidence import Estimate
+    from koala_adapter.simulation.staging import Work
 
 HOUR = 3600.0
-CLUSTERS = (("Vrije", 85), ("Amsterdam", 41), ("Delft", 68), ("MultimediaN", 46), ("Leiden", 32))
-"""DAS-3: name and nodes, one process on each."""
-SIZES = (8, 16, 32, 64)
-"""Processors of a job."""
-COMPONENTS = (1, 2, 4)
-LARGEST_COMPONENT = 32
-FILES, REPLICAS = 40, 2
-"""Data sets, and the number of clusters that hold each."""
-GIB = 1024**3
-FILE_SIZE = (1 * GIB, 10 * GIB)
-RATES = (10.0, 40.0, 110.0)
-"""MiB/s between two clusters, drawn for each pair: a busy, an ordinary and a fast path."""
-RUN = (600.0, 1800.0)
 WARM_UP = 2 * HOUR
 WF, CF, CM, FCM = "worst-fit", "close-to-files", "cluster-minimization", "flexible-cluster-minimization"
 POLICIES = (WF, CF, CM, FCM)
@@ -97,75 +95,6 @@ class Outcome:
     """GiB moved for a job."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A job of the workload, the same for each policy."""
-
-    at: float
-    size: int
-    components: int
-    run: float
-    file: InputFile
-
-    def job(self, number: int, policy: str) -> Job:
-        """Return it as a job for one policy."""
-        count = 1 if policy == FCM else self.components
-        return Job(
-            id=JobId(str(number)),
-            name=f"job {number}",
-            kind=JobKind.RIGID,
-            components=tuple(
-                Component(
-                    name=f"c{index}",
-                    command=("program",),
-                    minimum=self.size // count,
-                    maximum=self.size // count,
-                    input_files=(self.file,),
-                    flexible=policy == FCM,
-                )
-                for index in range(count)
-            ),
-            walltime=int(20 * RUN[1]),
-            user="user",
-            submitted_at=self.at,
-            placement=policy,
-        )
-
-
-def _workload(case: Case) -> list[_Work]:
-    chance = random.Random(f"{case.seed}/jobs")
-    files = [
-        InputFile(source=f"/data/{number}", target="input", size=chance.randint(*FILE_SIZE)) for number in range(FILES)
-    ]
-    made = []
-    at = WARM_UP
-    for _ in range(case.jobs):
-        at += chance.expovariate(1.0 / case.interval)
-        size = chance.choice(SIZES)
-        counts = [count for count in COMPONENTS if size // count <= LARGEST_COMPONENT]
-        made.append(_Work(at, size, chance.choice(counts), chance.uniform(*RUN), chance.choice(files)))
-    return made
-
-
-def _site(seed: int) -> list[ClusterParameters]:
-    """Return the clusters with the files they hold and the bandwidths between them."""
-    chance = random.Random(f"{seed}/site")
-    names = [ClusterName(name) for name, _ in CLUSTERS]
-    held: dict[ClusterName, list[str]] = {name: [] for name in names}
-    for number in range(FILES):
-        for name in chance.sample(names, REPLICAS):
-            held[name].append(f"/data/{number}")
-    rates = {frozenset((one, other)): chance.choice(RATES) for one in names for other in names if one < other}
-    return [
-        ClusterParameters(
-            name=name,
-            files=tuple(held[name]),
-            bandwidth_from=tuple((other, rates[frozenset((name, other))]) for other in names if other != name),
-        )
-        for name in names
-    ]
-
-
 def simulate(case: Case) -> Outcome:
     """Run one simulation."""
     engine = Engine()
@@ -175,9 +104,9 @@ def simulate(case: Case) -> Outcome:
         systems.append(BatchSystem(engine, model.cluster, nodes))
         load = BackgroundLoad(utilization=case.local, mean_run=1200.0, mean_size=6.0)
         submit_local(engine, systems[-1], local_users(model, load, case.seed))
-    site = _site(case.seed)
-    works = _workload(case)
-    staging = _Staging(site)
+    site = das3(case.seed)
+    works = workload(case.seed, jobs=case.jobs, interval=case.interval, start=WARM_UP)
+    staging = Staging(site)
 
     def seconds(record: JobRecord) -> float:
         run = works[int(record.job.id)].run
@@ -193,45 +122,13 @@ def simulate(case: Case) -> Outcome:
         seed=case.seed,
     )
     for number, work in enumerate(works):
-        engine.at(work.at, partial(service.submit, work.job(number, case.policy)))
+        engine.at(work.at, partial(service.submit, work.job(number, case.policy, flexible=case.policy == FCM)))
     engine.run(until=works[-1].at)
     run_to_end(engine, [service], until=works[-1].at + 200 * HOUR)
     return _outcome(service, works, staging, engine.now - WARM_UP)
 
 
-class _Staging:
-    """Moves input files, each cluster's at the same time as the others', and counts."""
-
-    def __init__(self, site: Sequence[ClusterParameters]) -> None:
-        self._views: dict[ClusterName, ClusterView] = {
-            one.name: ClusterView(
-                name=one.name,
-                capacity=None,
-                room=0,
-                available=0,
-                load_free=0,
-                walltime_limit=None,
-                files=one.files,
-                bandwidth_from=one.bandwidth_from,
-            )
-            for one in site
-        }
-        self.times: dict[JobId, float] = {}
-        self.moved: dict[JobId, int] = {}
-
-    def seconds(self, record: JobRecord) -> float:
-        """Return how long the files of a job need to where it is."""
-        longest, moved = 0.0, 0
-        for name in {claim.cluster for claim in record.claims if claim.cluster is not None}:
-            view = self._views[name]
-            missing = [file for file in record.job.components[0].input_files if not holds(view, file.source)]
-            longest = max(longest, transfer_seconds(missing, view, self._views))
-            moved += sum(file.size or 0 for file in missing)
-        self.times[record.job.id], self.moved[record.job.id] = longest, moved
-        return longest
-
-
-def _outcome(service: SimulatedService, works: Sequence[_Work], staging: _Staging, seconds: float) -> Outcome:
+def _outcome(service: SimulatedService, works: Sequence[Work], staging: Staging, seconds: float) -> Outcome:
     done = {id_: one for id_, one in service.jobs.items() if one.launched_at is not None and one.ended_at is not None}
     waits = {id_: (one.launched_at or 0.0) - one.submitted_at for id_, one in done.items()}
     large = [wait for id_, wait in waits.items() if works[int(id_)].size == SIZES[-1]]
