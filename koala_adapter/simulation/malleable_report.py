@@ -61,6 +61,10 @@ NOTES = (
         "Jobs are submitted at equal distances. A repetition differs from another in the order of applications and of "
         "rigid and malleable jobs, and in what local users do. ± is half of a 95 % confidence interval of the mean."
     ),
+    (
+        "Local users, where there are any, begin together with the workload, on empty clusters: the first 20 minutes or so "
+        "have less of them than was asked for."
+    ),
     "Messages are offers to grow and requests to shrink, also those that an application answers with nothing.",
 )
 
