@@ -70,6 +70,10 @@ class WikiResource:
             if error.status is None:
                 return None
             message = build_refusal(error)
+        except Exception:
+            # A defect of ours must cost one request, not the server.
+            log.exception("a defect of koala itself", peer=peer)
+            message = build_answer(Status.FAILURE, "internal error: see the log of koala")
         return seal(message, key=self._key, timestamp=int(self._clock()), user=self.options.user)
 
     async def _message(self, payload: bytes, peer: str) -> bytes:

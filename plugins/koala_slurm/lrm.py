@@ -32,7 +32,7 @@ from koala_slurm.pinning import make_pin
 from koala_slurm.pyslurm_client import PyslurmReader, probe
 from koala_slurm.reading import CommandReader, Reader
 from koala_slurm.refusals import submission_error
-from koala_slurm.starting import Starting
+from koala_slurm.starting import NodeOrder, Starting
 from koala_slurm.startnotes import StartNotes
 from koala_slurm.submission import parse_job_id, sbatch_command
 
@@ -80,6 +80,7 @@ class SlurmLrm(Lrm):
         self._config: ControllerConfig | None = None
         self._version: str | None = None
         self._outside = OutsideReader(self._commands)
+        self._order = NodeOrder()
         self._notes = StartNotes(context.state_directory / "starts")
         self._pyslurm = "not looked for"
         self._sizes: dict[str, int] = {}
@@ -257,7 +258,8 @@ class SlurmLrm(Lrm):
         await self._starting(job, nodes).run(self._outside.known(job))
 
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
-        return Starting(self._commands, make_pin(job, nodes), self._notes, timeout=self._settings.start_timeout)
+        timeout = self._settings.start_timeout
+        return Starting(self._commands, make_pin(job, nodes), self._notes, order=self._order, timeout=timeout)
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in chunks(compacted(ids)):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -36,15 +37,25 @@ SLOWEST_LOOK = 1.0
 """Seconds between two looks at a job that was told to start; Slurm has no event for it."""
 
 
+@dataclass(slots=True)
+class NodeOrder:
+    """Whether slurm.conf has its nodes in the order of their names, which need be looked at once."""
+
+    natural: bool = False
+
+
 class Starting:
     """One attempt to start a job on chosen nodes."""
 
-    def __init__(self, commands: SlurmCommands, pin: Pin, notes: StartNotes, *, timeout: float) -> None:
+    def __init__(
+        self, commands: SlurmCommands, pin: Pin, notes: StartNotes, *, order: NodeOrder, timeout: float
+    ) -> None:
         """Nothing is asked yet. ``timeout``: seconds that the job may take to start."""
         self._commands = commands
         self._timeout = timeout
         self._pin = pin
         self._notes = notes
+        self._order = order
         self._before: JobDetails | None = None
         self._reserved = False
 
@@ -147,8 +158,11 @@ class Starting:
             )
             await self._change(command)
             self._reserved = True
+            if self._order.natural:
+                return True
             seen = pinning.reserved_order(await self._read(pinning.show_reservation_command(self._pin), "reservation"))
             if seen == tuple(order):
+                self._order.natural = order == pinning.natural_order(seen)
                 return True
             await self._change(pinning.unreserve_command(self._pin))
             self._reserved = False
@@ -187,6 +201,7 @@ class Starting:
         # A job that has its nodes for itself has more processors there than it asked for.
         if layout.keys() == counts.keys() and all(layout[node] >= count for node, count in counts.items()):
             return
+        self._order.natural = False
         job = [self._pin.job]
         # Held while it runs, it is held when it is queued again.
         for command in (control.job_command("uhold", job), control.requeueable_command(job)):
