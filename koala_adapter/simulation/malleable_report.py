@@ -62,8 +62,8 @@ NOTES = (
         "rigid and malleable jobs, and in what local users do. ± is half of a 95 % confidence interval of the mean."
     ),
     (
-        "Local users, where there are any, begin together with the workload, on empty clusters: the first 20 minutes or so "
-        "have less of them than was asked for."
+        "Local users, where there are any, begin together with the workload, on empty clusters: the first 20 minutes "
+        "or so have less of them than was asked for."
     ),
     "Messages are offers to grow and requests to shrink, also those that an application answers with nothing.",
 )
