@@ -85,6 +85,12 @@ class WikiResource:
         except TimeoutError:
             message = f"{self._source.name} did not answer in time"
             raise WikiError(message, status=Status.REFUSED) from None
+        except WikiError as error:
+            if error.status is not None:
+                raise
+            # Whoever sent a proper request gets an answer, also when the answer it wants cannot be written.
+            log.warning("no proper answer", verb=str(request.verb), peer=peer, reason=error.message)
+            raise WikiError(error.message, status=Status.FAILURE) from error
 
     async def _carry_out(self, request: Request, peer: str) -> bytes:
         match request:
