@@ -105,7 +105,9 @@ class LiveWorld:
 
     def settle(self) -> None:
         """Let all events of this instant happen, with all that follows from them."""
+        before = self.posted
         while self.coming:
+            assert self.posted - before < 20_000, f"no end of what happens at {self.now}"
             for action in self.scheduler.handle(heapq.heappop(self.coming)[2]):
                 for event in self._done(action):
                     self.enter(event)
@@ -253,6 +255,18 @@ def test_the_same_where_little_is_left_by_thresholds(approach: str) -> None:
     jobs = koala_workload(WM_HIGH, 1, jobs=50, poisson=True)
     waits = [live[str(one.number)][0][0] - one.submitted_at for one in jobs]
     assert sum(wait > 1.0 for wait in waits) > 10, "jobs wait"
+
+
+@pytest.mark.parametrize("approach", ["pra", "pwa"])
+@pytest.mark.parametrize("processors", [14, 21, 24])
+def test_equipartition_comes_to_rest(processors: int, approach: str) -> None:
+    """Where an application declines its equal part, the others are not asked again and again at the same instant."""
+    clusters = (DAS3.clusters[0].model_copy(update={"nodes": processors}),)
+    platform = DAS3.model_copy(update={"clusters": clusters})
+    jobs = koala_workload(WM_HIGH, 0, jobs=12, poisson=True)
+    live = LiveWorld(platform, jobs, Approach(approach), "equipartition").run()
+    assert all(steps[-1][2] == 0 for steps in live.values()), "all jobs end"
+    assert max(size for steps in live.values() for _, _, size in steps) > INITIAL, "jobs grow"
 
 
 @pytest.mark.parametrize("approach", ["pra", "pwa"])
