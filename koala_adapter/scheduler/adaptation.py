@@ -68,6 +68,8 @@ def _grow(context: Context, cluster: ClusterRecord, *, thorough: bool) -> bool:
     """
     running = context.roster.on(cluster.parameters.name)
     paused = cluster.no_growth_before is not None and context.now < cluster.no_growth_before
+    if cluster.levelled_until is not None and len(running) == cluster.levelled:
+        paused = paused or context.now < cluster.levelled_until
     if not running.growth or cluster.step is not None or cluster.promises or paused or not _usable(context, cluster):
         return False
     if cluster.ending and context.polled != cluster.parameters.name:

@@ -31,6 +31,7 @@ POINTS_IN_TIME = frozenset(
         "finished_at",
         "held_at",
         "launched_at",
+        "levelled_until",
         "life_ends_at",
         "no_growth_before",
         "no_shrink_before",

@@ -269,6 +269,10 @@ class ClusterRecord:
     """Free processors that no running job would take when they were offered last; None: something has changed since."""
     no_growth_before: float | None = None
     """Pause after processors for growing could not be had."""
+    levelled_until: float | None = None
+    """Until when running jobs are not levelled again (equipartition) while they are the same ``levelled`` ones."""
+    levelled: int = 0
+    """Number of malleable jobs that ran when they were levelled last."""
     no_shrink_before: float | None = None
     """Pause after running jobs gave up less than they were asked for."""
     waits: list[Wait] = field(default_factory=list)

@@ -65,10 +65,10 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
     if grows:
         cluster.unwanted = max(0, step.remaining)
         if policy.rebalances and step.rounds:
-            # What one application declines makes the others unequal, which would begin it all again at this instant.
-            pause = max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
-            cluster.no_growth_before = max(cluster.no_growth_before or 0.0, context.now + pause)
-            context.state.set_timer(cluster.no_growth_before, TimerKind.PAUSE)
+            # What one application declines leaves the others unequal, which would begin it all again at this instant.
+            cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
+            cluster.levelled = len(context.roster.on(cluster.parameters.name))
+            context.state.set_timer(cluster.levelled_until, TimerKind.PAUSE)
     elif step.remaining > 0:
         cluster.no_shrink_before = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
         context.state.set_timer(cluster.no_shrink_before, TimerKind.PAUSE)
