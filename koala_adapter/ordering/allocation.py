@@ -8,7 +8,7 @@ nodes, tasks per node, features, memory, nodes it names or refuses, and the node
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import NodeState
@@ -32,7 +32,7 @@ class Room:
     def without(self, processors: int, memory_mib: int) -> Room:
         """Return what is left when a job has taken something."""
         memory = None if self.memory_mib is None else max(0, self.memory_mib - memory_mib)
-        return replace(self, processors=max(0, self.processors - processors), memory_mib=memory)
+        return Room(node=self.node, processors=max(0, self.processors - processors), memory_mib=memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

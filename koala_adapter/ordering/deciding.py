@@ -7,7 +7,7 @@ those behind it cannot take them for longer than it has to wait anyway.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.ordering.allocation import Allocation, Misfit, allocate, memory_on
@@ -165,8 +165,10 @@ def _tell_reserved(mirror: Mirror, now: float) -> None:
             if entry.promised is None:
                 entry.promised = at
                 mirror.happened.append(
-                    replace(
-                        Happening(time=now, kind=Kind.RESERVED, job_id=entry.job.id),
+                    Happening(
+                        time=now,
+                        kind=Kind.RESERVED,
+                        job_id=entry.job.id,
                         user=entry.job.user,
                         processors=entry.job.processors,
                         at=at,

@@ -90,6 +90,8 @@ class Mirror:
         self._make_scheduler = make_scheduler
         self._sequence = 0
         self._feasible: dict[object, str] = {}
+        self._empty: tuple[Room, ...] = ()
+        self._served: dict[str, tuple[int | None, str]] = {}
         self._nodes_seen: object = None
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -142,7 +144,10 @@ class Mirror:
         if not same:
             self._nodes_seen = (seen, listing.queues)
             self._feasible.clear()
-        pools = pools_of(listing.nodes, listing.queues)
+            self._served.clear()
+            unused = (replace(node, processors_used=0, memory_used_mib=0) for node in listing.nodes)
+            self._empty = tuple(rooms_of(unused, {}, {}).values())
+        pools = self.pools if same else pools_of(listing.nodes, listing.queues)
         if pools != self.pools:
             self.pools = pools
             self.schedulers = [self._make_scheduler() for _ in range(pools.count)]
@@ -254,20 +259,29 @@ class Mirror:
 
     def _place(self, entry: Entry) -> str:
         """Choose a job's pool; return why it cannot have any."""
-        entry.pool = self.pools.of_queue(entry.job.queue)
-        if entry.pool is None:
-            return f"no node serves queue {entry.job.queue}" if entry.job.queue else "it names no queue"
-        queues = {} if self.listing is None else self.listing.queues
-        wanted = [queue for name, queue in queues.items() if serves(entry.job.queue, name)]
-        if wanted and not any(queue.up for queue in wanted):
-            return f"queue {wanted[0].name} is down"
+        queue = entry.job.queue
+        if queue not in self._served:
+            self._served[queue] = self._pool_of(queue)
+        entry.pool, problem = self._served[queue]
+        if problem:
+            return problem
         shape = _shape(entry.job)
         if shape not in self._feasible:
-            empty = rooms_of((replace(node, processors_used=0, memory_used_mib=0) for node in self._nodes()), {}, {})
-            found = allocate(entry.job, empty.values())
+            found = allocate(entry.job, self._empty)
             self._feasible[shape] = "" if isinstance(found, Allocation) else found.reason
         problem = self._feasible[shape]
         return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
+
+    def _pool_of(self, wanted: str) -> tuple[int | None, str]:
+        """Return the pool of a queue, or list of queues, and why its jobs cannot start there now."""
+        pool = self.pools.of_queue(wanted)
+        if pool is None:
+            return None, f"no node serves queue {wanted}" if wanted else "it names no queue"
+        queues = {} if self.listing is None else self.listing.queues
+        serving = [queue for name, queue in queues.items() if serves(wanted, name)]
+        if serving and not any(queue.up for queue in serving):
+            return pool, f"queue {serving[0].name} is down"
+        return pool, ""
 
     def _settle(self, occupying: Iterable[Entry], waiting: Iterable[Entry], now: float) -> None:
         """Tell the policies the size of the cluster, and then what runs and what waits."""
@@ -450,6 +464,8 @@ def _same(layout: Layout, nodes: Layout) -> bool:
 
 def _order(job: LrmJob) -> tuple[float, list[int | str]]:
     """Order jobs as they were submitted: where times are equal, by their numbers."""
+    if job.id.isdecimal():
+        return job.submitted_at or 0.0, ["", int(job.id), ""]
     parts = _DIGITS.split(job.id)
     numbers: list[int | str] = [int(part) if part.isdecimal() else part for part in parts]
     return job.submitted_at or 0.0, numbers
