@@ -6,6 +6,7 @@ Pure: the same code orders a real batch system (``koala schedule``) and a simula
 
 from __future__ import annotations
 
+from bisect import insort
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
@@ -66,11 +67,19 @@ class Easy(Fcfs):
         free = self.free
         if free < self._smallest:
             return []
-        if len(queue) == 1 and queue[0].processors <= free:
-            self._queue = []
-            self._changed = True
-            self._start(queue[0], now)
-            return queue
+        if len(queue) == 1:
+            job = queue[0]
+            processors = job.processors
+            if processors <= free:
+                self._queue = []
+                self._changed = True
+                job.started_at = now
+                job.entry = entry = (now + job.estimate, processors, job)
+                insort(self._ends, entry)
+                self.free = free - processors
+                if self._shares is not None:
+                    self._shares.hold(job.user, processors, now)
+                return queue
         if self._shares is not None:
             self._order(now)
         if not self._changed and now <= self._shadow_time:

@@ -196,7 +196,7 @@ class ClusterScheduler(ABC):
             raise KeyError(job.id)
         job.entry = None
         ends = self._ends
-        del ends[bisect_left(ends, entry)]
+        del ends[0 if ends[0] is entry else bisect_left(ends, entry)]
         self.free += entry[1]
         self._changed = True
         if self._shares is not None:
