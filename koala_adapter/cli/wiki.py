@@ -22,6 +22,7 @@ from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.keyfile import load_key
 from koala_adapter.wiki.listener import is_loopback
+from koala_adapter.wiki.memory import Memory
 from koala_adapter.wiki.messages import parse_request
 from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
 from koala_adapter.wiki.resource import WikiResource
@@ -229,7 +230,9 @@ async def _close(lrm: Lrm) -> None:
 
 
 async def _run(session: Session, source: Source, directory: Path, key: Key, options: ServerOptions) -> None:
-    resource = WikiResource(source, key, Intents(directory / "starts"), options, clock=time.time)
+    resource = WikiResource(
+        source, key, Intents(directory / "starts"), options, clock=time.time, memory=Memory(directory / "running.json")
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
         port = await tasks.start(serve_wiki, resource)

@@ -128,6 +128,15 @@ class Inventory:
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
+    def recall(self, jobs: Iterable[LrmJob], now: float) -> None:
+        """Take jobs that an earlier server saw running: those that the first listing does not have, have ended."""
+        for job in jobs:
+            self._store(str(job.id), job, now, listed=None)
+
+    def active(self) -> list[LrmJob]:
+        """Return the jobs that run."""
+        return [entry.job for entry in self.jobs.values() if entry.job.state in ACTIVE]
+
     def promise(self, id_: str, promise: Promise) -> None:
         """Remember what a peer was told of a job."""
         self._promises[id_] = promise

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.checksum import Key
     from koala_adapter.wiki.intents import Intents
     from koala_adapter.wiki.listings import Prepared
+    from koala_adapter.wiki.memory import Memory
     from koala_adapter.wiki.options import ServerOptions
     from koala_adapter.wiki.requests import Request
     from koala_adapter.wiki.sources import Source
@@ -43,24 +44,42 @@ class WikiResource:
     """Answers the requests of schedulers on one source."""
 
     def __init__(
-        self, source: Source, key: Key | None, intents: Intents, options: ServerOptions, *, clock: Callable[[], float]
+        self,
+        source: Source,
+        key: Key | None,
+        intents: Intents,
+        options: ServerOptions,
+        *,
+        clock: Callable[[], float],
+        memory: Memory | None = None,
     ) -> None:
-        """``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE."""
+        """``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE.
+
+        ``memory``: where the running jobs are kept for the next server.
+        """
         self.options = options
         self._source = source
         self._key = key
         self._clock = clock
         words = Vocabulary(dialect=options.dialect, user_holds=options.user_holds, partitioned=source.partitioned)
         self.inventory = Inventory(words, retention=options.retention)
+        self._memory = memory
+        if memory is not None:
+            self.inventory.recall(memory.load(), clock())
         self.notifier = Notifier(options, clock=anyio.current_time)
         self.readings = Readings(
             source,
             self.inventory,
             cache=options.cache,
             clock=clock,
-            on_change=lambda: self.notifier.tell(Event.JOBS),
+            on_change=self._changed,
         )
         self.verbs = Verbs(source, self.inventory, self.readings, intents, options=options, clock=clock)
+
+    def _changed(self) -> None:
+        self.notifier.tell(Event.JOBS)
+        if self._memory is not None:
+            self._memory.save(self.inventory.active())
 
     async def answer(self, payload: bytes, peer: str) -> bytes | None:
         """Return the frame that answers a payload; None: nothing can be said, the connection is closed."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
+from koala_adapter.wiki.memory import Memory
 from koala_adapter.wiki.naming import node_names, wire_name
 from koala_adapter.wiki.protocol import check_host
 from koala_adapter.wiki.sources import Place
@@ -66,6 +67,20 @@ def test_ambiguous_names_carry_their_cluster() -> None:
     places = [Place(cluster=ClusterName(cluster), node="n1") for cluster in ("a", "b")]
     assert set(node_names(places, {}).values()) == {"a.n1", "b.n1"}
     assert wire_name("n2.q@localhost") == "n2.q_localhost"
+
+
+@pytest.mark.anyio
+async def test_ends_are_told_after_a_restart(tmp_path: Path) -> None:
+    """A job that ended while no server ran is reported over by the next one, and one that still runs as running."""
+    memory = Memory(tmp_path / "running.json")
+    server = Server(tmp_path, memory=memory)
+    server.source.add(running("7", {"n1": 2}), running("8", {"n2": 2}), job("5"))
+    await server.states()
+    later = Server(tmp_path, memory=memory)
+    later.source.add(running("8", {"n2": 2}))
+    assert await later.states() == {"7": "Completed", "8": "Running"}
+    (tmp_path / "running.json").write_text("[[1]]")
+    assert memory.load() == ()
 
 
 @pytest.mark.anyio

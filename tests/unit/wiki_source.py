@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from koala_adapter.wiki.memory import Memory
+
 KEY = read_key("1234567890")
 CLUSTER = ClusterName("alpha")
 NOW = 1_795_000_000.0
@@ -134,7 +136,13 @@ class Server:
     """A WIKI server on a source in memory, asked without a socket."""
 
     def __init__(
-        self, path: Path, source: MemorySource | None = None, *, key: Key | None = KEY, **options: object
+        self,
+        path: Path,
+        source: MemorySource | None = None,
+        *,
+        key: Key | None = KEY,
+        memory: Memory | None = None,
+        **options: object,
     ) -> None:
         """``options`` of the server."""
         self.source = source or MemorySource()
@@ -142,7 +150,9 @@ class Server:
         self.key = key
         self.now = NOW
         self.intents = Intents(path / "starts")
-        self.resource = WikiResource(self.source, key, self.intents, self.options, clock=lambda: self.now)
+        self.resource = WikiResource(
+            self.source, key, self.intents, self.options, clock=lambda: self.now, memory=memory
+        )
 
     async def frame(self, message: str | bytes, *, timestamp: float | None = None) -> bytes | None:
         """Return the frame of the reply to a message."""
