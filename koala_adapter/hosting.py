@@ -72,10 +72,13 @@ def _user_name(user: int) -> str:
 
 
 @contextmanager
-def ownership(directory: Path, role: str = "koala serve") -> Iterator[None]:
+def ownership(
+    directory: Path, role: str = "koala serve", *, way_out: str = "use it, stop it with `koala serve --stop`"
+) -> Iterator[None]:
     """Own a state directory; the kernel gives it free when the process ends, however it ends.
 
-    ``role``: what others are told of the owner. Raises ServiceRunningError when another process owns it.
+    ``role``: what others are told of the owner, ``way_out``: what they may do beside taking another directory. Raises
+    ServiceRunningError when another process owns it.
     """
     prepare_directory(directory)
     try:
@@ -89,7 +92,7 @@ def ownership(directory: Path, role: str = "koala serve") -> Iterator[None]:
             owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "a koala service"
             raise ServiceRunningError(
                 f"{owner} already owns {directory}",
-                hint="use it, stop it with `koala serve --stop`, or give another --state directory",
+                hint=f"{way_out}, or give another --state directory",
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{role} (pid {os.getpid()})\n".encode(), 0)

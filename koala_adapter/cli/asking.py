@@ -18,7 +18,7 @@ from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.offline import answer_report, ask_clusters, read_record, recorded
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.tables import clusters_table, job_lines, jobs_table
-from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
 from koala_adapter.hosting import prepare_directory
 from koala_adapter.ordering.answering import EXPLANATION, ask_explanation
 from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT
@@ -153,6 +153,10 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
 
 
 def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
+    known = [known.name for known in session.site.clusters]
+    if cluster not in known:
+        hint = "a job of koala itself is asked for by its number alone"
+        raise ConfigurationError(f"no cluster {cluster!r}; there are: {', '.join(known)}", hint=hint)
     found = ask_explanation(session.directory / "schedule" / cluster, cluster, job_id)
     if as_json:
         session.print_json({"cluster": cluster, **EXPLANATION.dump_python(found, mode="json")})

@@ -37,6 +37,10 @@ def moment(at: float | None) -> str:
     return time.strftime("%H:%M:%S" if near else "%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def _processors(number: int) -> str:
+    return f"{number} processor{'s' if number != 1 else ''}"
+
+
 def places(nodes: tuple[tuple[str, int], ...]) -> str:
     """Return nodes with their processors: ``n4:3,n2:3``."""
     return ",".join(f"{name}:{count}" for name, count in nodes)
@@ -45,7 +49,7 @@ def places(nodes: tuple[tuple[str, int], ...]) -> str:
 def line(happening: Happening) -> str:
     """Return one line for a person."""
     one = happening
-    what = f"{one.processors} processor{'s' if one.processors != 1 else ''}"
+    what = _processors(one.processors)
     parts = [f"on {places(one.nodes)}" if one.nodes else "", one.detail]
     if one.at is not None:
         parts.append(f"at {moment(one.at)} at the latest")
@@ -75,7 +79,7 @@ def explanation(found: Explanation, cluster: str) -> Iterator[str]:
     """Yield what is known of a job, line by line."""
     name = f" ({found.name})" if found.name else ""
     yield (
-        f"job {found.job_id}{name} of {found.user} on {cluster}: {found.processors} processors for at most "
+        f"job {found.job_id}{name} of {found.user} on {cluster}: {_processors(found.processors)} for at most "
         + seconds(float(found.estimate))
     )
     match found.phase:
@@ -103,6 +107,9 @@ def shadow_report(found: ShadowReport) -> Iterator[str]:
         f"with this policy {found.earlier} of them start earlier, {found.later} later, "
         f"{found.same} at the same time (within 2 s)"
     )
+    if found.left_out:
+        are = "1 job is" if found.left_out == 1 else f"{found.left_out} jobs are"
+        yield f"{are} not counted: in hold, or waiting for other jobs or for a time to begin"
     yield (
         f"mean wait so far: {seconds(found.mean_wait_ours)} with this policy, "
         f"{seconds(found.mean_wait_theirs)} with the batch system"

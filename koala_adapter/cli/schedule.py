@@ -204,7 +204,8 @@ def schedule(
         prepare_directory(directory)
         anyio.run(_run, session, config, plan, directory)
         return
-    with ownership(directory, role=f"koala schedule --cluster {name}"):
+    way_out = f"ask it with `koala explain {name}:ID`, stop it with Ctrl-C or `kill` and its pid"
+    with ownership(directory, role=f"koala schedule --cluster {name}", way_out=way_out):
         anyio.run(_run, session, config, plan, directory)
 
 

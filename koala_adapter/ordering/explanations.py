@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import JobNotFoundError
 from koala_adapter.model import LrmJobId
 from koala_adapter.ordering.entries import Phase
+from koala_adapter.ordering.standing import array_of
 
 if TYPE_CHECKING:
+    from koala_adapter.model import LrmJob
     from koala_adapter.ordering.entries import Entry
     from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.scheduler.local_queue import ClusterScheduler
@@ -59,9 +61,11 @@ def explain(mirror: Mirror, job_id: str, now: float) -> Explanation:
     """Return what is known of a job. Raises JobNotFoundError."""
     entry = mirror.entries.get(LrmJobId(job_id))
     if entry is None:
-        raise JobNotFoundError(
-            f"the batch system shows no unfinished job {job_id}", hint="give the id as the batch system writes it"
-        )
+        elements = [other.job.id for other in mirror.entries.values() if _is_element(other.job, job_id)]
+        hint = "give the id as the batch system writes it"
+        if elements:
+            hint = f"it is an array: ask for one of its elements, such as {', '.join(elements[:3])}"
+        raise JobNotFoundError(f"the batch system shows no unfinished job {job_id}", hint=hint)
     found = Explanation(
         job_id=job_id,
         user=entry.job.user,
@@ -77,6 +81,10 @@ def explain(mirror: Mirror, job_id: str, now: float) -> Explanation:
     if entry.phase is not Phase.WAITING or entry.pool is None:
         return found
     return _of_waiting(found, entry, mirror.schedulers[entry.pool], now)
+
+
+def _is_element(job: LrmJob, array: str) -> bool:
+    return job.array_index is not None and (array_of(job) or "").rstrip("_.") == array
 
 
 def _of_waiting(found: Explanation, entry: Entry, scheduler: ClusterScheduler, now: float) -> Explanation:

@@ -268,7 +268,8 @@ class Mirror:
         shape = _shape(entry.job)
         if shape not in self._feasible:
             found = allocate(entry.job, self._empty)
-            self._feasible[shape] = "" if isinstance(found, Allocation) else found.reason
+            problem = "" if isinstance(found, Allocation) else found.reason
+            self._feasible[shape] = problem.removesuffix(" now").removesuffix(" for it")
         problem = self._feasible[shape]
         return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
 

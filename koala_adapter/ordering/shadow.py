@@ -59,6 +59,8 @@ class ShadowReport:
     mean_wait_ours: float
     """Seconds, of all these jobs, from submission to start or to now."""
     mean_wait_theirs: float
+    left_out: int
+    """Jobs that wait now and are not counted, because nobody may start them: in hold, for other jobs, for a time."""
     first_earlier: tuple[Difference, ...]
     """Those with the largest differences."""
     first_later: tuple[Difference, ...]
@@ -108,6 +110,7 @@ class Shadow:
         self._from = 0.0
         """Time from which is replayed."""
         self._now = 0.0
+        self._left_out = 0
         self.happened: list[Happening] = []
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -121,6 +124,7 @@ class Shadow:
         changed = self._examine_nodes(listing, now)
         shown = {job.id for job in listing.jobs}
         self._done &= shown
+        self._left_out = 0
         for job_id in [id_ for id_ in self._seen if id_ not in shown]:
             self._end(self._seen[job_id], now)
             changed = True
@@ -148,6 +152,7 @@ class Shadow:
     def _examine(self, job: LrmJob, listing: Listing, now: float, *, first: bool) -> bool:
         seen = self._seen.get(job.id)
         found, _ = standing(job, self._rules, now=now)
+        self._left_out += found is Standing.LEFT_OUT
         if seen is None:
             if found is Standing.OVER and (first or job.started_at is None or job.id in self._done):
                 self._done.add(job.id)
@@ -263,6 +268,7 @@ class Shadow:
             same=totals.same,
             mean_wait_ours=totals.wait_ours / jobs,
             mean_wait_theirs=totals.wait_theirs / jobs,
+            left_out=self._left_out,
             first_earlier=_named(seen for gain, seen in reversed(gains[-SHOWN:]) if gain > SAME),
             first_later=_named(seen for gain, seen in gains[:SHOWN] if gain < -SAME),
         )

@@ -87,7 +87,9 @@ def _hold_problem(job: LrmJob, rules: Rules, *, ours: bool) -> str:
 
 def _other_problem(job: LrmJob, now: float) -> str:
     if job.dependent:
-        return "it waits for other jobs" + (f" ({job.reason})" if job.reason else "")
+        # That it is in hold, too, is not why it waits.
+        why = "" if "held" in job.reason.lower() else job.reason
+        return "it waits for other jobs" + (f" ({why})" if why else "")
     if job.eligible_at is not None and job.eligible_at > now:
         return "its begin time has not come"
     return ""

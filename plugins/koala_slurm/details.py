@@ -131,13 +131,16 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
 
 
 def _hold_owner(job: LrmJob, given: Mapping[str, str]) -> HoldOwner:
+    marked = given["admin_comment"] == SITE_MARK
+    if marked and USER_HOLD_MARK in given["Comment"]:
+        # After a look at its dependencies Slurm shows any hold as an operator's.
+        return HoldOwner.USER
     reason = job.reason.strip("()").lower()
     if reason == "jobheldadmin":
         return HoldOwner.OPERATOR
     if reason != "jobhelduser":
         return HoldOwner.SYSTEM
     # Slurm shows the hold of a submission hook as the user's own.
-    marked = given["admin_comment"] == SITE_MARK and USER_HOLD_MARK not in given["Comment"]
     return HoldOwner.OPERATOR if marked else HoldOwner.USER
 
 

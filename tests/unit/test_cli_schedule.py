@@ -64,6 +64,7 @@ def run(directory: Path, *arguments: str) -> tuple[int, str]:
         (("schedule", "--cluster", "a", "--depth", "0"), 2, "0 is not in the range"),
         (("schedule", "--cluster", "a", "--weights", "size=1"), 245, "queue-time"),
         (("schedule",), 2, "Missing option"),
+        (("explain", "b:1"), 245, "no cluster 'b'; there are: a"),
         (("explain", "a:1"), 246, "koala schedule --cluster a"),
         (("explain", "1", "--cluster", "a"), 246, "koala schedule --cluster a"),
     ],
@@ -132,6 +133,7 @@ def test_the_report_of_a_shadow_in_words() -> None:
         same=2,
         mean_wait_ours=4.2,
         mean_wait_theirs=8.4,
+        left_out=4,
         first_earlier=(job,),
         first_later=(),
     )
@@ -139,3 +141,4 @@ def test_the_report_of_a_shadow_in_words() -> None:
     assert "1 of them start earlier, 0 later, 2 at the same time" in text
     assert "4.2 s with this policy, 8.4 s with the batch system" in text
     assert "batch system  not yet" in text
+    assert "4 jobs are not counted: in hold" in text

@@ -262,6 +262,16 @@ def test_explanations_name_place_reason_and_promise() -> None:
         explain(site.mirror, "6", site.now)
 
 
+def test_asked_for_an_array_it_names_elements() -> None:
+    """The batch system lists the elements singly, its users know the array."""
+    site = Listed()
+    for number in (1, 2):
+        site.submit(f"7_{number}", 1, array_index=number)
+    site.look()
+    with pytest.raises(JobNotFoundError, match="7 .*such as 7_1, 7_2"):
+        explain(site.mirror, "7", site.now)
+
+
 async def test_questions_are_answered_on_the_socket(tmp_path: Path) -> None:
     """An explanation, an overview, and a refusal for what is not there or not understood."""
     site = Listed()

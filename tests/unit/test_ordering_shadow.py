@@ -50,7 +50,17 @@ def test_the_same_decisions_differ_in_nothing() -> None:
     watched.look(50.0)
     report = watched.shadow.report()
     assert (report.jobs, report.earlier, report.later, report.same) == (1, 0, 0, 1)
-    assert (report.mean_wait_ours, report.mean_wait_theirs) == (0.0, 1.0)
+    assert (report.mean_wait_ours, report.mean_wait_theirs, report.left_out) == (0.0, 1.0, 0)
+
+
+def test_what_nobody_may_start_is_told_apart() -> None:
+    """A job in hold does not count, and the report says that there is one."""
+    watched = Watched()
+    watched.submit("1", 24)
+    watched.site.submit("2", 8)
+    watched.look(1.0)
+    report = watched.shadow.report()
+    assert (report.jobs, report.left_out) == (1, 1)
 
 
 def test_a_backfill_that_the_batch_system_did_not_do() -> None:

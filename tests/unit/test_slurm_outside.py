@@ -59,6 +59,7 @@ def test_everything_about_a_job() -> None:
         ({"Reason": "JobHeldAdmin"}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK, "Comment": "mine koala:hold"}, HoldOwner.USER),
+        ({"Reason": "JobHeldAdmin", "admin_comment": SITE_MARK, "Comment": "koala:hold"}, HoldOwner.USER),
         ({"admin_comment": "something else"}, HoldOwner.USER),
         ({"Reason": "launch failed requeued held"}, HoldOwner.SYSTEM),
         ({"Reason": "Priority"}, None),
