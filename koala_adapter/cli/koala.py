@@ -78,7 +78,9 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
       240 refused, 241 not placed, 242 lost, 243 cancelled, 244 walltime exceeded,
       245 bad configuration, 246 no service, 247 batch system; else the job's own
     """
-    level = logging.INFO if verbose or context.invoked_subcommand == "serve" else logging.CRITICAL
+    # What a server did is told to its administrator without being asked for.
+    told = verbose or context.invoked_subcommand in {"serve", "wiki"}
+    level = logging.INFO if told else logging.CRITICAL
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

@@ -174,6 +174,16 @@ class WikiLrm(Lrm):
         """Verify the key file and that the resource manager answers in its dialect."""
         return self._check_key(), await self._check_answer()
 
+    async def check_outside(self) -> tuple[CheckResult, ...]:
+        """Verify that the resource manager lists its jobs for us: whoever speaks WIKI to it is its scheduler."""
+        subject = "outside scheduler"
+        try:
+            jobs = await self._job_records()
+        except LrmError as error:
+            remedy = error.hint or "correct host, port, dialect and key_file of this cluster"
+            return (CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy),)
+        return (CheckResult(subject=subject, ok=True, found=f"{self._peer} leaves {len(jobs)} jobs to us"),)
+
     # -- parts ------------------------------------------------------------------------------------------------
 
     def _load_key(self) -> None:
