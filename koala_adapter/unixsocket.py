@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,6 +14,7 @@ import anyio
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from anyio.abc import SocketStream
@@ -29,6 +31,23 @@ def checked_path(path: Path) -> Path:
             hint="choose a shorter state directory with --state or $KOALA_STATE",
         )
     return path
+
+
+@contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """Give a name of a socket by which the kernel takes it, however long its path is, while the context lasts.
+
+    A long path is named by a descriptor of its directory (proc(5), /proc/self/fd). Raises OSError when the directory is
+    not there.
+    """
+    if len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
+        yield os.fspath(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
 
 
 def same_user(stream: SocketStream) -> bool:

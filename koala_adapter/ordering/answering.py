@@ -7,7 +7,6 @@ One question a connection, one JSON line each way; only processes of the same us
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from contextlib import suppress
@@ -19,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JobNotFoundError, KoalaError, ProtocolError, ServiceUnavailableError
 from koala_adapter.ordering.explanations import Explanation, Overview, explain, overview
-from koala_adapter.unixsocket import checked_path, same_user
+from koala_adapter.unixsocket import reachable, same_user
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,15 +40,16 @@ class Answering:
     """Answers questions about one mirror."""
 
     def __init__(self, mirror: Mirror, directory: Path) -> None:
-        """Listen in ``directory``. Raises ConfigurationError when its path is too long for a socket."""
+        """Listen in ``directory``, which must be there when :meth:`serve` is called."""
         self._mirror = mirror
-        self._path = checked_path(directory / SOCKET_NAME)
+        self._path = directory / SOCKET_NAME
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled."""
         with suppress(FileNotFoundError):
             self._path.unlink()
-        listener = await anyio.create_unix_listener(self._path, mode=0o600)
+        with reachable(self._path) as name:
+            listener = await anyio.create_unix_listener(name, mode=0o600)
         try:
             async with listener:
                 task_status.started()
@@ -112,11 +112,11 @@ def _refusal(line: bytes) -> KoalaError:
 
 
 def _ask(directory: Path, cluster: str, question: dict[str, str]) -> bytes:
-    path = os.fspath(checked_path(directory / SOCKET_NAME))
+    path = directory / SOCKET_NAME
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ASK_SECONDS)
-            connection.connect(path)
+            connection.connect(name)
             connection.sendall(json.dumps(question).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 return lines.readline()
