@@ -22,6 +22,7 @@ from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.watching import Pace, Watcher
 from koala_adapter.scheduler.cluster import make_cluster_scheduler
+from koala_adapter.unixsocket import reachable
 from tests.unit.ordering_site import Listed
 from tests.unit.scripted_lrm import ScriptedLrm
 
@@ -268,24 +269,29 @@ def test_asked_for_an_array_it_names_elements() -> None:
     for number in (1, 2):
         site.submit(f"7_{number}", 1, array_index=number)
     site.look()
-    with pytest.raises(JobNotFoundError, match="7 .*such as 7_1, 7_2"):
+    with pytest.raises(JobNotFoundError, match=r"7 .*such as 7_1, 7_2"):
         explain(site.mirror, "7", site.now)
 
 
-async def test_questions_are_answered_on_the_socket(tmp_path: Path) -> None:
-    """An explanation, an overview, and a refusal for what is not there or not understood."""
+@pytest.mark.parametrize("folder", ["short", "x" * 120])
+async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str) -> None:
+    """An explanation, an overview, and a refusal for what is not there or not understood; whatever the path."""
+    directory = tmp_path / folder
+    directory.mkdir()
     site = Listed()
     site.submit("1", 24)
     site.look()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(Answering(site.mirror, tmp_path).serve)
-        found = await anyio.to_thread.run_sync(ask_explanation, tmp_path, "a", "1")
+        await tasks.start(Answering(site.mirror, directory).serve)
+        found = await anyio.to_thread.run_sync(ask_explanation, directory, "a", "1")
         assert (found.job_id, found.phase) == ("1", "starting")
-        assert (await anyio.to_thread.run_sync(ask_overview, tmp_path, "a")).starting == 1
+        assert (await anyio.to_thread.run_sync(ask_overview, directory, "a")).starting == 1
         with pytest.raises(JobNotFoundError, match="no unfinished job 2"):
-            await anyio.to_thread.run_sync(ask_explanation, tmp_path, "a", "2")
-        async with await anyio.connect_unix(tmp_path / "schedule.sock") as stream:
+            await anyio.to_thread.run_sync(ask_explanation, directory, "a", "2")
+        with reachable(directory / "schedule.sock") as name:
+            stream = await anyio.connect_unix(name)
+        async with stream:
             await stream.send(b"nonsense\n")
             assert b"malformed" in await stream.receive()
         tasks.cancel_scope.cancel()
-    assert not (tmp_path / "schedule.sock").exists()
+    assert not (directory / "schedule.sock").exists()
