@@ -117,7 +117,7 @@ class _Pass:
             nodes=found.nodes,
             wishes=Wishes.of(job),
             at=self._now,
-            tries=former.tries + 1 if former else 1,
+            failures=former.failures if former else 0,
         )
         self._mirror.pins[job.id] = pin
         entry.phase, entry.nodes, entry.reason = Phase.STARTING, found.nodes, ""

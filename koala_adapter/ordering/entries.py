@@ -69,7 +69,8 @@ class Pin:
     wishes: Wishes
     """What its user insists on: what the batch system shows from now on is ours."""
     at: float
-    tries: int = 1
+    failures: int = 0
+    """How many starts have failed; one that was cut short by our own end did not."""
     not_before: float = 0.0
     """After a failed start: when the next one may be tried."""
     failure: str = ""

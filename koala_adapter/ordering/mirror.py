@@ -54,10 +54,10 @@ class Patience:
     refused: float = REFUSED_BACKOFF
     longest: float = LONGEST_BACKOFF
 
-    def after(self, tries: int, *, refused: bool) -> float:
+    def after(self, failures: int, *, refused: bool) -> float:
         """Return the pause after so many failed starts."""
         least = self.refused if refused else 0.0
-        return min(self.longest, max(least, self.backoff * 2.0 ** min(tries - 1, 20)))
+        return min(self.longest, max(least, self.backoff * 2.0 ** min(failures - 1, 20)))
 
 
 class Mirror:
@@ -195,6 +195,9 @@ class Mirror:
         if pin is not None and not pin.not_before and job.state is not LrmJobState.HELD:
             # It had been released when we were stopped: the next looks tell what came of it.
             entry.phase, entry.nodes, entry.accepted_at = Phase.STARTING, pin.nodes, pin.at
+        elif pin is not None and job.state is LrmJobState.QUEUED:
+            # We were stopped before it was in hold again.
+            entry.phase, entry.reason = Phase.RETURNING, pin.failure
         return entry
 
     def _update(self, entry: Entry, job: LrmJob, now: float) -> None:
@@ -371,8 +374,9 @@ class Mirror:
     def _put_back(self, entry: Entry, now: float, reason: str, *, refused: bool) -> None:
         self._leave(entry, now)
         pin = self.pins[entry.job.id]
-        pause = self.patience.after(pin.tries, refused=refused)
-        self.pins[entry.job.id] = replace(pin, not_before=now + pause, failure=reason)
+        failures = pin.failures + 1
+        pause = self.patience.after(failures, refused=refused)
+        self.pins[entry.job.id] = replace(pin, not_before=now + pause, failure=reason, failures=failures)
         entry.phase = Phase.RETURNING
         entry.reason, entry.nodes, entry.accepted_at, entry.doubtful = reason, (), None, False
         self._tell(Kind.NOT_STARTED, entry, now, detail=f"{reason}; tried again in {pause:.0f} s")

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
 from koala_adapter.ordering.entries import Kind, Phase
 from koala_adapter.ordering.standing import Rules
-from tests.unit.ordering_site import Listed, node
+from tests.unit.ordering_site import PATIENCE, Listed, node
+
+if TYPE_CHECKING:
+    from koala_adapter.ordering.entries import Pin
 
 
 def test_jobs_are_started_in_order_and_backfilled() -> None:
@@ -250,7 +253,7 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     assert site.mirror.to_hold() == []
     assert "tried again in" in site.mirror.entries[start.job_id].reason
     (again,) = site.look(5.0)
-    assert again.pin.tries == 2
+    assert again.pin.failures == 1
     assert again.pin.wishes.requested_nodes == ("n1",)
     site.run(again)
     site.look()
@@ -325,7 +328,36 @@ def test_a_number_that_is_given_again_is_another_job() -> None:
     site.submit("1", 4, requested_nodes=("n3",))
     (new,) = site.look()
     assert new.allocation.nodes == (("n3", 4),)
-    assert new.pin.tries == 1
+    assert new.pin.failures == 0
+
+
+def test_being_killed_again_and_again_is_no_failure_of_the_job() -> None:
+    """Then it is tried as soon as a job that failed for the first time, not after hours."""
+    pins: list[Pin] = []
+    for _ in range(8):
+        site = Listed(pins=pins)
+        site.submit("1", 4, submitted_at=1.0)
+        (start,) = site.look()
+        pins = [start.pin]
+    site.mirror.refused(start.job_id, site.now, "busy")
+    assert site.look(PATIENCE.refused - 2.0) == []
+    assert [one.job_id for one in site.look(3.0)] == ["1"]
+
+
+def test_killed_while_a_start_is_taken_back() -> None:
+    """The next one goes on with that: what failed and is still let go is to be held again."""
+    site = Listed()
+    site.submit("1", 4, submitted_at=1.0)
+    (start,) = site.look()
+    site.mirror.accepted(start.job_id, site.now)
+    site.change("1", state=LrmJobState.QUEUED, hold=None)
+    site.look(11.0)
+    following = Listed(pins=site.mirror.pins.values())
+    following.now, following.jobs = site.now, site.jobs
+    assert following.look() == []
+    assert following.mirror.to_hold() == ["1"]
+    following.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+    assert [one.job_id for one in [*following.look(), *following.look(PATIENCE.backoff)]] == ["1"]
 
 
 def test_a_job_that_is_queued_again_waits_again() -> None:
