@@ -41,10 +41,6 @@ class Budget:
         self._views = views
         self._taken: dict[ClusterName, int] = {}
 
-    def room(self, name: ClusterName) -> int:
-        """Return how many placeholders more may be submitted."""
-        return self._views[name].room - self._taken.get(name, 0)
-
     def available(self, name: ClusterName) -> int:
         """Return how many processors more could be had at once."""
         return self._views[name].available - self._taken.get(name, 0)
@@ -62,10 +58,11 @@ class Budget:
         best: tuple[bool, tuple[float, ...], int] | None = None
         found: ClusterName | None = None
         for view in allowed(request, self._views):
-            if view.closed is not None or self.room(view.name) < need or request.never(view) is not None:
+            taken = self._taken.get(view.name, 0)
+            if view.closed is not None or view.room - taken < need or request.never(view) is not None:
                 continue
             suits = () if preference is None else preference(request, view)
-            rank = (self.available(view.name) >= need, suits, view.load_free - self._taken.get(view.name, 0))
+            rank = (view.available - taken >= need, suits, view.load_free - taken)
             if best is None or rank > best:
                 best, found = rank, view.name
         return found
@@ -102,10 +99,10 @@ def refused(
 def shortage(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> str:
     """Return what is missing where, for people: the first component that fits nowhere now, or all of them together."""
     for request in sorted(requests, key=lambda r: -r.component.minimum):
-        component = request.component
-        usable = [view for view in allowed(request, views) if request.never(view) is None]
-        if all(view.closed is not None or view.room < request.least for view in usable):
-            said = listed(f"{view.name}: {view.closed or _room(view)}" for view in usable)
+        component, least = request.component, request.least
+        asked = allowed(request, views)
+        if not any(view.room >= least and view.closed is None and request.never(view) is None for view in asked):
+            said = listed(f"{view.name}: {view.closed or _room(view)}" for view in asked if request.never(view) is None)
             return f"component {component.name!r} needs {component.minimum} processors ({said})"
     total = sum(request.component.minimum for request in requests)
     said = listed(f"{view.name}: {view.closed or _room(view)}" for view in views.values())

@@ -77,10 +77,11 @@ class ComponentRequest:
             return "its batch system refused the submission"
         if view.walltime_limit is not None and self.walltime > view.walltime_limit:
             return f"needs a walltime of {self.walltime} s there, the limit is {view.walltime_limit} s"
-        if view.capacity is not None and self.least > view.capacity:
-            return f"needs {self.least} processors, at most {view.capacity} can be used there"
-        if view.in_flight is not None and self.least > view.in_flight:
-            return f"needs {self.least} placeholders at once, the limit there is {view.in_flight}"
+        least = 1 if self.splittable else self.component.minimum  # not a call: every cluster is asked for every job
+        if view.capacity is not None and least > view.capacity:
+            return f"needs {least} processors, at most {view.capacity} can be used there"
+        if view.in_flight is not None and least > view.in_flight:
+            return f"needs {least} placeholders at once, the limit there is {view.in_flight}"
         return None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.claiming import check_complete
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.queue import position_of
+from koala_adapter.scheduler.queue import ANY_CLUSTER, position_of
 from koala_adapter.scheduler.roster import initial_size
 from koala_adapter.scheduler.waiting import leave_queue
 
@@ -43,20 +43,30 @@ def hand_on(context: Context, giver: JobRecord, spares: list[PlaceholderRecord])
     guard_position = None if state.guarded is None else position_of(state.jobs[state.guarded])
     barred = frozenset(state.kept_room)
 
-    def may_fit(lane: Lane) -> bool:
-        most = max((len(some) for some in free.values()), default=0)
-        return all(need.minimum <= (len(free.get(need.cluster, ())) if need.cluster else most) for need in lane.needs)
+    sizes = _sizes(free)
 
-    most = sum(len(some) for some in free.values())
-    for position, job_id in islice(context.queue.scan(may_fit, most=most), LOOK):
+    def may_fit(lane: Lane) -> bool:
+        return all(need.minimum <= sizes.get(need.cluster, 0) for need in lane.needs)
+
+    for position, job_id in islice(context.queue.scan(may_fit, most=len(spares)), LOOK):
         taker = state.jobs[job_id]
+        if taker.job.user != giver.job.user:
+            continue
         behind = guard_position is not None and position > guard_position
         fit = _fit(context, taker, {n: some for n, some in free.items() if not (behind and n in barred)})
         if fit is not None:
             leave_queue(context, taker)
             _hand_to(context, taker, fit, free)
+            sizes = _sizes(free)
     left = {placeholder.id for some in free.values() for placeholder in some}
     return [p for p in spares if p.job_id == giver.job.id or p.id in left]
+
+
+def _sizes(free: Free) -> dict[ClusterName, int]:
+    """Return how many are free on each cluster, and for a component without one, the most on any."""
+    sizes = {name: len(some) for name, some in free.items()}
+    sizes[ANY_CLUSTER] = max(sizes.values(), default=0)
+    return sizes
 
 
 def _hand_to(context: Context, taker: JobRecord, fit: Fit, free: Free) -> None:
