@@ -45,7 +45,13 @@ SECONDS = click.FloatRange(min=0)
 
 @click.group()
 def wiki() -> None:
-    """Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."""
+    r"""Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs.
+
+    \b
+    Examples:
+      koala wiki serve --cluster alpha --key-file /etc/koala/wiki.key
+      koala wiki ask --key-file /etc/koala/wiki.key GETJOBS 0:ALL
+    """
 
 
 @wiki.command()
@@ -128,7 +134,8 @@ def serve(
     prepare_directory(session.directory / "wiki")
     directory = session.directory / "wiki" / (config.name if config else ALL)
     what = f"--cluster {config.name}" if config else "--all"
-    with ownership(directory, f"koala wiki serve {what}"), suppress(KeyboardInterrupt):
+    way_out = "ask it with `koala wiki ask`, stop it with Ctrl-C or `kill` and its pid"
+    with ownership(directory, f"koala wiki serve {what}", way_out=way_out), suppress(KeyboardInterrupt):
         anyio.run(_serve, session, config, directory, key, options)
 
 

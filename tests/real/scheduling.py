@@ -113,7 +113,21 @@ class Scheduling:
 
     def script(self, name: str, seconds: float) -> str:
         """Return a job's script: each run of it adds a line to a file."""
-        return f"#!/bin/sh\necho run >> {self.runs}/{name}\nsleep {seconds}\necho end >> {self.runs}/{name}\n"
+        return self._script(name, f"sleep {seconds}")
+
+    def script_until_told(self, name: str) -> str:
+        """Return the script of a job that runs until `let_end`."""
+        return self._script(name, f"while [ ! -e {self._told(name)} ]; do sleep 0.1; done")
+
+    def let_end(self, name: str) -> None:
+        """Have a job end."""
+        self._told(name).touch()
+
+    def _told(self, name: str) -> Path:
+        return self.runs.with_name(f"{name}.end")
+
+    def _script(self, name: str, work: str) -> str:
+        return f"#!/bin/sh\necho run >> {self.runs}/{name}\n{work}\necho end >> {self.runs}/{name}\n"
 
     def traces(self) -> dict[str, list[str]]:
         """Return what the runs of each job have written."""

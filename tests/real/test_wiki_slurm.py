@@ -120,6 +120,7 @@ def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
     anyio.run(start)
     assert layout(serving, jobs[3]) == {"n4": 3, "n2": 3}
     assert serving.job(jobs[3]).task_list == ("n4", "n4", "n4", "n2", "n2", "n2")
+    assert re.search(rf"done .*job={jobs[3]} peer=127.0.0.1 .*verb=STARTJOB", serving.errors.read_text())
     waiting = {job: serving.jobs()[job].state for job in jobs if job != jobs[3]}
     assert set(waiting.values()) == {"Idle"}
     assert serving.nodes()["n4"].state == "Running"

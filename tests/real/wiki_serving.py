@@ -78,7 +78,7 @@ class WikiServing:
 
     def start(self) -> None:
         """Start it and return when it answers."""
-        argv = ["--verbose", "wiki", "serve", "--cluster", self.system.name, "--key-file", str(self.key_file)]
+        argv = ["wiki", "serve", "--cluster", self.system.name, "--key-file", str(self.key_file)]
         with self.errors.open("ab") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "koala_adapter.cli", *argv, "--port", str(self.port), *self.options],
