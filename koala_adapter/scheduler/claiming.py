@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.scheduler.actions import LaunchJob, Rank
 from koala_adapter.scheduler.lifecycle import end_placeholder, setback
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.pieces import join_pieces
 from koala_adapter.scheduler.placement import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.policies import policy
 from koala_adapter.scheduler.queue import position_of
@@ -101,7 +102,7 @@ def retake(context: Context, record: JobRecord) -> None:
     """
     scan_queue(context, above=record.job.priority)
     record.retake_at = None
-    record.join_pieces([claim for claim in record.claims if not claim.placeholders])
+    join_pieces(record, [claim for claim in record.claims if not claim.placeholders])
     short = [claim for claim in record.claims if claim.missing > 0 or claim.cluster is None]
     homeless = [claim for claim in short if not claim.placeholders]
     settled = [claim for claim in short if claim.placeholders]

@@ -58,6 +58,7 @@ class Scheduler:
     def __init__(self, state: State | None = None) -> None:
         """Start empty, or go on from a snapshot of :attr:`state`."""
         self.state = State() if state is None else state
+        self.state.recount()
         self._queue = PlacementQueue()
         rebuild(self._queue, self.state)
         self._roster = Roster(self.state.jobs.values())

@@ -13,6 +13,7 @@ from koala_adapter.model import EndReason
 from koala_adapter.scheduler.actions import ReadPlaceholderOutput
 from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, jitter
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
+from koala_adapter.scheduler.pieces import join_pieces
 from koala_adapter.scheduler.selection import note_vain_wait
 from koala_adapter.scheduler.timers import TimerKind
 
@@ -111,7 +112,7 @@ def _requeue(context: Context, record: JobRecord) -> None:
     record.retake_at = None
     for claim in record.claims:
         claim.cluster, claim.processors = None, 0
-    record.join_pieces(record.claims)
+    join_pieces(record, record.claims)
     context.state.set_timer(record.not_before, TimerKind.BACKOFF, job_id=record.job.id)
 
 

@@ -9,7 +9,7 @@ exactly as the original would have.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
@@ -19,6 +19,7 @@ from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.pieces import sized
 from koala_adapter.scheduler.timers import Timer, TimerKind
 
 if TYPE_CHECKING:
@@ -176,10 +177,6 @@ class JobRecord:
         for claim in self.claims:
             claim.placeholders = [id_ for id_ in claim.placeholders if id_ not in placeholders]
 
-    def claim(self, component: str) -> Claim:
-        """Return the claim of a component by name."""
-        return next(claim for claim in self.claims if claim.component == component)
-
     def components(self) -> Iterator[tuple[Component, Claim]]:
         """Return what each claim is for, beside it: a component, or a piece of a flexible one in its size."""
         components = iter(self.job.components)
@@ -187,33 +184,11 @@ class JobRecord:
         for claim in self.claims:
             while component.name != claim.component:
                 component = next(components)
-            yield _sized(component, claim), claim
+            yield sized(component, claim), claim
 
     def component_of(self, claim: Claim) -> Component:
         """Return what one claim is for, as :meth:`components` does."""
-        return _sized(self.job.component(claim.component), claim)
-
-    def join_pieces(self, claims: list[Claim]) -> None:
-        """Make one claim of those among ``claims`` that are pieces of the same component; none may hold anything."""
-        joined = {id(claim) for claim in claims}
-        kept: list[Claim] = []
-        whole: dict[str, Claim] = {}
-        for claim in self.claims:
-            first = whole.setdefault(claim.component, claim) if id(claim) in joined else claim
-            if first is claim:
-                kept.append(claim)
-            else:
-                first.piece = (first.piece or 0) + (claim.piece or 0)
-                first.excluded.update(claim.excluded)
-                first.lrm_ids += claim.lrm_ids
-        for claim in whole.values():
-            if claim.piece == self.job.component(claim.component).minimum:
-                claim.piece = None
-        self.claims = kept
-
-
-def _sized(component: Component, claim: Claim) -> Component:
-    return component if claim.piece is None else replace(component, minimum=claim.piece, maximum=claim.piece)
+        return sized(self.job.component(claim.component), claim)
 
 
 @dataclass(slots=True)
@@ -387,6 +362,16 @@ class State:
                 claim.waited = max(0.0, max(now if p.held_at is None else p.held_at for p in placeholders) - asked_at)
             known = (*claim.lrm_ids, *(p.lrm_id for p in placeholders if p.lrm_id))
             claim.lrm_ids = tuple(dict.fromkeys(known))
+
+    def recount(self) -> None:
+        """Work out the counts of clusters that snapshots of the first version do not hold."""
+        for cluster in self.clusters.values():
+            cluster.ending, cluster.pending = 0, {}
+        for placeholder in self.placeholders.values():
+            cluster, batch = self.clusters[placeholder.cluster], placeholder.id.batch
+            cluster.ending += placeholder.state is PlaceholderState.ENDING
+            if placeholder.waiting:
+                cluster.pending[batch] = cluster.pending.get(batch, 0) + 1
 
     def change(self, placeholder: PlaceholderRecord, state: PlaceholderState) -> None:
         """Move a placeholder to another state, keeping the counts of queued and held ones true."""

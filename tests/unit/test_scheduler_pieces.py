@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from koala_adapter.model import EndReason, Job
+from koala_adapter.model import ClusterName, EndReason, Job
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
@@ -86,6 +86,23 @@ def test_a_piece_may_be_split_again() -> None:
     assert claims(site) == [("a", 6, 6), ("c", 2, 2), ("d", 2, 2)]
     site.take_all()
     assert launches(site.hold_all("1")) == ["1"]
+
+
+def test_lost_pieces_are_explained_as_one() -> None:
+    """Two pieces that are lost and cannot be had again now are one need, in its full size."""
+    site = Site({"a": 6, "b": 2, "c": 2}, PARAMETERS)
+    site.submit(flexible_job("1", 10))
+    site.take_all()
+    site.hold_all("1", "a")
+    for placeholder in site.claimed("1"):
+        if placeholder.cluster != A:
+            site.ended(placeholder.id, EndReason.NODE_LOST)
+    for name in (B, ClusterName("c")):
+        site.post(ev.ClusterUnavailable(time=site.now, cluster=name, reason="down"))
+    site.pass_time(65.0)
+    assert claims(site) == [("a", 6, 6), (None, 0, 4)]
+    said = explain(site.state, None, site.record("1"), site.now)
+    assert said.startswith("The job holds 6 of 10 processors (6 of 6 on a, 0 of 4 on no cluster yet for 'x')")
 
 
 def test_pieces_are_one_component_again_in_the_queue() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
@@ -36,6 +38,16 @@ def test_placeholders_of_a_completed_job_go_to_the_next() -> None:
     assert ends(done) == [str(id_) for id_ in held - used]
     assert submissions(done) == {}
     assert site.record("1").live == 1
+
+
+def test_placeholders_are_not_handed_to_another_user() -> None:
+    """Agents run with the rights of whoever submitted them, so they serve nobody else."""
+    site = Site({"a": 3})
+    site.submit(job("1", 3))
+    site.submit(replace(job("2", 2), user="bob"))
+    site.submit(job("3", 1))
+    site.run("1")
+    assert launches(site.complete("1")) == ["3"]
 
 
 def test_moldable_job_takes_all_that_is_handed_on() -> None:

@@ -179,6 +179,24 @@ def test_snapshot_is_equal() -> None:
         assert copied(state) == state
 
 
+def test_snapshot_without_later_counts() -> None:
+    """A snapshot of the first version knows neither what waits by submission nor what is on its way out."""
+    ending = pending = 0
+    for seed in range(10):
+        state = eventful(seed, 120).state
+        older = copied(state)
+        for cluster in older.clusters.values():
+            ending, pending = ending + cluster.ending, pending + len(cluster.pending)
+            cluster.ending, cluster.pending = 0, {}
+        resumed = Scheduler(older).state
+        assert resumed == state
+        assert [list(one.pending) for one in resumed.clusters.values()] == [
+            list(one.pending) for one in state.clusters.values()
+        ]
+    assert ending
+    assert pending
+
+
 def test_snapshot_of_nothing() -> None:
     """An empty state survives, too."""
     assert copied(State()) == State()
