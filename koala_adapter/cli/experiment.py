@@ -106,12 +106,14 @@ def run(
     chosen = load_experiment(name)
     check_matplotlib()
     values = {one.partition("=")[0]: one.partition("=")[2] for one in settings}
+    directory = out or Path("experiments") / name
     with progress_display(session.moving) as display:
         options = chosen.options(
             seeds=seeds, seed=seed, settings=values, processes=processes or os.cpu_count() or 1, progress=told(display)
         )
+        directory.mkdir(parents=True, exist_ok=True)  # what cannot be written to is better told before a long run
         result = chosen.run(options)
-    page = write_experiment(out or Path("experiments") / name, chosen, options, result)
+    page = write_experiment(directory, chosen, options, result)
     if as_json:
         session.print_json({
             "experiment": name,

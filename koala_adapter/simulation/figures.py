@@ -6,6 +6,7 @@ Drawing needs matplotlib, the extra ``figures``; nothing else does, so it is imp
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 from dataclasses import dataclass
@@ -64,9 +65,15 @@ class Drawing:
 
 def check_matplotlib() -> None:
     """Raise SimulationError when figures cannot be drawn: better before a long simulation than after it."""
+    hint = "install it with: pip install 'koala-adapter[figures]'"
     if importlib.util.find_spec("matplotlib") is None:
-        hint = "install it with: pip install 'koala-adapter[figures]'"
         raise SimulationError("drawing figures needs matplotlib, which is not installed", hint=hint)
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise SimulationError(
+            f"drawing figures needs matplotlib, which cannot be loaded: {error}", hint=hint
+        ) from error
 
 
 def draw(figure: Figure) -> Drawing:
@@ -115,7 +122,9 @@ def _fill(canvas: Canvas, figure: Figure) -> None:
     labels = [series.label for series in figure.series]
     if len(labels) > 1:
         widest = max(len(label) for label in labels) + 6
-        canvas.legend(loc="outside lower center", ncols=max(1, min(len(labels), LEGEND_WIDTH // widest)))
+        most = max(1, min(len(labels), LEGEND_WIDTH // widest))
+        rows = -(-len(labels) // most)
+        canvas.legend(loc="outside lower center", ncols=-(-len(labels) // rows))
 
 
 def _lines(axes: Axes, figure: Figure) -> None:

@@ -146,7 +146,7 @@ def _waits_close(requested: Values, exact: Values) -> Finding:
         claim=f"The mean waits of FIRSTFIT, BESTFIT and Metacluster differ by less than {CLOSE:.0f} % on each trace.",
         outcome=f"Worst over best: {_listed(spreads)}. With exact estimates: {_listed(others)}.",
         holds=largest < CLOSE,
-        margin=f"on {close} of {len(spreads)} traces; at most {largest:.1f} %",
+        margin=f"less on {close} of {len(spreads)} traces; {largest:.1f} % where they differ most",
     )
 
 
@@ -166,11 +166,12 @@ def _far_on_fs3(requested: Values) -> Finding:
     values = requested[FS3]
     ratio = 1 + spread(values, _slowdown) / 100
     listed = ", ".join(f"{policy} {values[policy].slowdown:,.1f}" for policy in COMPARED)
-    on_model = " on the model that stands in for the trace" if values[FIRSTFIT].modelled else ""
+    modelled = values[FIRSTFIT].modelled
+    on_model = " on the model that stands in for the trace, which cannot tell of the trace itself" if modelled else ""
     return Finding(
         claim=f"On DAS2-fs3 the worst mean slowdown is over {FAR} times the best.",
         outcome=f"{ratio:.2f} times{on_model}: {listed}.",
-        holds=ratio > FAR,
+        holds=None if modelled else ratio > FAR,
         margin=f"{ratio:.2f} in place of {FAR}",
     )
 
@@ -209,12 +210,14 @@ def _better(requested: Values, exact: Values, *, winner: str, loser: str, short:
     if not some:
         return Finding(claim=claim, outcome=f"There is no trace in which {kind} jobs dominate.", holds=None)
     waits, slowdowns = won(requested, _wait), won(requested, _slowdown)
+    only_models = all(values[winner].modelled for values in some.values())
     shares = ", ".join(f"{trace} ({values[winner].short:.0%} below 1000 s)" for trace, values in some.items())
     return Finding(
         claim=claim,
         outcome=f"{winner} against {loser} on {shares}: shorter mean wait on {waits} of {len(some)}, smaller mean "
-        f"slowdown on {slowdowns}; with exact estimates on {won(exact, _wait)} and {won(exact, _slowdown)}.",
-        holds=waits == slowdowns == len(some),
+        f"slowdown on {slowdowns}; with exact estimates on {won(exact, _wait)} and {won(exact, _slowdown)}."
+        + (" All of it on models, which cannot tell of the traces themselves." if only_models else ""),
+        holds=None if only_models else waits == slowdowns == len(some),
         margin=_changes(some, winner, loser),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from koala_adapter.simulation.experiments.framework import (
     experiment_names,
     load_experiment,
 )
-from koala_adapter.simulation.figures import draw, thinned
+from koala_adapter.simulation.figures import check_matplotlib, draw, thinned
 from koala_adapter.simulation.maui_findings import (
     ALL_POLICIES,
     BESTFIT,
@@ -86,6 +87,17 @@ SAMPLE = Experiment(
 )
 
 
+WITH_SPEED = SAMPLE.options(settings={"speed": "2"})
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the sample once for all who look at its files: drawing takes its time."""
+    directory = tmp_path_factory.mktemp("written")
+    assert write_experiment(directory, SAMPLE, WITH_SPEED, sample(WITH_SPEED)) == directory / "index.html"
+    return directory
+
+
 def test_every_module_is_an_experiment() -> None:
     """Each name belongs to a module that defines an experiment of that name, with a summary and its paper."""
     names = experiment_names()
@@ -114,11 +126,9 @@ def test_defaults_are_filled_in_and_unknown_settings_refused() -> None:
         SAMPLE.options(settings={"sped": "2"})
 
 
-def test_a_page_sets_claim_beside_result(tmp_path: Path) -> None:
+def test_a_page_sets_claim_beside_result(written: Path) -> None:
     """Verdicts, notes, figures and tables are on one page, which needs nothing else, and how to get it again."""
-    options = SAMPLE.options(settings={"speed": "2"})
-    page = write_experiment(tmp_path, SAMPLE, options, sample(options))
-    text = page.read_text(encoding="utf-8")
+    text = (written / "index.html").read_text(encoding="utf-8")
     assert "1 of 3 hold" in text
     assert re.search(r"<td>It &lt;is&gt; so</td><td>3 times</td><td[^>]*>holds</td><td>1 %</td>", text)
     assert re.search(r"<td>It is not</td><td>no</td><td[^>]*>does not hold</td>", text)
@@ -130,27 +140,25 @@ def test_a_page_sets_claim_beside_result(tmp_path: Path) -> None:
     assert "<code>koala experiment run sample --seeds 3 --set speed=2</code>" in text
 
 
-def test_data_is_written_beside_the_page(tmp_path: Path) -> None:
+def test_data_is_written_beside_the_page(written: Path) -> None:
     """Every figure is there as PNG, SVG and CSV, every table as CSV, the findings as JSON."""
-    write_experiment(tmp_path, SAMPLE, SAMPLE.options(), sample(SAMPLE.options()))
-    assert (tmp_path / "figures" / "bars.png").read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in (tmp_path / "figures" / "lines.svg").read_bytes()
-    assert (tmp_path / "data" / "rows.csv").read_text(encoding="utf-8") == "trace,wait (s)\na,1.25\nb,\n"
-    assert (tmp_path / "data" / "lines.csv").read_text(encoding="utf-8") == figure_csv(LINES)
+    assert (written / "figures" / "bars.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (written / "figures" / "lines.svg").read_bytes()
+    assert (written / "data" / "rows.csv").read_text(encoding="utf-8") == "trace,wait (s)\na,1.25\nb,\n"
+    assert (written / "data" / "lines.csv").read_text(encoding="utf-8") == figure_csv(LINES)
     assert figure_csv(LINES).splitlines()[:2] == ["series,x,y,low,high", "one,0,1,0,2"]
     assert figure_csv(BARS).splitlines()[1] == "one,a rather long name,1,,"
-    content = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    content = json.loads((written / "result.json").read_text(encoding="utf-8"))
     assert [finding["holds"] for finding in content["findings"]] == [True, False, None]
     assert content["tables"]["rows"][1] == {"trace": "b", "wait (s)": None}
 
 
-def test_a_result_is_written_the_same_each_time(tmp_path: Path) -> None:
+def test_a_result_is_written_the_same_each_time(written: Path, tmp_path: Path) -> None:
     """No date, version or chance gets into any of the files."""
-    contents = []
-    for name in ("one", "two"):
-        write_experiment(tmp_path / name, SAMPLE, SAMPLE.options(), sample(SAMPLE.options()))
-        contents.append({path.name: path.read_bytes() for path in (tmp_path / name).rglob("*.*")})
-    assert contents[0] == contents[1]
+    write_experiment(tmp_path, SAMPLE, WITH_SPEED, sample(WITH_SPEED))
+    one, two = ({path.name: path.read_bytes() for path in each.rglob("*.*")} for each in (written, tmp_path))
+    assert len(one) == 9
+    assert one == two
 
 
 @pytest.mark.parametrize("kind", ["line", "step", "points"])
@@ -244,9 +252,63 @@ def test_experiments_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["nothing"], ["maui-backfill", "--set", "speed=3"], ["maui-backfill", "--seeds", "0"]]
+    ("words", "message"),
+    [
+        ("nothing", "there is no experiment nothing"),
+        ("maui-backfill --set speed=3", "has no setting speed"),
+        ("maui-backfill --seeds 0", "0 is not in the range"),
+        ("maui-backfill --set jobs=-3", "allowed is a whole number from 1"),
+        ("placement --set jobs=1.5", "jobs is '1.5'"),
+        ("placement --set local=2", "allowed is a number from 0 to 1"),
+        ("vjm-deadlock --set run", "run is ''"),
+        ("vjm-deadlock --set life=nan", "life is 'nan'"),
+        ("vjm-selection --set interval=inf", "allowed is a number from 1"),
+        ("koala-pra --set background=much", "background"),
+        ("deadline --set monitor-interval=0", "monitor-interval"),
+    ],
 )
-def test_wrong_runs_are_refused(words: list[str]) -> None:
-    """An unknown experiment or setting, or no repetition at all, is refused before anything runs."""
-    result = CliRunner().invoke(koala, ["experiment", "run", *words])
+def test_wrong_runs_are_refused(words: str, message: str) -> None:
+    """An unknown experiment or setting, a value out of range, or no repetition is refused before anything runs."""
+    result = CliRunner().invoke(koala, ["experiment", "run", *words.split()])
     assert result.exit_code in {2, EXIT_CONFIGURATION}
+    assert message in result.output
+    assert "defect" not in result.output
+
+
+def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that cannot be made is told before the simulations, not after them."""
+    ran: list[Options] = []
+
+    def tells(options: Options) -> Result:
+        ran.append(options)
+        return Result(findings=())
+
+    loaded = replace(SAMPLE, run=tells)
+    monkeypatch.setattr("koala_adapter.simulation.experiments.framework.load_experiment", lambda _: loaded)
+    (tmp_path / "file").touch()
+    words = ["experiment", "run", "sample", "--out"]
+    result = CliRunner().invoke(koala, [*words, str(tmp_path / "file" / "below")])
+    assert result.exit_code == 1
+    assert "Not a directory" in result.output
+    assert not ran
+    assert CliRunner().invoke(koala, [*words, str(tmp_path / "below")]).exit_code == 0
+    assert ran
+
+
+def test_a_model_cannot_tell_of_a_trace() -> None:
+    """Where a model stands in for the only trace that a claim is about, the claim is neither held nor refuted."""
+    stand_in = [replace(one, modelled=one.trace == "DAS2-fs3") for one in like_the_paper()]
+    findings = result(stand_in, ()).findings
+    assert [finding.holds for finding in findings] == [True, True, None, True, None, True]
+    assert "cannot tell of the trace itself" in findings[2].outcome
+    assert "cannot tell of the traces themselves" in findings[4].outcome
+
+
+def test_matplotlib_that_cannot_be_loaded_is_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing, or there and broken: how to install it, and no defect of koala."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SimulationError, match="matplotlib, which cannot be loaded"):
+        check_matplotlib()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SimulationError, match="matplotlib, which is not installed"):
+        check_matplotlib()

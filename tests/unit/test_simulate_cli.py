@@ -135,10 +135,18 @@ def test_two_traces_of_one_name_stay_apart(trace: Path, tmp_path: Path) -> None:
     assert [(one["trace"], one["processors"]) for one in found] == [("five", 4), ("five~2", 9)]
 
 
-def test_files_of_a_comparison(trace: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the files of a comparison, written by one process; beside them is the trace."""
+    directory = tmp_path_factory.mktemp("comparison")
+    trace = directory / "five.swf"
+    trace.write_text(TRACE, encoding="utf-8")
+    assert invoke(trace, "-p", "fcfs", "-p", "easy", "--out", directory / "out").exit_code == 0
+    return directory / "out"
+
+
+def test_files_of_a_comparison(out: Path) -> None:
     """A line for each job, the schedule as a trace, figures, data, and a page that refers to nothing outside itself."""
-    out = tmp_path / "out"
-    assert invoke(trace, "-p", "fcfs", "-p", "easy", "--out", out).exit_code == 0
     rows = list(csv.DictReader((out / "jobs" / "five-easy.csv").read_text(encoding="utf-8").splitlines()))
     assert [(row["job"], row["start_s"], row["wait_s"], row["cluster"]) for row in rows] == [
         ("1", "0", "0", "five"),
@@ -161,14 +169,11 @@ def test_files_of_a_comparison(trace: Path, tmp_path: Path) -> None:
     assert "five: 1 jobs without run time (left out), first in line 6." in page
 
 
-def test_files_do_not_depend_on_processes_or_time(trace: Path, tmp_path: Path) -> None:
+def test_files_do_not_depend_on_processes_or_time(out: Path, tmp_path: Path) -> None:
     """The same command writes the same bytes, on one process or on two."""
-    for name, processes in (("one", "1"), ("two", "2")):
-        words = ["simulate", str(trace), "-p", "fcfs", "-p", "easy", "--out", str(tmp_path / name)]
-        assert CliRunner().invoke(koala, [*words, "--processes", processes]).exit_code == 0
-    one, two = (
-        {path.name: path.read_bytes() for path in sorted((tmp_path / name).rglob("*.*"))} for name in ("one", "two")
-    )
+    words = ["simulate", str(out.parent / "five.swf"), "-p", "fcfs", "-p", "easy", "--out", str(tmp_path)]
+    assert CliRunner().invoke(koala, [*words, "--processes", "2"]).exit_code == 0
+    one, two = ({path.name: path.read_bytes() for path in sorted(each.rglob("*.*"))} for each in (out, tmp_path))
     assert one == two
     assert len(one) >= 17
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import pkgutil
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
@@ -148,6 +149,25 @@ class Setting:
     default: str
     meaning: str
     """With the unit, and the values that are allowed."""
+    least: float | None = None
+    """Smallest number that is allowed; None: it is not a number, or the experiment looks at it itself."""
+    most: float = inf
+    """Largest number that is allowed."""
+    whole: bool = False
+    """Whether it is a whole number."""
+
+    def check(self, value: str) -> None:
+        """Raise SimulationError for a value that is not allowed."""
+        if self.least is None or value == self.default:
+            return
+        try:
+            number = int(value) if self.whole else float(value)
+        except ValueError:
+            number = nan
+        if not (self.least <= number <= self.most and number < inf):
+            most = f" to {self.most:g}" if self.most < inf else ""
+            hint = f"allowed is a {'whole ' * self.whole}number from {self.least:g}{most}"
+            raise SimulationError(f"{self.name} is {value!r}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,17 +194,18 @@ class Experiment:
         settings: Mapping[str, str] | None = None,
         progress: Progress = silent,
     ) -> Options:
-        """Return options with this experiment's defaults filled in. Raises SimulationError for an unknown setting."""
-        known = {setting.name: setting.default for setting in self.settings}
-        for name in settings or ():
+        """Return options with this experiment's defaults filled in. Raises SimulationError for a wrong setting."""
+        known = {setting.name: setting for setting in self.settings}
+        for name, value in (settings or {}).items():
             if name not in known:
                 hint = f"there is {', '.join(known)}" if known else "it has none"
                 raise SimulationError(f"experiment {self.name} has no setting {name}", hint=hint)
+            known[name].check(value)
         return Options(
             seeds=self.seeds if seeds is None else seeds,
             seed=seed,
             processes=processes,
-            settings={**known, **(settings or {})},
+            settings={**{name: setting.default for name, setting in known.items()}, **(settings or {})},
             progress=progress,
         )
 

@@ -202,6 +202,8 @@ EXPERIMENT = Experiment(
         Setting(
             name="traces", default="", meaning="directory with the traces; else $KOALA_TRACES, ~/.cache/koala/traces"
         ),
-        Setting(name="jobs", default="", meaning="at most so many jobs of each trace, the first ones"),
+        Setting(
+            name="jobs", default="", meaning="at most so many jobs of each trace, the first ones", least=1, whole=True
+        ),
     ),
 )

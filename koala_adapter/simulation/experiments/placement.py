@@ -322,11 +322,20 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=12,
     settings=(
-        Setting(name="jobs", default="100", meaning="Jobs in each run."),
-        Setting(name="interval", default="400", meaning="Mean time between two of them, seconds."),
-        Setting(name="local", default="0.25", meaning="Share of each cluster that local users ask for, 0 to 1."),
+        Setting(name="jobs", default="100", meaning="Jobs in each run.", least=1, whole=True),
+        Setting(name="interval", default="400", meaning="Mean time between two of them, seconds.", least=1),
         Setting(
-            name="slowdown", default="0.1", meaning="Part of its run time that each cluster beyond the first costs."
+            name="local",
+            default="0.25",
+            meaning="Share of each cluster that local users ask for, 0 to 1.",
+            least=0,
+            most=1,
+        ),
+        Setting(
+            name="slowdown",
+            default="0.1",
+            meaning="Part of its run time that each cluster beyond the first costs.",
+            least=0,
         ),
     ),
 )

@@ -342,7 +342,7 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=30,
     settings=(
-        Setting(name="run", default="300", meaning="Seconds that each job runs."),
-        Setting(name="life", default="900", meaning="Life of a placeholder that waits for others, seconds."),
+        Setting(name="run", default="300", meaning="Seconds that each job runs.", least=1),
+        Setting(name="life", default="900", meaning="Life of a placeholder that waits for others, seconds.", least=1),
     ),
 )

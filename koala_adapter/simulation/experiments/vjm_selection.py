@@ -371,9 +371,9 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=40,
     settings=(
-        Setting(name="jobs", default="100", meaning="Co-allocated jobs in each run."),
-        Setting(name="interval", default="600", meaning="Mean time between two of them, seconds."),
-        Setting(name="life", default="900", meaning="Life of a placeholder that waits for others, seconds."),
-        Setting(name="load", default="0.65", meaning="By what the demand of the local users is multiplied."),
+        Setting(name="jobs", default="100", meaning="Co-allocated jobs in each run.", least=1, whole=True),
+        Setting(name="interval", default="600", meaning="Mean time between two of them, seconds.", least=1),
+        Setting(name="life", default="900", meaning="Life of a placeholder that waits for others, seconds.", least=1),
+        Setting(name="load", default="0.65", meaning="By what the demand of the local users is multiplied.", least=0),
     ),
 )
