@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.ordering.allocation import Allocation, Misfit, allocate, memory_on
+from koala_adapter.ordering.allocation import Allocation, allocate, memory_on
 from koala_adapter.ordering.entries import Happening, Kind, Phase, Pin, Start, Wishes
 from koala_adapter.ordering.guards import Guard, Release, guard_for, guarded
 
@@ -85,27 +85,32 @@ class _Pass:
         return starts
 
     def _nodes_for(self, entry: Entry) -> Allocation | None:
+        if self._mirror.another_starts(entry):
+            self._pass_over(
+                entry, "another element of its array is being started, and this system starts one at a time"
+            )
+            return None
         ends_at = self._now + entry.estimate
         rooms = self._rooms.values()
         if self._guards:
             rooms = {name: guarded(room, self._guards, ends_at) for name, room in self._rooms.items()}.values()
         found = allocate(entry.job, rooms)
-        if self._mirror.another_starts(entry):
-            found = Misfit(reason="another element of its array is being started, and this system starts one at a time")
         if isinstance(found, Allocation):
             for guard in self._guards:
                 guard.taken(found, ends_at)
             entry.passed_over = ""
             return found
-        reason = found.reason + ("; other nodes are kept for jobs before it" if self._guards else "")
-        if reason != entry.passed_over:
-            self._tell(entry, Kind.PASSED_OVER, reason)
-        entry.passed_over = reason
+        self._pass_over(entry, found.reason + ("; other nodes are kept for jobs before it" if self._guards else ""))
         if len(self._guards) < self._manner.guards:
             kept = guard_for(entry.job, self._rooms, self._releases())
             if kept is not None:
                 self._guards.append(kept)
         return None
+
+    def _pass_over(self, entry: Entry, reason: str) -> None:
+        if reason != entry.passed_over:
+            self._tell(entry, Kind.PASSED_OVER, reason)
+        entry.passed_over = reason
 
     def _start(self, entry: Entry, found: Allocation) -> Start:
         for name, count in found.nodes:
