@@ -6,7 +6,7 @@
 #   jsv_url            script:/etc/koala/sge_jsv.sh
 #   jsv_allowed_mod    ac,h,i,e,o,j,M,N,p,w,q_hard,q_soft      (q_hard: the scheduler ties a job to nodes with qalter -q)
 # Undo: set jsv_url to none, `qrls` what still waits. Simpler, but without the exception below: one line "-h" in
-# $SGE_ROOT/$SGE_CELL/common/sge_request.
+# $SGE_ROOT/$SGE_CELL/common/sge_request; then a user's own `qsub -h` takes the hold away, and the job starts at once.
 #
 # Jobs whose name begins with one of LEAVE_ALONE go to Grid Engine's own scheduler.
 LEAVE_ALONE="debug-"
