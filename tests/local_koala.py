@@ -27,7 +27,7 @@ from tests.local_daemon import end_daemon
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from koala_adapter.model import LrmJob
+    from koala_adapter.model import LrmJob, LrmJobId
     from koala_adapter.plugin import Lrm
 
 LIVENESS = 120.0
@@ -177,16 +177,25 @@ class Koala:
 
     def submit_orphan(self, name: str) -> None:
         """Have cluster alpha run a job that calls itself a placeholder."""
+        self.submit_foreign(name, 1, "alpha")
+
+    def submit_foreign(self, name: str, count: int, cluster: str) -> list[LrmJobId]:
+        """Have a cluster run jobs of five minutes that are not the service's; return their ids."""
+        ids: list[LrmJobId] = []
 
         async def submit(lrm: Lrm) -> None:
             script = "#!/bin/sh\nexec sleep 300\n"
-            await lrm.submit(
-                Submission(
-                    key=BatchKey(name), count=1, script=script, walltime=600, output_directory=str(self.directory)
-                )
+            submission = Submission(
+                key=BatchKey(name), count=count, script=script, walltime=600, output_directory=str(self.directory)
             )
+            ids.extend(await lrm.submit(submission))
 
-        self._everywhere(submit, only="alpha")
+        self._everywhere(submit, only=cluster)
+        return ids
+
+    def cancel_foreign(self, ids: Sequence[LrmJobId], cluster: str) -> None:
+        """Cancel jobs on a cluster."""
+        self._everywhere(lambda lrm: lrm.cancel(list(ids)), only=cluster)
 
     def submit_held(self, name: str) -> str:
         """Have cluster alpha hold a job of ten minutes; return its id there."""

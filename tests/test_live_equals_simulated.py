@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is simulated is what runs: the same workload gives the same decisions, in the same order, in both.
 
-The live service runs it on two local clusters with time scaled down to a twelfth; the simulator runs it in its own
+The live service runs it on two local clusters with time scaled down; the simulator runs it in its own
 time, with the same settings. What each journal leads to is compared: which component is claimed where and on how many
 processors, which job is launched when, and in which order jobs end.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from koala_adapter.model import Job
     from koala_adapter.scheduler.events import Event
 
-SCALE = 12.0
-"""So many simulated seconds are one second of the live run."""
+SCALES = (12.0, 4.0)
+"""So many simulated seconds are one second of the live run: first the quick way; where a busy machine upset that, once
+more with time to spare."""
 PROCESSORS = {"alpha": 4, "beta": 3}
 
 
@@ -54,11 +56,11 @@ class Work:
     flexible: bool = False
     priority: int = 0
 
-    def text(self) -> str:
+    def text(self, scale: float) -> str:
         """Return its job file for the live run."""
         head = f'placement = "{self.placement}"\nwalltime = 600\npriority = {self.priority}\n'
         parts = [
-            f'[[components]]\ncommand = ["sleep", "{self.run / SCALE}"]\nprocessors = {size}\n'
+            f'[[components]]\ncommand = ["sleep", "{self.run / scale}"]\nprocessors = {size}\n'
             f"flexible = {str(self.flexible).lower()}\n"
             for size in self.sizes
         ]
@@ -75,10 +77,10 @@ WORKLOAD = (
 )
 
 
-def job(number: int, work: Work, directory: Path, site: SiteConfig, now: float) -> Job:
+def job(number: int, work: Work, directory: Path, site: SiteConfig, now: float, scale: float) -> Job:  # noqa: PLR0917
     """Return a job of the workload."""
     return load_job_text(
-        work.text(), directory=directory, job_id=JobId(str(number)), user="me", submitted_at=now, site=site
+        work.text(scale), directory=directory, job_id=JobId(str(number)), user="me", submitted_at=now, site=site
     )
 
 
@@ -114,14 +116,14 @@ def koala(tmp_path: Path) -> Iterator[Koala]:
         yield made
 
 
-def live(koala: Koala, site: SiteConfig) -> list[Event]:
+def live(koala: Koala, site: SiteConfig, scale: float) -> list[Event]:
     """Run the workload on the live service; return its journal."""
     service = koala.serve()
     client = Client(koala.state)
     begin = time.time()
     for number, work in enumerate(WORKLOAD, start=1):
-        time.sleep(max(0.0, begin + work.at / SCALE - time.time()))
-        assert client.submit(job(number, work, koala.directory, site, time.time())) == str(number)
+        time.sleep(max(0.0, begin + work.at / scale - time.time()))
+        assert client.submit(job(number, work, koala.directory, site, time.time(), scale)) == str(number)
     eventually(lambda: all(report.over for report in client.jobs()))
     service.terminate()
     service.communicate()
@@ -129,15 +131,15 @@ def live(koala: Koala, site: SiteConfig) -> list[Event]:
         return list(journal.recover()[1])
 
 
-def simulated(directory: Path, site: SiteConfig) -> list[Event]:
+def simulated(directory: Path, site: SiteConfig, scale: float) -> list[Event]:
     """Run the workload through the simulator, in its own time."""
     engine = Engine()
     systems = [BatchSystem(engine, one.cluster_name, PROCESSORS[one.name]) for one in site.enabled_clusters]
     configured = configuration(site, "sim", 0.0)
     parameters = replace(
         configured.parameters,
-        scan_interval=configured.parameters.scan_interval * SCALE,
-        placeholder_life=configured.parameters.placeholder_life * SCALE,
+        scan_interval=configured.parameters.scan_interval * scale,
+        placeholder_life=configured.parameters.placeholder_life * scale,
     )
     service = SimulatedService(
         engine,
@@ -150,8 +152,8 @@ def simulated(directory: Path, site: SiteConfig) -> list[Event]:
     engine.run(until=1.0)
     for number, work in enumerate(WORKLOAD, start=1):
         at = 1.0 + work.at
-        one = job(number, work, directory, site, at)
-        engine.at(at, partial(service.submit, replace(one, walltime=int(one.walltime * SCALE))))
+        one = job(number, work, directory, site, at, scale)
+        engine.at(at, partial(service.submit, replace(one, walltime=int(one.walltime * scale))))
     engine.run(until=1.0 + WORKLOAD[-1].at)
     assert run_to_end(engine, [service], until=1e5)
     return service.journal
@@ -160,7 +162,14 @@ def simulated(directory: Path, site: SiteConfig) -> list[Event]:
 def test_live_service_decides_as_the_simulator_does(koala: Koala) -> None:
     """Claims, launches and ends come in the same order, on the same clusters, with the same processors."""
     site = load_site(koala.site_file, load_plugins())
-    expected = decisions(simulated(koala.directory, site))
+    quick, slow = (decisions(simulated(koala.directory, site, scale)) for scale in SCALES)
+    assert quick == slow
+    expected = quick
     assert sum(one.startswith("launch") for one in expected) == len(WORKLOAD)
     assert expected.index("claim 1 on beta for c1 of job 4") < expected.index("claim 3 on beta for c1 of job 3")
-    assert decisions(live(koala, site)) == expected
+    found = decisions(live(koala, site, SCALES[0]))
+    if found != expected:
+        koala.close()
+        shutil.rmtree(koala.state)
+        found = decisions(live(koala, site, SCALES[1]))
+    assert found == expected

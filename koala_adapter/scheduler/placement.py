@@ -65,6 +65,11 @@ class ComponentRequest:
     """It may be split over several clusters, and the job's policy does that."""
 
     @property
+    def kept_whole(self) -> bool:
+        """True when the user lets it be split and the job's policy does not do that."""
+        return self.component.flexible and not self.splittable
+
+    @property
     def least(self) -> int:
         """Processors that must be on one cluster, at least."""
         return 1 if self.splittable else self.component.minimum
@@ -141,7 +146,8 @@ def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterNa
         return None
     for request in requests:
         if all(request.never(view) is not None for view in allowed(request, views)):
-            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)})"
+            kept = "; its placement policy splits no components" if request.kept_whole else ""
+            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)}){kept}"
         if request.splittable and (never := _too_large_in_pieces(request, views)) is not None:
             return never
     return _joint_infeasibility(requests, views)

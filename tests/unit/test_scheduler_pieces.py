@@ -167,6 +167,7 @@ def test_policy_that_does_not_split_keeps_it_whole() -> None:
     assert claims(site) == [("b", 9, None)]
     site.submit(flexible_job("2", 13, placement="worst-fit"))
     assert site.record("2").state is JobState.REFUSED
+    assert site.outcome("2").detail.endswith("at most 12 can be used there); its placement policy splits no components")
 
 
 def test_pieces_survive_a_snapshot() -> None:
