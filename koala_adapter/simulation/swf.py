@@ -255,9 +255,9 @@ class _Reader:
 def _parsed(words: list[str], typecode: str) -> Column:
     """Return the numbers of a column. Raises ValueError, OverflowError."""
     parse = float if typecode == "d" else int
-    if words and words.count(words[0]) == len(words):  # not known, as a rule
+    if words and words[0] == words[-1] and words.count(words[0]) == len(words):  # not known, as a rule
         return array(typecode, [parse(words[0])]) * len(words)
-    return array(typecode, map(parse, words))
+    return array(typecode, list(map(parse, words)))  # of known length, which fills the array faster
 
 
 def _number(word: str) -> float:
