@@ -105,13 +105,7 @@ def allocate(job: LrmJob, rooms: Iterable[Room]) -> Allocation | Misfit:
     """
     per_task = _per_task(job)
     tasks = max(1, job.processors // per_task)
-    shares = [
-        _Share(room.node.name, room_for, room.processors)
-        for room in rooms
-        if room.processors >= per_task
-        and not _unusable(job, room.node)
-        and (room_for := _tasks_in(job, room, per_task)) > 0
-    ]
+    shares = _shares(job, rooms, per_task)
     missing = sorted(set(job.requested_nodes) - {share.name for share in shares})
     if missing:
         return Misfit(reason=f"it insists on {', '.join(missing[:3])}, where it has no room now")
@@ -129,6 +123,25 @@ def allocate(job: LrmJob, rooms: Iterable[Room]) -> Allocation | Misfit:
 def _per_task(job: LrmJob) -> int:
     whole = job.processors_per_task > 1 and job.processors % job.processors_per_task == 0
     return job.processors_per_task if whole else 1
+
+
+def _shares(job: LrmJob, rooms: Iterable[Room], per_task: int) -> list[_Share]:
+    """Return the nodes that a job may use. A loop over thousands of nodes for each of hundreds of jobs: it is short."""
+    wishes = (job.features, job.excluded_nodes, job.tasks_per_node, job.memory_per_node_mib)
+    plain = not any(wishes) and not job.memory_per_processor_mib
+    queue = job.queue
+    shares = []
+    for room in rooms:
+        processors = room.processors
+        if processors < per_task:
+            continue
+        if plain and queue in room.node.queues:
+            tasks = processors // per_task
+        else:
+            tasks = 0 if _unusable(job, room.node) else _tasks_in(job, room, per_task)
+        if tasks > 0:
+            shares.append(_Share(room.node.name, tasks, processors))
+    return shares
 
 
 def _unusable(job: LrmJob, node: Node) -> bool:
