@@ -185,14 +185,15 @@ async def test_what_a_plugin_leaves_out_is_unsupported(operation: str) -> None:
 
 @pytest.mark.anyio
 async def test_defaults_do_no_harm() -> None:
-    """Start, close and check have defaults, and every optional method is in the table above."""
+    """Start, close and both checks have defaults, and every optional method is in the table above."""
     lrm = Bare()
     await lrm.start()
     assert await lrm.check() == ()
+    assert [result.ok for result in await lrm.check_outside()] == [False]
     await lrm.close()
     optional = {
         name
         for name, method in inspect.getmembers(Lrm, inspect.iscoroutinefunction)
         if not getattr(method, "__isabstractmethod__", False)
     }
-    assert optional - {"start", "close", "check"} == set(CALLS)
+    assert optional - {"start", "close", "check", "check_outside"} == set(CALLS)
