@@ -11,7 +11,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.context import EXIT_INTERRUPTED, command_body, json_option, pass_session
 
 if TYPE_CHECKING:
     from koala_adapter.cli.context import Session
@@ -112,7 +112,11 @@ def run(
             seeds=seeds, seed=seed, settings=values, processes=processes or os.cpu_count() or 1, progress=told(display)
         )
         directory.mkdir(parents=True, exist_ok=True)  # what cannot be written to is better told before a long run
-        result = chosen.run(options)
+        try:
+            result = chosen.run(options)
+        except KeyboardInterrupt:
+            session.remark("interrupted: an experiment is judged as a whole, so there is nothing to show")
+            raise SystemExit(EXIT_INTERRUPTED) from None
     page = write_experiment(directory, chosen, options, result)
     if as_json:
         session.print_json({

@@ -295,6 +295,20 @@ def test_where_nothing_can_be_written_nothing_runs(tmp_path: Path, monkeypatch: 
     assert ran
 
 
+def test_an_interrupted_experiment_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends it with the exit code of an interrupt, a sentence, and no page."""
+
+    def interrupted(options: Options) -> Result:
+        raise KeyboardInterrupt
+
+    loaded = replace(SAMPLE, run=interrupted)
+    monkeypatch.setattr("koala_adapter.simulation.experiments.framework.load_experiment", lambda _: loaded)
+    result = CliRunner().invoke(koala, ["experiment", "run", "sample", "--out", str(tmp_path)])
+    assert result.exit_code == 130
+    assert "interrupted: an experiment is judged as a whole" in result.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_cannot_tell_of_a_trace() -> None:
     """Where a model stands in for the only trace that a claim is about, the claim is neither held nor refuted."""
     stand_in = [replace(one, modelled=one.trace == "DAS2-fs3") for one in like_the_paper()]
