@@ -220,7 +220,7 @@ class Mirror:
     def _occupies(self, entry: Entry, now: float) -> None:
         layout = layout_of(entry.job)
         if entry.phase is Phase.STARTING and entry.local is not None:
-            other = "" if _same(layout, entry.nodes) or not entry.job.layout else "on other nodes than we said"
+            other = _difference(layout, entry.nodes) if entry.job.layout else ""
             self._tell(Kind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
             self.dirty |= self.rules.one_by_one
         elif entry.phase is not Phase.RUNNING:
@@ -463,8 +463,14 @@ def _pool(entry: Entry) -> int:
     return entry.pool
 
 
-def _same(layout: Layout, nodes: Layout) -> bool:
-    return sorted(layout) == sorted(nodes)
+def _difference(layout: Layout, nodes: Layout) -> str:
+    """Return in what a job's place is not what we said."""
+    if sorted(layout) == sorted(nodes):
+        return ""
+    if dict(layout).keys() != dict(nodes).keys():
+        return "on other nodes than we said"
+    alone = all(count >= dict(nodes)[name] for name, count in layout)
+    return "with more processors than it asked for" if alone else "with other processors on each than we said"
 
 
 def _order(job: LrmJob) -> tuple[float, list[int | str]]:

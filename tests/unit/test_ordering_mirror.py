@@ -260,6 +260,27 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     assert site.mirror.pins == {}
 
 
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ((("n1", 4),), ""),
+        ((("n1", 8),), "with more processors than it asked for"),
+        ((("n1", 2),), "with other processors on each than we said"),
+        ((("n2", 4),), "on other nodes than we said"),
+    ],
+)
+def test_where_a_started_job_is_found_is_told(layout: tuple[tuple[str, int], ...], said: str) -> None:
+    """A job that has a node for itself has more of it; other differences should not be."""
+    site = Listed()
+    site.submit("1", 4, requested_nodes=("n1",))
+    (start,) = site.look()
+    site.mirror.accepted(start.job_id, site.now)
+    nodes = tuple(name for name, _ in layout)
+    site.change("1", state=LrmJobState.RUNNING, hold=None, layout=layout, nodes=nodes, started_at=site.now)
+    site.look()
+    assert [one.detail for one in site.told(Kind.STARTED)] == [said]
+
+
 def test_a_refused_start_waits_longer() -> None:
     """Asking again at once would be refused again; others take its place."""
     site = Listed()
