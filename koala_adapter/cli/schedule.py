@@ -26,7 +26,8 @@ from koala_adapter.ordering.deciding import Manner
 from koala_adapter.ordering.driver import Driver
 from koala_adapter.ordering.entries import Happening
 from koala_adapter.ordering.explanations import overview
-from koala_adapter.ordering.mirror import PATIENCE, Mirror, Patience
+from koala_adapter.ordering.mirror import Mirror
+from koala_adapter.ordering.patience import PATIENCE, Patience
 from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.standing import Rules

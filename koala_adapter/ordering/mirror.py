@@ -7,14 +7,15 @@ listing and the pins on record.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
+from koala_adapter.ordering.comparing import difference, is_another, order, shape
 from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase, Pin
+from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.pools import Pools, pools_of, serves
 from koala_adapter.ordering.standing import WAITING, Rules, Standing, array_of, estimate, layout_of, standing
 from koala_adapter.scheduler.local_queue import LocalJob
@@ -29,35 +30,11 @@ if TYPE_CHECKING:
 
 Layout: TypeAlias = "tuple[tuple[str, int], ...]"
 
-PATIENCE = 30.0
-"""Seconds in which an accepted start must show."""
-BACKOFF = 5.0
-"""Seconds before a failed start is tried again; doubled with each try."""
-LONGEST_BACKOFF = 600.0
-REFUSED_BACKOFF = 10.0
-"""Seconds at least when the batch system refused: asking again at once would be refused again."""
 TIE = 1e-6
 """Seconds by which jobs submitted in the same second are told apart, so that their order stays what it is."""
 
 STEADY = frozenset({Phase.RUNNING, Phase.WAITING})
 """Phases in which nothing follows from a listing that shows a job as the last one did."""
-
-_DIGITS = re.compile(r"(\d+)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long to wait for a start to show, and how long to leave a job alone that did not start (seconds)."""
-
-    start: float = PATIENCE
-    backoff: float = BACKOFF
-    refused: float = REFUSED_BACKOFF
-    longest: float = LONGEST_BACKOFF
-
-    def after(self, failures: int, *, refused: bool) -> float:
-        """Return the pause after so many failed starts."""
-        least = self.refused if refused else 0.0
-        return min(self.longest, max(least, self.backoff * 2.0 ** min(failures - 1, 20)))
 
 
 class Mirror:
@@ -109,7 +86,7 @@ class Mirror:
             self._unpin(job_id)
         occupying: list[Entry] = []
         waiting: list[Entry] = []
-        for job in sorted(listing.jobs, key=_order) if first else listing.jobs:
+        for job in sorted(listing.jobs, key=order) if first else listing.jobs:
             entry = self.entries.get(job.id)
             if not (same and entry is not None and entry.phase in STEADY and entry.listed == job):
                 entry = self._examine(job, now)
@@ -161,7 +138,7 @@ class Mirror:
     def _examine(self, job: LrmJob, now: float) -> Entry | None:
         """Update what is kept of one job; None when it is over."""
         entry = self.entries.get(job.id)
-        if entry is not None and _is_another(job, entry.job.submitted_at):
+        if entry is not None and is_another(job, entry.job.submitted_at):
             self._gone(entry, now, Kind.GONE)
             entry = None
         pin = self._pin(job)
@@ -220,7 +197,7 @@ class Mirror:
     def _occupies(self, entry: Entry, now: float) -> None:
         layout = layout_of(entry.job)
         if entry.phase is Phase.STARTING and entry.local is not None:
-            other = _difference(layout, entry.nodes) if entry.job.layout else ""
+            other = difference(layout, entry.nodes) if entry.job.layout else ""
             self._tell(Kind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
             self.dirty |= self.rules.one_by_one
         elif entry.phase is not Phase.RUNNING:
@@ -268,12 +245,12 @@ class Mirror:
         entry.pool, problem = self._served[queue]
         if problem:
             return problem
-        shape = _shape(entry.job)
-        if shape not in self._feasible:
+        wanted = shape(entry.job)
+        if wanted not in self._feasible:
             found = allocate(entry.job, self._empty)
             problem = "" if isinstance(found, Allocation) else found.reason
-            self._feasible[shape] = problem.removesuffix(" now").removesuffix(" for it")
-        problem = self._feasible[shape]
+            self._feasible[wanted] = problem.removesuffix(" now").removesuffix(" for it")
+        problem = self._feasible[wanted]
         return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
 
     def _pool_of(self, wanted: str) -> tuple[int | None, str]:
@@ -406,7 +383,7 @@ class Mirror:
 
     def _pin(self, job: LrmJob) -> Pin | None:
         pin = self.pins.get(job.id)
-        if pin is None or not _is_another(job, pin.submitted_at):
+        if pin is None or not is_another(job, pin.submitted_at):
             return pin
         self._unpin(job.id)
         return None
@@ -452,47 +429,7 @@ class Mirror:
         return min((time for time in times if now < time < inf), default=None)
 
 
-def _is_another(job: LrmJob, submitted_at: float | None) -> bool:
-    """Tell whether a batch system has given the number of a former job to this one."""
-    return submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
-
-
 def _pool(entry: Entry) -> int:
     if entry.pool is None:
         raise AssertionError("a job that a policy knows has a pool")
     return entry.pool
-
-
-def _difference(layout: Layout, nodes: Layout) -> str:
-    """Return in what a job's place is not what we said."""
-    if sorted(layout) == sorted(nodes):
-        return ""
-    if dict(layout).keys() != dict(nodes).keys():
-        return "on other nodes than we said"
-    alone = all(count >= dict(nodes)[name] for name, count in layout)
-    return "with more processors than it asked for" if alone else "with other processors on each than we said"
-
-
-def _order(job: LrmJob) -> tuple[float, list[int | str]]:
-    """Order jobs as they were submitted: where times are equal, by their numbers."""
-    if job.id.isdecimal():
-        return job.submitted_at or 0.0, ["", int(job.id), ""]
-    parts = _DIGITS.split(job.id)
-    numbers: list[int | str] = [int(part) if part.isdecimal() else part for part in parts]
-    return job.submitted_at or 0.0, numbers
-
-
-def _shape(job: LrmJob) -> object:
-    """Return all of a job that decides on which nodes it has room."""
-    return (
-        job.processors,
-        job.queue,
-        job.processors_per_task,
-        job.nodes_wanted,
-        job.tasks_per_node,
-        job.memory_per_processor_mib,
-        job.memory_per_node_mib,
-        job.features,
-        job.requested_nodes,
-        job.excluded_nodes,
-    )

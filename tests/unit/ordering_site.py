@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.deciding import Manner, decide
-from koala_adapter.ordering.mirror import Mirror, Patience
+from koala_adapter.ordering.mirror import Mirror
+from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.standing import Listing, Rules
 from koala_adapter.scheduler.cluster import make_cluster_scheduler
 

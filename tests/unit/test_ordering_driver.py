@@ -17,7 +17,8 @@ from koala_adapter.ordering.deciding import Manner
 from koala_adapter.ordering.driver import Driver
 from koala_adapter.ordering.entries import Kind, Pin, Wishes
 from koala_adapter.ordering.explanations import explain, overview
-from koala_adapter.ordering.mirror import Mirror, Patience
+from koala_adapter.ordering.mirror import Mirror
+from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.watching import Pace, Watcher
