@@ -99,7 +99,7 @@ def run(
       koala experiment run vjm-deadlock --out results
     """
     from koala_adapter.cli.simulating import progress_display, told  # noqa: PLC0415 - other commands need not wait
-    from koala_adapter.simulation.experiments.framework import load_experiment  # noqa: PLC0415 - likewise
+    from koala_adapter.simulation.experiments.framework import load_experiment, tally  # noqa: PLC0415 - likewise
     from koala_adapter.simulation.figures import check_matplotlib  # noqa: PLC0415 - likewise
     from koala_adapter.simulation.report import write_experiment  # noqa: PLC0415 - likewise
 
@@ -133,8 +133,7 @@ def run(
         session.console.print(*finding_lines(finding), sep="\n", soft_wrap=True)
     for note in result.notes:
         session.remark(note)
-    held = sum(finding.holds is True for finding in result.findings)
-    session.console.print(f"{held} of {len(result.findings)} claims hold; the page is {escape(str(page))}")
+    session.console.print(f"of the claims {tally(result.findings)}; the page is {escape(str(page))}")
 
 
 def finding_lines(finding: Finding) -> list[str]:

@@ -15,6 +15,7 @@ from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from koala_adapter.simulation.experiments.framework import tally
 from koala_adapter.simulation.figures import draw
 
 if TYPE_CHECKING:
@@ -141,9 +142,8 @@ def page_html(heading: Heading, result: Result, drawings: Sequence[Drawing]) -> 
 def _findings(findings: Sequence[Finding]) -> list[str]:
     if not findings:
         return []
-    held = sum(finding.holds is True for finding in findings)
     lines = [
-        f"<h2>Findings: {held} of {len(findings)} hold</h2>",
+        f"<h2>Findings: {tally(findings)}</h2>",
         '<div class="wide"><table>',
         "<tr><th>the paper says</th><th>what came out here</th><th></th><th>by how much</th></tr>",
     ]

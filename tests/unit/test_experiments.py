@@ -129,7 +129,7 @@ def test_defaults_are_filled_in_and_unknown_settings_refused() -> None:
 def test_a_page_sets_claim_beside_result(written: Path) -> None:
     """Verdicts, notes, figures and tables are on one page, which needs nothing else, and how to get it again."""
     text = (written / "index.html").read_text(encoding="utf-8")
-    assert "1 of 3 hold" in text
+    assert "1 of 3 hold, 1 cannot be told" in text
     assert re.search(r"<td>It &lt;is&gt; so</td><td>3 times</td><td[^>]*>holds</td><td>1 %</td>", text)
     assert re.search(r"<td>It is not</td><td>no</td><td[^>]*>does not hold</td>", text)
     assert re.search(r"<td>Who knows</td><td>nobody</td><td[^>]*>cannot tell</td>", text)

@@ -78,6 +78,13 @@ class Finding:
     """By how much it holds or fails to."""
 
 
+def tally(findings: Sequence[Finding]) -> str:
+    """Return in words how many claims hold, and how many this run cannot tell."""
+    held = sum(finding.holds is True for finding in findings)
+    unknown = sum(finding.holds is None for finding in findings)
+    return f"{held} of {len(findings)} hold" + (f", {unknown} cannot be told" if unknown else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """One line or one set of bars of a figure."""
