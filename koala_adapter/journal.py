@@ -8,16 +8,17 @@ and is called before anything is asked of the world.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from koala_adapter.errors import JournalError
 from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.scheduler.events import EVENT_TYPES, Event
+from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
 from koala_adapter.scheduler.records import State
 from koala_adapter.vjm.credentials import digest
 
@@ -37,6 +38,20 @@ CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT N
 """
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
 _STATE = TypeAdapter(State)
+
+
+def _as_decided(body: str) -> str:
+    """Return a configuration or snapshot such that a replay decides as the version that wrote it did.
+
+    The first version knew no reorganization, so it is off where nothing is said: what was handed back then must not
+    become an exchange now. The configuration with which the service starts turns it on from there.
+    """
+    if '"reorganize"' in body:
+        return body
+    found = json.loads(body)
+    if isinstance(found, dict) and isinstance(parameters := found.get("parameters"), dict):
+        parameters["reorganize"] = False
+    return json.dumps(found)
 
 
 class Journal:
@@ -108,8 +123,8 @@ class Journal:
         """Return the latest snapshot of the scheduler's state (or None) and the events after it."""
         row = self._execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
         try:
-            state = None if row is None else _STATE.validate_json(row[1])
-        except ValidationError as error:
+            state = None if row is None else _STATE.validate_json(_as_decided(row[1]))
+        except ValueError as error:
             raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
         return state, self._events_after(0 if row is None else row[0])
 
@@ -118,8 +133,8 @@ class Journal:
         with closing(rows):
             for found, name, body in rows:
                 try:
-                    yield _EVENTS[name].validate_json(body)
-                except (KeyError, ValidationError) as error:
+                    yield _EVENTS[name].validate_json(_as_decided(body) if name == Configured.__name__ else body)
+                except (KeyError, ValueError) as error:
                     raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
 
     def snapshot(self, state: State, number: int) -> None:

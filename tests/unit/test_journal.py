@@ -23,6 +23,7 @@ from koala_adapter.journal import Journal
 from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.parameters import Parameters
 from tests.unit.scheduler_site import STATE, Site, component, job
 
 if TYPE_CHECKING:
@@ -59,6 +60,33 @@ def recovered(journal: Journal) -> Scheduler:
     for event in events:
         scheduler.handle(event)
     return scheduler
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_first_version_is_replayed_as_it_decided(journal: Journal, *, snapshot: bool) -> None:
+    """A journal that does not mention reorganization comes from where there was none; nothing is exchanged in it."""
+    site = Site({"a": 4, "b": 4}, Parameters(placeholder_life=100.0, reorganize=False))
+    for id_ in ("1", "2"):
+        site.submit(job(id_, component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.hold_all("2", "b")
+    early = len(site.events)
+    state = Scheduler()
+    for event in site.events:
+        journal.append(event)
+        state.handle(event)
+    if snapshot:
+        journal.snapshot(state.state, early)
+    site.pass_time(100.0)
+    for event in site.events[early:]:
+        journal.append(event)
+    with closing(sqlite3.connect(journal.path)) as database:
+        for table in ("events", "snapshots"):
+            database.execute(f"UPDATE {table} SET body = json_remove(body, '$.parameters.reorganize')")  # noqa: S608
+        database.commit()
+    assert site.record("1").hand_backs == 1
+    assert STATE.dump_json(recovered(journal).state) == STATE.dump_json(site.state)
 
 
 def test_replay_gives_the_state_that_was(journal: Journal) -> None:
