@@ -29,7 +29,7 @@ def test_refused_component_goes_elsewhere_at_once() -> None:
     site.submit(job("1", component("x", 3), component("y", 3, cluster="b")))
     site.taken(batch_on(site, "b"))
     assert rejected(site, "a") == {"c": 3}
-    assert site.record("1").claim("x").excluded == {A: "no such account"}
+    assert site.record("1").claims[0].excluded == {A: "no such account"}
     assert site.state.clusters[A].managed == 0
     assert site.state.clusters[B].managed == 3
 
