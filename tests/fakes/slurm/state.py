@@ -100,6 +100,10 @@ class Store:
         """File with the process group of the running script."""
         return self.directory / "spool" / f"{job.id}.pid"
 
+    def order(self, number: int) -> Path:
+        """File with what is to be run for a job."""
+        return self.directory / "spool" / f"{number}.json"
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[State]:
         """Give the state, and write it back if nothing went wrong; one process at a time."""
