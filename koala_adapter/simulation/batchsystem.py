@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason
+from koala_adapter.simulation.background import local_users
 from koala_adapter.simulation.engine import FIRST, LAST
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName
     from koala_adapter.simulation.background import LocalUse
     from koala_adapter.simulation.engine import Engine, EventHandle
+    from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
 
 
 @dataclass(slots=True, eq=False)
@@ -180,3 +182,10 @@ def submit_local(engine: Engine, system: BatchSystem, uses: Iterator[LocalUse]) 
         submit_local(engine, system, uses)
 
     engine.at(use.submitted_at, submit)
+
+
+def with_local_users(engine: Engine, model: ClusterModel, load: BackgroundLoad, seed: int) -> BatchSystem:
+    """Return the batch system of a cluster whose local users are going to submit their jobs."""
+    system = BatchSystem(engine, model.cluster, model.processors)
+    submit_local(engine, system, local_users(model, load, seed))
+    return system

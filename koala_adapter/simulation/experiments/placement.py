@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName
 from koala_adapter.scheduler.parameters import Parameters
-from koala_adapter.simulation.background import local_users
-from koala_adapter.simulation.batchsystem import BatchSystem, submit_local
+from koala_adapter.simulation.batchsystem import with_local_users
 from koala_adapter.simulation.confidence import difference, estimate
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.experiments.framework import (
@@ -98,12 +97,10 @@ class Outcome:
 def simulate(case: Case) -> Outcome:
     """Run one simulation."""
     engine = Engine()
-    systems = []
-    for name, nodes in CLUSTERS:
-        model = ClusterModel(name=name, nodes=nodes)
-        systems.append(BatchSystem(engine, model.cluster, nodes))
-        load = BackgroundLoad(utilization=case.local, mean_run=1200.0, mean_size=6.0)
-        submit_local(engine, systems[-1], local_users(model, load, case.seed))
+    load = BackgroundLoad(utilization=case.local, mean_run=1200.0, mean_size=6.0)
+    systems = [
+        with_local_users(engine, ClusterModel(name=name, nodes=nodes), load, case.seed) for name, nodes in CLUSTERS
+    ]
     site = das3(case.seed)
     works = workload(case.seed, jobs=case.jobs, interval=case.interval, start=WARM_UP)
     staging = Staging(site)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import Component, Job, JobId, JobKind
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.background import local_users
-from koala_adapter.simulation.batchsystem import BatchSystem, submit_local
+from koala_adapter.simulation.batchsystem import with_local_users
 from koala_adapter.simulation.confidence import difference, estimate
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.experiments.framework import (
@@ -92,11 +91,8 @@ def simulate(case: Case) -> Outcome:
     engine = Engine()
     systems = []
     for name, processors, utilization in CLUSTERS:
-        model = ClusterModel(name=name, nodes=processors)
-        system = BatchSystem(engine, model.cluster, processors)
-        systems.append(system)
         load = BackgroundLoad(utilization=min(1.0, utilization * case.load), mean_run=MEAN_RUN, mean_size=MEAN_SIZE)
-        submit_local(engine, system, local_users(model, load, case.seed))
+        systems.append(with_local_users(engine, ClusterModel(name=name, nodes=processors), load, case.seed))
     chance = random.Random(f"{case.seed}/jobs")
     runs: dict[JobId, float] = {}
     service = SimulatedService(
