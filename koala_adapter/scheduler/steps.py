@@ -52,6 +52,11 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
     step, policy = current.step, policy_of(context, cluster)
     grows = step.direction is Direction.GROW
     if grows and step.rounds:
+        if policy.rebalances and cluster.promises:
+            # What some have given up belongs to those who insist first. Waiting for it here would keep them waiting for
+            # as long as their batch system does not say that it is free.
+            cluster.step, context.scan_wanted = None, True
+            return
         if policy.rebalances and cluster.ending:
             return  # what some have given up for others is not free yet
         step.remaining = min(step.remaining, cluster.available)

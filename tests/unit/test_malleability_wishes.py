@@ -183,3 +183,19 @@ def test_explanation_of_a_mandatory_wish() -> None:
     record = site.record("1")
     said = "it asked for 4 more, and others give up processors for it"
     assert said in explain(site.state, None, record, site.now)
+
+
+def test_mandatory_wish_does_not_wait_for_levelling() -> None:
+    """Equipartition that waits for released processors to come free makes way for who insists, or it never ends."""
+    site = MalleableSite({"a": 10}, policy="equipartition")
+    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 10), initial=8, walltime=9000)))
+    site.answer(offer, 0)
+    (request,) = of_kind(RequestProcessors, site.start(malleable("2", part(2, 10), walltime=9000)))
+    assert site.ask("2", 3, mandatory=True) == []
+    site.answer(request)
+    site.release("1", 3)
+    # Their batch system never says that the released ones are gone.
+    assert site.state.clusters[A].ending == 3
+    site.pass_time(site.parameters.placeholder_life)
+    assert granted(site.actions) == [("2", 0, "the others could not give more")]
+    assert site.state.clusters[A].promises == []
