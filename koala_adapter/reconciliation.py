@@ -91,8 +91,12 @@ class Witness:
                 events += self._look_for(batch, jobs, now=now, settled=settled(batch))
         for placeholder in state.placeholders.values():
             batch = state.batches[placeholder.id.batch]
-            if placeholder.cluster == self.cluster and batch.lrm_ids is not None and batch.submitted_at < read_at:
-                events += self._examine_one(placeholder, jobs.get(placeholder.id), now, in_contact(placeholder.id))
+            if placeholder.cluster != self.cluster or batch.lrm_ids is None:
+                continue
+            job = jobs.get(placeholder.id)
+            # A submission that was under way when the listing was asked for need not be in it.
+            if read_at > (batch.submitted_at if job is not None or batch.taken_at is None else batch.taken_at):
+                events += self._examine_one(placeholder, job, now, in_contact(placeholder.id))
         self._forget(state)
         return Findings(
             events=tuple(events), orphans=_orphans(state, jobs), restless=self._restless(state, now, uncertain=batches)

@@ -23,7 +23,7 @@ def batch_submitted(context: Context, event: BatchSubmitted) -> None:
     batch = context.state.batches.get(event.batch)
     if batch is None or batch.lrm_ids is not None:
         return
-    batch.lrm_ids, batch.uncertain = event.lrm_ids, None
+    batch.lrm_ids, batch.uncertain, batch.taken_at = event.lrm_ids, None, context.now
     for placeholder in _placeholders_in(context.state, batch):
         if placeholder.id.index <= len(event.lrm_ids):
             placeholder.lrm_id = event.lrm_ids[placeholder.id.index - 1]
@@ -51,6 +51,7 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
     gone = [p for p in _placeholders_in(context.state, batch) if p.started_at is None]
     if batch.live > len(gone):
         batch.lrm_ids, batch.uncertain = (LrmJobId(""),) * batch.count, None
+        batch.taken_at = context.now
     if not gone:
         return
     record = context.state.jobs[gone[0].job_id]

@@ -85,6 +85,8 @@ class BatchRecord:
     submitted_at: float
     lrm_ids: tuple[LrmJobId, ...] | None = None
     """None until the LRM's answer is known."""
+    taken_at: float | None = None
+    """When that became known: a listing asked for before may have missed it. None: not noted."""
     uncertain: str | None = None
     """Why nobody knows whether the submission arrived."""
     live: int = 0

@@ -116,6 +116,21 @@ def test_a_listing_older_than_the_submission_is_no_witness() -> None:
     assert watched.witness.absences == {}
 
 
+def test_a_listing_asked_for_during_the_submission_is_no_witness_of_absence() -> None:
+    """The LRM may have taken the submission after it was asked; what it shows nevertheless is believed."""
+    watched = Watched(taken=False)
+    watched.site.now += 2
+    during = watched.site.now - 1
+    watched.site.take_all()
+    assert [watched.look([], read_at=during).events for _ in range(3)] == [()] * 3
+    assert watched.witness.absences == {}
+    (event,) = watched.look([listed(1)], read_at=during).events
+    assert event == ev.PlaceholderStarted(time=watched.site.now, placeholder=placeholder(1))
+    watched.site.post(event)
+    assert watched.events([listed(1)]) == ()
+    assert watched.witness.absences == {placeholder(2): 1}
+
+
 @pytest.mark.parametrize("reason", [EndReason.NODE_LOST, EndReason.WALLTIME, EndReason.MEMORY, EndReason.CANCELLED])
 def test_an_end_that_only_the_lrm_can_know_is_believed_at_once(reason: EndReason) -> None:
     """The agent could not tell more."""

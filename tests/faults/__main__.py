@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as many schedules of faults as there is time for, and names the seed of each that breaks an invariant.
+
+python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs rigid|malleable|both]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.faults.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KINDS = {"rigid": (False,), "malleable": (True,), "both": (False, True)}
+"""Which worlds each choice of ``--jobs`` runs with a seed: whether their jobs are malleable."""
+REPORT_INTERVAL = 30.0
+"""Seconds between two lines that tell how far it is."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Tells now and then how far it is."""
+
+    total: int
+    begun_at: float
+    done: int = 0
+    violations: int = 0
+    told_at: float = 0.0
+
+    def tell(self, seed: int) -> None:
+        """Write a line if the last one is old enough, or nothing is left to do."""
+        now = time.monotonic()
+        if self.done == self.total or now >= self.told_at + REPORT_INTERVAL:
+            self.told_at = now
+            seconds = max(now - self.begun_at, 1e-3)
+            print(
+                f"{self.done:,} of {self.total:,} schedules, {self.violations} violations; last seed {seed}; "
+                f"{self.done / seconds:.1f} a second",
+                flush=True,
+            )
+
+
+def violation(seed: int, *, malleable: bool) -> str | None:
+    """Run one schedule; return how it broke an invariant, and where, or None."""
+    try:
+        World(seed, malleable=malleable).run()
+    except Exception:  # noqa: BLE001 - whatever goes wrong in a schedule is what is looked for
+        return f"World({seed}, malleable={malleable}).run()\n{traceback.format_exc()}"
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the schedules; return 1 if one of them broke an invariant, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (default: 1000)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument("--jobs", choices=sorted(KINDS), default="both", help="whether jobs grow and shrink")
+    chosen = parser.parse_args(arguments)
+    kinds = KINDS[chosen.jobs]
+    progress = Progress(total=chosen.seeds * len(kinds), begun_at=time.monotonic())
+    for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
+        for malleable in kinds:
+            broken = violation(seed, malleable=malleable)
+            progress.done += 1
+            if broken is not None:
+                progress.violations += 1
+                print(f"VIOLATION {broken}", flush=True)
+        progress.tell(seed)
+    return 1 if progress.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
