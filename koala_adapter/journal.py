@@ -40,17 +40,22 @@ _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
 _STATE = TypeAdapter(State)
 
 
+_RULES_ADDED = ("reorganize", "out_of_step")
+"""Parameters that turn on what earlier versions did not do, in the order in which they came."""
+
+
 def _as_decided(body: str) -> str:
     """Return a configuration or snapshot such that a replay decides as the version that wrote it did.
 
-    The first version knew no reorganization, so it is off where nothing is said: what was handed back then must not
-    become an exchange now. The configuration with which the service starts turns it on from there.
+    What it says nothing of did not exist yet, so that is off: what was handed back then must not become an exchange
+    now, nor happen at another time. The configuration with which the service starts turns it on from there.
     """
-    if '"reorganize"' in body:
+    if all(f'"{rule}"' in body for rule in _RULES_ADDED):
         return body
     found = json.loads(body)
     if isinstance(found, dict) and isinstance(parameters := found.get("parameters"), dict):
-        parameters["reorganize"] = False
+        for rule in _RULES_ADDED:
+            parameters.setdefault(rule, False)
     return json.dumps(found)
 
 

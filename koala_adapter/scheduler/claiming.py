@@ -68,7 +68,7 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
 def claim_placement(context: Context, record: JobRecord, placed: Placed) -> None:
     """Submit placeholders for every component of a placement."""
     record.state = JobState.CLAIMING
-    record.retake_at = None
+    record.retake_at, record.retake_with_room = None, False
     record.last_trouble = ""
     _fill(context, record, list(record.claims), placed.components)
 
@@ -94,14 +94,15 @@ def _submit(context: Context, record: JobRecord, claim: Claim, cluster_name: Clu
     claim.placeholders += submit_batch(context, record, claim.component, cluster_name, claim.missing, seconds)
 
 
-def retake(context: Context, record: JobRecord) -> None:
+def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
     """Claim again what a job is missing, incrementally (ICP): the components whose claim failed, all of them or none.
 
     A component that still has placeholders in a queue stays on its cluster; one that has none may move. Waiting jobs
-    of higher priority are placed first.
+    of higher priority are placed first. ``early``: its pause is not over, so that it is no setback if this fails.
     """
     scan_queue(context, above=record.job.priority)
-    record.retake_at = None
+    due = record.retake_at if early and context.state.parameters.out_of_step else None
+    record.retake_at, record.retake_with_room = None, False
     join_pieces(record, [claim for claim in record.claims if not claim.placeholders])
     short = [claim for claim in record.claims if claim.missing > 0 or claim.cluster is None]
     homeless = [claim for claim in short if not claim.placeholders]
@@ -120,6 +121,9 @@ def retake(context: Context, record: JobRecord) -> None:
             trouble = result.reason
         else:
             placed = result.components
+    if trouble is not None and due is not None:
+        record.retake_at, record.retake_with_room = due, True
+        return
     if trouble is not None:
         setback(context, record, trouble)
         return
@@ -165,7 +169,7 @@ def check_complete(context: Context, record: JobRecord) -> None:
         return
     if any(claim.cluster is None or claim.missing for claim in record.claims):
         if record.retake_at is not None:
-            retake(context, record)
+            retake(context, record, early=True)
         return
     short = [p for p in placeholders if not p.lasts(context.now, record.job.walltime)]
     if short:

@@ -43,6 +43,7 @@ POINTS_IN_TIME = frozenset(
         "smaller_since",
         "started_at",
         "submitted_at",
+        "taken_at",
     }
 )
 """Fields of the records that hold a point in time."""

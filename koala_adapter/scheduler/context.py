@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import Effects
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.queue import PlacementQueue
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
 
-SHORTEST_PAUSE = 1.0
-"""Seconds between two looks at the same thing, at least: a setting of 0 must not make the scheduler spin."""
 NOT_SEEN = "not seen yet"
 """Why nothing is placed on a cluster that has not been polled."""
 
@@ -141,17 +138,3 @@ def closed_reason(cluster: ClusterRecord, now: float) -> str | None:
     if cluster.paused_until is not None and now < cluster.paused_until:
         return f"paused for another {cluster.paused_until - now:.0f} s: {cluster.pause_reason}"
     return None
-
-
-def jitter(record: JobRecord) -> float:
-    """Return a number in [0, 1) that differs between jobs and tries, so that two jobs do not move in step for ever.
-
-    Not random: the same history gives the same number, or a replay would decide differently.
-    """
-    return crc32(f"{record.job.id}/{record.setbacks}".encode()) / 2.0**32
-
-
-def backoff(record: JobRecord, *, first: float, longest: float) -> float:
-    """Return the seconds to pause after the latest setback: doubling, bounded, and out of step with other jobs."""
-    exponent = min(max(0, record.setbacks - 1), 30)
-    return max(SHORTEST_PAUSE, min(longest, first * 2.0**exponent * (1 + jitter(record) / 4)))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.actions import ReadPlaceholderOutput
-from koala_adapter.scheduler.context import SHORTEST_PAUSE, backoff, jitter
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
 from koala_adapter.scheduler.pieces import join_pieces
 from koala_adapter.scheduler.selection import note_vain_wait
+from koala_adapter.scheduler.spreading import SHORTEST_PAUSE, backoff, life
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def drop_if_forgotten(context: Context, record: JobRecord) -> None:
 def start_life(context: Context, record: JobRecord) -> None:
     """Begin the life cycle when the first placeholder of a claim is held."""
     if record.life_ends_at is None and record.state is JobState.CLAIMING:
-        life = context.state.parameters.placeholder_life * (1 - jitter(record) / 5)
-        record.life_ends_at = context.now + life
+        record.life_ends_at = context.now + life(record, context.state.parameters)
+        record.life_extended = False
         context.state.set_timer(record.life_ends_at, TimerKind.LIFE, job_id=record.job.id)
 
 
@@ -96,9 +96,7 @@ def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = T
         record.tries += 1
         if tries_used_up(context, record):
             return
-        parameters = context.state.parameters
-        delay = backoff(record, first=parameters.backoff, longest=parameters.longest_backoff) if pause else 0.0
-        record.retake_at = context.now + delay
+        record.retake_at = context.now + (backoff(record, context.state.parameters) if pause else 0.0)
         context.state.set_timer(record.retake_at, TimerKind.RETAKE, job_id=record.job.id)
     if all(not claim.placeholders for claim in record.claims):
         _requeue(context, record)

@@ -43,6 +43,9 @@ class Parameters:
     """Exchange processors between jobs of one user before handing them back (resource reorganization, PAPERS 2)."""
     exchange_always: bool = False
     """Exchange them also when the job that takes them does not start with it. Here for the experiment only."""
+    out_of_step: bool = True
+    """Whoever breaks a deadlock does so out of step with other instances. False: as before there was this, for the
+    replay of journals from then."""
     cluster_cost: float = 30.0
     """Seconds of expected wait that a job accepts to use one cluster less (placement by waiting history)."""
     approach: Approach = Approach.PWA

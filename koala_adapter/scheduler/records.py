@@ -141,8 +141,12 @@ class JobRecord:
     not_before: float | None = None
     """Back-off: a waiting job is not in the placement queue before this."""
     life_ends_at: float | None = None
+    life_extended: bool = False
+    """Its end was put off once, because missing placeholders had just begun to start."""
     retake_at: float | None = None
     """When the processors that were handed back are claimed again."""
+    retake_with_room: bool = False
+    """All else is held and only room was lacking: they are claimed again as soon as placeholders of its own are gone."""
     setbacks: int = 0
     """How often this claim came to nothing so far; sets the length of the next pause."""
     hand_backs: int = 0

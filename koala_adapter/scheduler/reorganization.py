@@ -27,6 +27,8 @@ from koala_adapter.scheduler.lifecycle import end_placeholder, setback, start_li
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.queue import position_of
 from koala_adapter.scheduler.reuse import hand_on
+from koala_adapter.scheduler.spreading import grace
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,6 +51,8 @@ def life_timer(context: Context, record: JobRecord) -> None:
     """
     if record.state is not JobState.CLAIMING or record.life_ends_at is None or context.now < record.life_ends_at:
         return
+    if _extended(context, record):
+        return
     record.life_ends_at = None
     over = [p for p in context.state.placeholders_of(record) if p.state in TAKEN]
     if context.state.parameters.reorganize:
@@ -60,11 +64,25 @@ def life_timer(context: Context, record: JobRecord) -> None:
     for placeholder in back:
         end_placeholder(context, placeholder)
     record.hand_backs += 1
-    record.retake_at = None  # a pause that began before must not end with taking back at once
+    record.retake_at, record.retake_with_room = None, False  # a pause that began before must not end with taking back at once
     waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
     missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
     taken = f" ({len(over) - len(back)} of them to waiting jobs)" if len(back) < len(over) else ""
     setback(context, record, f"{len(over)} held processors were handed back after their life cycle{taken}{missing}")
+
+
+def _extended(context: Context, record: JobRecord) -> bool:
+    """Put the end of a life off, once, when placeholders start just now: somebody else has given way."""
+    more = grace(context.state.parameters)
+    if record.life_extended or more <= 0.0:
+        return False
+    begun = (p.held_at if p.held else p.started_at for p in context.state.placeholders_of(record) if p.state in TAKEN)
+    if not any(at is not None and context.now - at < more for at in begun):
+        return False
+    record.life_extended = True
+    record.life_ends_at = context.now + more
+    context.state.set_timer(record.life_ends_at, TimerKind.LIFE, job_id=record.job.id)
+    return True
 
 
 def _backfilled(context: Context, giver: JobRecord, over: list[PlaceholderRecord]) -> list[PlaceholderRecord]:

@@ -98,6 +98,9 @@ def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
         if placeholder.state is not PlaceholderState.ENDING:
             _give_up(context, placeholder, TaskEnd(reason=event.reason, detail=event.detail))
         forget_placeholder(context, placeholder)
+        record = context.state.jobs.get(placeholder.job_id)
+        if record is not None and record.retake_with_room:
+            check_complete(context, record)
 
 
 def _give_up(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> None:

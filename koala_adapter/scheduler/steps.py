@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
-from koala_adapter.scheduler.context import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES, Direction, Step
 from koala_adapter.scheduler.roster import order_of
+from koala_adapter.scheduler.spreading import SHORTEST_PAUSE
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
