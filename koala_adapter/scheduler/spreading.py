@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 SHORTEST_PAUSE = 1.0
 """Seconds between two looks at the same thing, at least: a setting of 0 must not make the scheduler spin."""
-LONGEST_GAP = 60.0
-"""Seconds between two lives: batch systems hand on what was given back within this."""
+SHORTEST_GAP, LONGEST_GAP = 5.0, 60.0
+"""Seconds between two lives: a batch system hands on what was given back within this."""
 LONGEST_SPREAD = 240.0
 """Seconds between the shortest and the longest life, at most."""
+FEWEST_LIVES = 3
+"""Different lives, at least: two that drew the same have others with two chances in three."""
 LONGEST_GRACE = 30.0
 """Seconds that are added to a life whose missing placeholders begin to start, at most."""
 
@@ -35,11 +37,9 @@ def life(record: JobRecord, parameters: Parameters) -> float:
     if not parameters.out_of_step:
         return parameters.placeholder_life * (1 - _checksum(record) / 5)
     longest = parameters.placeholder_life - grace(parameters)
-    gap = min(3 / 8 * longest, LONGEST_GAP)
-    if gap <= 0.0:
-        return longest
-    slots = 1 + int(min(3 / 4 * longest, LONGEST_SPREAD) / gap)
-    return longest - gap * int(_digest(record, parameters) * slots)
+    gap = min(max(longest / 4, min(SHORTEST_GAP, longest * 3 / 8)), LONGEST_GAP)
+    lives = max(FEWEST_LIVES, 1 + int(min(longest / 2, LONGEST_SPREAD) / gap)) if gap > 0.0 else 1
+    return longest - gap * int(_digest(record, parameters) * lives)
 
 
 def grace(parameters: Parameters) -> float:

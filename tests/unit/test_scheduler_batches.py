@@ -86,7 +86,7 @@ def test_submission_that_did_not_arrive_is_repeated_under_another_name() -> None
     assert site.record("1").state is JobState.WAITING
     assert site.record("1").last_trouble == "a: the submission did not arrive"
     assert submissions(site.pass_time(29.0)) == {}
-    assert submissions(site.pass_time(10.0)) == {"a": 2}
+    assert submissions(site.pass_time(31.0)) == {"a": 2}
     assert batch_on(site, "a") != key
 
 

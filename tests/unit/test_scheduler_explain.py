@@ -45,7 +45,7 @@ def test_holds_a_part() -> None:
     """What it holds of what, where it waits, and for how long it may."""
     assert said(claiming()) == (
         "The job holds 4 of 7 processors (4 of 4 on a, 0 of 3 on b) and waits for 3 in the queue of b (idle there: 0). "
-        "It starts when all are held; what it holds is kept for another 8 min, then given back for a while."
+        "It starts when all are held; what it holds is kept for another 10 min, then given back for a while."
     )
 
 
@@ -175,7 +175,7 @@ def test_backing_off() -> None:
     (key,) = site.state.batches
     site.post(ev.BatchAbsent(time=site.now, batch=key, reason="the submission did not arrive"))
     assert said(site) == (
-        "The job holds nothing and is tried again in 2 min. Last trouble: a: the submission did not arrive."
+        "The job holds nothing and is tried again in 3 min. Last trouble: a: the submission did not arrive."
     )
 
 

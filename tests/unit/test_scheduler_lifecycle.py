@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from koala_adapter.errors import EXIT_NOT_PLACED
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.context import backoff
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.records import JobRecord
+from koala_adapter.scheduler.spreading import backoff, grace, life
 from tests.unit.scheduler_site import A, B, Site, component, ends, job, launches, submissions
 
 LIFE = Parameters(placeholder_life=100.0, backoff=50.0, longest_backoff=400.0, end_patience=10.0)
@@ -37,7 +38,7 @@ def test_life_begins_with_the_first_held_processor() -> None:
     site.hold(site.claimed("1")[0].id)
     end = site.record("1").life_ends_at
     assert end is not None
-    assert 80.0 <= end - site.now <= 100.0
+    assert 20.0 <= end - site.now <= 100.0
 
 
 def test_hand_back_keeps_the_places_in_the_queues() -> None:
@@ -58,7 +59,7 @@ def test_handed_back_processors_are_taken_again_after_a_pause() -> None:
     site = half_held()
     site.pass_time(100.0)
     site.end_ending()
-    assert submissions(site.pass_time(70.0)) == {"a": 2}
+    assert submissions(site.pass_time(101.0)) == {"a": 2}
     site.take_all()
     site.hold_all("1", "b")
     assert launches(site.hold_all("1", "a")) == ["1"]
@@ -74,7 +75,7 @@ def test_handed_back_component_may_move() -> None:
     site.pass_time(100.0)
     site.end_ending()
     site.poll("a", 4, idle=0)
-    assert submissions(site.pass_time(70.0)) == {"c": 3}
+    assert submissions(site.pass_time(101.0)) == {"c": 3}
 
 
 def test_all_handed_back_puts_the_job_into_the_queue() -> None:
@@ -151,22 +152,103 @@ def test_two_jobs_that_hold_what_the_other_needs() -> None:
 def test_pauses_grow_to_a_bound(first: float, longest: float) -> None:
     """Each pause is about twice the one before, never beyond the longest and never nothing."""
     record = JobRecord(job=job("1", 1), claims=[])
+    parameters = Parameters(backoff=first, longest_backoff=longest)
     pauses = []
     for setbacks in range(1, 40):
         record.setbacks = setbacks
-        pauses.append(backoff(record, first=first, longest=longest))
+        pauses.append(backoff(record, parameters))
     for number, pause in enumerate(pauses):
         assert pause >= 1.0
-        assert min(longest, first * 2**number) <= pause <= max(1.0, min(longest, 1.25 * first * 2**number))
+        assert pause >= first
+        assert min(longest / 2, first * 2**number) <= pause <= max(1.0, min(longest, 2 * first * 2**number))
 
 
-def test_jobs_do_not_move_in_step() -> None:
-    """Two jobs with the same history pause for different times."""
+@pytest.mark.parametrize("setbacks", [1, 3, 30])
+def test_jobs_and_instances_do_not_move_in_step(setbacks: int) -> None:
+    """Two jobs with the same history pause for different times, in one instance or two; at the longest pause, too."""
     pauses = set()
     for name in "abcdefgh":
-        record = JobRecord(job=job(name, 1), claims=[], setbacks=3)
-        pauses.add(backoff(record, first=60.0, longest=3600.0))
-    assert len(pauses) == 8
+        for instance in ("k", "l"):
+            record = JobRecord(job=job(name, 1), claims=[], setbacks=setbacks)
+            pauses.add(backoff(record, Parameters(instance=instance, backoff=60.0, longest_backoff=3600.0)))
+    assert len(pauses) == 16
+
+
+def test_lives_are_gaps_apart() -> None:
+    """Two instances draw lives that are equal or far apart, and those that were equal differ after some setbacks."""
+    names = [f"{number:08x}" for number in range(40)]
+    for longest, gap in ((12.0, 3.9), (120.0, 26.0), (900.0, 60.0)):
+        lives = [[_life(name, longest, setbacks) for setbacks in range(16)] for name in names]
+        distinct = sorted({one for row in lives for one in row})
+        assert distinct[0] >= longest / 5
+        assert distinct[-1] + grace(Parameters(placeholder_life=longest)) == longest
+        assert min(b - a for a, b in itertools.pairwise(distinct)) >= gap
+        assert all(one != other for one, other in itertools.combinations(lives, 2))
+
+
+def _life(instance: str, longest: float, setbacks: int) -> float:
+    record = JobRecord(job=job("1", 1), claims=[], setbacks=setbacks)
+    return life(record, Parameters(instance=instance, placeholder_life=longest))
+
+
+def _about_to_give_back() -> Site:
+    """Return a site where job 1 holds its half on a, a second before its life ends, and b is somebody else's."""
+    site = Site({"a": 4, "b": 4}, LIFE)
+    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.pass_time((site.record("1").life_ends_at or 0.0) - site.now - 1.0)
+    return site
+
+
+def test_what_begins_to_start_is_waited_for() -> None:
+    """When the batch system starts the missing placeholders at the last moment, nothing is handed back before."""
+    site = _about_to_give_back()
+    missing = [p.id for p in site.claimed("1") if p.cluster == B]
+    for one in missing:
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=one))
+    assert ends(site.pass_time(1.0 + grace(LIFE) / 2)) == []
+    site.hold_all("1", "b")
+    assert launches(site.actions) == ["1"]
+
+
+def test_what_begins_to_start_is_not_waited_for_for_ever() -> None:
+    """The life is made longer once, by a bounded time; it never lasts longer than the setting says."""
+    site = _about_to_give_back()
+    began = site.now
+    for one in [p.id for p in site.claimed("1") if p.cluster == B]:
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=one))
+    assert ends(site.pass_time(1.0)) == []
+    assert len(set(ends(site.pass_time(grace(LIFE))))) == 4
+    assert site.record("1").hand_backs == 1
+    assert site.now - began == 1.0 + grace(LIFE)
+
+
+def test_a_placeholder_that_has_been_starting_for_long_does_not_lengthen_a_life() -> None:
+    """An agent that does not report is no sign that somebody else gave way."""
+    site = Site({"a": 4, "b": 4}, LIFE)
+    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    for one in [p.id for p in site.claimed("1") if p.cluster == B]:
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=one))
+    site.hold_all("1", "a")
+    assert len(set(ends(site.pass_time((site.record("1").life_ends_at or 0.0) - site.now)))) == 4
+
+
+def test_an_early_retake_without_room_is_no_setback() -> None:
+    """What was handed back is still counted when the rest comes: it is claimed again when it is gone, without delay."""
+    site = Site({"a": 2, "b": 2}, LIFE)
+    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.pass_time(100.0)
+    assert (site.record("1").setbacks, site.record("1").hand_backs) == (1, 1)
+    due = site.record("1").retake_at
+    assert submissions(site.hold_all("1", "b")) == {}
+    assert (site.record("1").setbacks, site.record("1").retake_at) == (1, due)
+    before = len(site.actions)
+    site.end_ending()
+    assert submissions(site.actions[before:]) == {"a": 2}
 
 
 def test_tries_run_out_while_claiming() -> None:

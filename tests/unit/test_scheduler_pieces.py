@@ -16,7 +16,7 @@ from koala_adapter.scheduler.parameters import Parameters
 from tests.unit.scheduler_site import A, B, Site, component, copied, job, launches, of_kind, submissions
 
 FLEXIBLE = "flexible-cluster-minimization"
-PARAMETERS = Parameters(placeholder_life=100.0, backoff=50.0)
+PARAMETERS = Parameters(placeholder_life=500.0, backoff=50.0)
 
 
 def flexible_job(id_: str, size: int, maximum: int | None = None, *, placement: str = FLEXIBLE, **more: int) -> Job:
@@ -67,7 +67,7 @@ def test_only_the_piece_that_failed_is_placed_again() -> None:
         if placeholder.cluster == B:
             site.ended(placeholder.id, EndReason.NODE_LOST)
     site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="down"))
-    assert submissions(site.pass_time(65.0)) == {"c": 3}
+    assert submissions(site.pass_time(100.0)) == {"c": 3}
     assert claims(site) == [("a", 6, 6), ("c", 3, 3)]
     assert [p.id for p in site.claimed("1") if p.cluster == A] == kept
 
@@ -82,7 +82,7 @@ def test_a_piece_may_be_split_again() -> None:
         if placeholder.cluster == B:
             site.ended(placeholder.id, EndReason.NODE_LOST)
     site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="down"))
-    assert submissions(site.pass_time(65.0)) == {"c": 2, "d": 2}
+    assert submissions(site.pass_time(100.0)) == {"c": 2, "d": 2}
     assert claims(site) == [("a", 6, 6), ("c", 2, 2), ("d", 2, 2)]
     site.take_all()
     assert launches(site.hold_all("1")) == ["1"]
@@ -99,7 +99,7 @@ def test_lost_pieces_are_explained_as_one() -> None:
             site.ended(placeholder.id, EndReason.NODE_LOST)
     for name in (B, ClusterName("c")):
         site.post(ev.ClusterUnavailable(time=site.now, cluster=name, reason="down"))
-    site.pass_time(65.0)
+    site.pass_time(100.0)
     assert claims(site) == [("a", 6, 6), (None, 0, 4)]
     said = explain(site.state, None, site.record("1"), site.now)
     assert said.startswith("The job holds 6 of 10 processors (6 of 6 on a, 0 of 4 on no cluster yet for 'x')")
@@ -115,7 +115,7 @@ def test_pieces_are_one_component_again_in_the_queue() -> None:
     assert site.record("1").state is JobState.WAITING
     assert claims(site) == [(None, 0, None)]
     site.poll("b", 12)
-    site.pass_time(65.0)
+    site.pass_time(100.0)
     assert claims(site) == [("b", 9, None)]
 
 

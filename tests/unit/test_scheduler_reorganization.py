@@ -156,7 +156,7 @@ def test_loss_of_an_exchanged_place_concerns_its_new_job() -> None:
     site.ended(lost, EndReason.CANCELLED)
     assert site.record(winner).state is JobState.LAUNCHING
     assert site.record(giver).retake_at is not None
-    assert sum(submissions(site.pass_time(70.0)).values()) == 1
+    assert sum(submissions(site.pass_time(101.0)).values()) == 1
 
 
 def test_completed_job_hands_on_to_one_that_waits_in_the_queue_of_the_cluster() -> None:
@@ -201,7 +201,7 @@ def test_waiting_job_of_higher_priority_is_placed_before_a_retake() -> None:
                 site.ended(placeholder.id, EndReason.NODE_LOST)
         site.submit(job("2", component("x", 2, cluster="a"), priority=priority))
         assert site.record("2").state is JobState.WAITING
-        site.now += 80.0
+        site.now += 100.0
         assert submissions(site.post(ev.TimeReached(time=site.now))) == {"a": 2}
         assert len([p for p in site.claimed(winner) if p.cluster == A]) == 2
         assert not [p for p in site.claimed(loser) if p.cluster == A]
