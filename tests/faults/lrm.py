@@ -45,14 +45,26 @@ class SimulatedLrm:
     """A cluster of nodes with a queue in strict order; jobs of a favoured user go before all others."""
 
     def __init__(
-        self, clock: Clock, name: str, *, nodes: int, per_node: int = 1, favoured: str = "", shows_ended: bool = True
+        self,
+        clock: Clock,
+        name: str,
+        *,
+        nodes: int,
+        per_node: int = 1,
+        favoured: str = "",
+        shows_ended: bool = True,
+        reaction: float = 0.0,
     ) -> None:
-        """``shows_ended``: whether jobs that ended are listed for a while, with the reason."""
+        """``shows_ended``: whether jobs that ended are listed for a while, with the reason.
+
+        ``reaction``: seconds from a submission or an end until it starts what can start now.
+        """
         self.clock = clock
         self.name = name
         self.per_node = per_node
         self.favoured = favoured
         self.shows_ended = shows_ended
+        self.reaction = reaction
         self.nodes = {f"{name}{number}": True for number in range(nodes)}
         self.elements: dict[LrmJobId, Element] = {}
         self.up = True
@@ -90,7 +102,7 @@ class SimulatedLrm:
         ids = tuple(LrmJobId(f"{self.name}-{self._number}_{index}") for index in range(1, count + 1))
         for index, id_ in enumerate(ids, start=1):
             self.elements[id_] = Element(id_, name, index, user, walltime, on_start, on_killed)
-        self.clock.after(0.0, self.schedule)
+        self.clock.after(self.reaction, self.schedule)
         return ids
 
     def schedule(self) -> None:
@@ -119,7 +131,7 @@ class SimulatedLrm:
     def _end(self, element: Element, reason: EndReason) -> None:
         element.state, element.ended_at, element.end = LrmJobState.ENDED, self.clock.now, reason
         self.clock.after(ENDED_SHOWN if self.shows_ended else 0.0, partial(self._forget, element))
-        self.clock.after(0.0, self.schedule)
+        self.clock.after(self.reaction, self.schedule)
 
     def _forget(self, element: Element) -> None:
         self.elements.pop(element.id, None)
