@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A synthetic month: 1,000,000 malleable jobs on 100 clusters of 1,000 processors with EGS and PWA.
+"""A synthetic month: 1,000,000 malleable jobs on 100 clusters of 1,000 processors with EGS (repeated) and PWA.
 
 Jobs come as a Poisson process whose rate follows the hour of the day. Each is FT-like (powers of two) or GADGET-like
 (any size), starts on 2, 4 or 8 processors and can grow to 32 or 46; its work is exponential, so that the mean demand,
@@ -109,7 +109,7 @@ def measure(platform: Platform, jobs: int, load: float, *, malleable: bool) -> M
     approach = Approach.PWA if malleable else Approach.NONE
     workload = month(jobs, platform.processors, load, malleable=malleable)
     world = Multicluster(
-        platform, workload, Settings(approach=approach, malleability="egs", timeline=False), on_end=totals.take
+        platform, workload, Settings(approach=approach, malleability="egs-repeated", timeline=False), on_end=totals.take
     )
     gc.collect()
     begin, begin_processor = time.perf_counter(), time.process_time()

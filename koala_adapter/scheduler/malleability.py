@@ -7,8 +7,8 @@ messages of a round go out together, their answers are told to the step, then th
 empty. Amounts in messages and answers are signed: positive grows a job, negative shrinks it. `carry_out` does a whole
 step where answers come at once.
 
-Jobs that stand at their maximum are not offered anything, those at their minimum are not asked for anything, and those
-in the middle of a change are left alone; the shares are taken over the others. What else an application can or cannot
+Jobs in the middle of a change are left alone. But for EGS as published, jobs that stand at their maximum are not offered
+anything, those at their minimum are not asked for anything, and shares are taken over the others. What else an application can or cannot
 do is its own affair: it answers a message with the number that it accepts.
 """
 
@@ -104,11 +104,11 @@ class Fpsma(MalleabilityPolicy):
 
 
 class Egs(MalleabilityPolicy):
-    """Equi-grow and shrink: equal shares for all, sent at once.
+    """Equi-grow and shrink as published: equal shares for all running jobs, sent at once, in one round.
 
-    The remainder is a bonus of 1 to the least recently started jobs when growing, a malus of 1 to the most recently
-    started ones when shrinking. Growing is one round, as in the paper, unless the step is thorough; shrinking goes on
-    over those that can give more until the value is reached.
+    All means also those that stand at a bound and will decline; what they would have taken or given is left over. The
+    remainder is a bonus of 1 to the least recently started jobs when growing, a malus of 1 to the most recently started
+    ones when shrinking. Only a thorough growth goes on, over those that took their whole share.
     """
 
     name = "egs"
@@ -116,25 +116,28 @@ class Egs(MalleabilityPolicy):
     def _grow(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
         if step.rounds > 1 and not step.thorough:
             return []
-        jobs = _willing(running.growable, step)
-        value = step.remaining
-        if value < len(jobs):
-            return [(job, 1) for job in jobs[:value]]
-        if not jobs:
-            return []
-        share, bonus = divmod(value, len(jobs))
-        return [(job, share + 1) for job in jobs[:bonus]] + [(job, share) for job in jobs[bonus:]]
+        return _shares_to_grow(_idle(running, step), step.remaining)
 
     def _shrink(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
-        jobs = _willing(running.shrinkable, step)
-        value = step.remaining
-        if value < len(jobs):
-            return [(job, -1) for job in jobs[-value:]]
-        if not jobs:
+        return [] if step.rounds > 1 else _shares_to_shrink(_idle(running, step), step.remaining)
+
+
+class EgsRepeated(MalleabilityPolicy):
+    """Equi-grow and shrink over those that can: a value is reached whenever the jobs together can reach it.
+
+    As :class:`Egs`, but jobs at a bound have no share, and shrinking goes on over those that can give more until the
+    value is reached. Growing is one round unless the step is thorough.
+    """
+
+    name = "egs-repeated"
+
+    def _grow(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
+        if step.rounds > 1 and not step.thorough:
             return []
-        share, malus = divmod(value, len(jobs))
-        favoured = len(jobs) - malus
-        return [(job, -share) for job in jobs[:favoured]] + [(job, -share - 1) for job in jobs[favoured:]]
+        return _shares_to_grow(_willing(running.growable, step), step.remaining)
+
+    def _shrink(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
+        return _shares_to_shrink(_willing(running.shrinkable, step), step.remaining)
 
 
 class Equipartition(MalleabilityPolicy):
@@ -195,7 +198,7 @@ class Folding(MalleabilityPolicy):
 
 
 MALLEABILITY_POLICIES: Mapping[str, MalleabilityPolicy] = {
-    policy.name: policy for policy in (Fpsma(), Egs(), Equipartition(), Folding())
+    policy.name: policy for policy in (Fpsma(), Egs(), EgsRepeated(), Equipartition(), Folding())
 }
 
 
@@ -219,3 +222,29 @@ def carry_out(policy: MalleabilityPolicy, running: RunningJobs[J], step: Step, a
 def _willing(jobs: list[J], step: Step) -> list[J]:
     unwilling = step.unwilling
     return [job for job in jobs if job.order not in unwilling] if unwilling else jobs
+
+
+def _idle(running: RunningJobs[J], step: Step) -> list[J]:
+    """Return all jobs without a change under way, also those at a bound, that were not unwilling in this step."""
+    return [job for job in running if not job.busy and job.order not in step.unwilling]
+
+
+def _shares_to_grow(jobs: list[J], value: int) -> list[tuple[J, int]]:
+    """Return equal shares; the least recently started jobs have the one more."""
+    if value < len(jobs):
+        return [(job, 1) for job in jobs[:value]]
+    if not jobs:
+        return []
+    share, bonus = divmod(value, len(jobs))
+    return [(job, share + 1) for job in jobs[:bonus]] + [(job, share) for job in jobs[bonus:]]
+
+
+def _shares_to_shrink(jobs: list[J], value: int) -> list[tuple[J, int]]:
+    """Return equal shares, negative; the most recently started jobs have the one more."""
+    if value < len(jobs):
+        return [(job, -1) for job in jobs[-value:]]
+    if not jobs:
+        return []
+    share, malus = divmod(value, len(jobs))
+    favoured = len(jobs) - malus
+    return [(job, -share) for job in jobs[:favoured]] + [(job, -share - 1) for job in jobs[favoured:]]

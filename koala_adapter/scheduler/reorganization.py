@@ -64,7 +64,10 @@ def life_timer(context: Context, record: JobRecord) -> None:
     for placeholder in back:
         end_placeholder(context, placeholder)
     record.hand_backs += 1
-    record.retake_at, record.retake_with_room = None, False  # a pause that began before must not end with taking back at once
+    record.retake_at, record.retake_with_room = (
+        None,
+        False,
+    )  # a pause that began before must not end with taking back at once
     waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
     missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
     taken = f" ({len(over) - len(back)} of them to waiting jobs)" if len(back) < len(over) else ""

@@ -15,7 +15,6 @@ import gzip
 import re
 import zlib
 from array import array
-from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import compress, islice
@@ -177,8 +176,8 @@ class _Reader:
             field: array("d") if field in FRACTIONS else array("q") for field in fields
         }
         self.lines = array("q")
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, int] = {}
+        self.places: dict[str, array[int]] = {}
+        """The lines of each kind of irregularity."""
         self.unreadable: tuple[int, str] | None = None
         """The first line that is no job, with its text."""
         self.next_line = first_line
@@ -238,14 +237,13 @@ class _Reader:
         column.append(value)  # type: ignore[arg-type]
 
     def _count(self, kind: str, line: int) -> None:
-        self.counts[kind] += 1
-        self.first.setdefault(kind, line)
+        self.places.setdefault(kind, array("q")).append(line)
 
     def trace(self, name: str, header: Sequence[str]) -> Trace:
         """Return all that was taken in."""
         found = [
-            Irregularity(kind=kind, count=times, line=self.first[kind], left_out=kind == "lines that are no jobs")
-            for kind, times in self.counts.items()
+            _irregularity(kind, places, left_out=kind == "lines that are no jobs")
+            for kind, places in self.places.items()
         ]
         trace = Trace(name=name, header=header, columns=self.columns, lines=self.lines, irregularities=found)
         found += _disorder(trace)
@@ -274,17 +272,20 @@ def _number(word: str) -> float:
     return value
 
 
+def _irregularity(kind: str, places: Sequence[int], *, left_out: bool = False) -> Irregularity:
+    """Return what is irregular in some lines, which are in ascending order."""
+    return Irregularity(kind=kind, count=len(places), line=places[0], left_out=left_out, places=places)
+
+
 def _disorder(trace: Trace) -> Iterator[Irregularity]:
     """Yield what is irregular about the jobs of a trace taken together."""
     submits, ids = trace.columns.get(Field.SUBMITTED), trace.columns.get(Field.JOB)
     if submits is not None and any(map(gt, submits, islice(submits, 1, None))):
         places = [index for index in range(1, len(submits)) if submits[index] < submits[index - 1]]
-        kind = "jobs submitted before the one that stands before them"
-        yield Irregularity(kind=kind, count=len(places), line=trace.lines[places[0]])
+        yield _irregularity("jobs submitted before the one that stands before them", [trace.lines[at] for at in places])
     if submits is not None and min(submits) < 0:
         places = [index for index, value in enumerate(submits) if value < 0]
-        kind = "jobs submitted before the begin of the trace"
-        yield Irregularity(kind=kind, count=len(places), line=trace.lines[places[0]])
+        yield _irregularity("jobs submitted before the begin of the trace", [trace.lines[at] for at in places])
     if ids is not None and len(set(ids)) != len(ids):
         seen: set[float] = set()
         places = []
@@ -292,8 +293,7 @@ def _disorder(trace: Trace) -> Iterator[Irregularity]:
             if id_ in seen:
                 places.append(index)
             seen.add(id_)
-        kind = "jobs with the number of an earlier job"
-        yield Irregularity(kind=kind, count=len(places), line=trace.lines[places[0]])
+        yield _irregularity("jobs with the number of an earlier job", [trace.lines[at] for at in places])
 
 
 def workload(trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = False) -> Workload:
@@ -315,7 +315,7 @@ def workload(trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = Fal
     over = [index for index, larger in enumerate(map(gt, runs, limits)) if larger and limits[index] > 0]
     if over:
         kind = "jobs cut off at their requested time" if kill_at_limit else "jobs that ran longer than they requested"
-        found.append(Irregularity(kind=kind, count=len(over), line=trace.lines[rows[over[0]]]))
+        found.append(_irregularity(kind, [trace.lines[rows[index]] for index in over]))
     if kill_at_limit:
         for index in over:
             runs[index] = limits[index]
@@ -329,6 +329,7 @@ def workload(trace: Trace, *, jobs: int | None = None, kill_at_limit: bool = Fal
         estimates=[limit if limit > run else run for run, limit in zip(runs, limits, strict=True)],  # noqa: FURB136
         users=_whole(column[Field.USER], keep),
         rows=rows,
+        lines=trace.lines if keep is None else [trace.lines[row] for row in rows],
         irregularities=found,
     )
     if any(map(gt, result.submits, islice(result.submits, 1, None))):
@@ -367,7 +368,7 @@ def _kept(trace: Trace, sizes: Sequence[float], found: list[Irregularity]) -> li
     for kind, some in reasons.items():
         new = some - out
         if new:
-            found.append(Irregularity(kind=kind, count=len(new), line=trace.lines[min(new)], left_out=True))
+            found.append(_irregularity(kind, [trace.lines[row] for row in sorted(new)], left_out=True))
         out |= some
     return [row not in out for row in range(len(trace))] if out else None
 

@@ -7,7 +7,7 @@ done to all of them at once. Where it comes from, an SWF file or a model, makes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,11 +25,18 @@ class Irregularity:
     """Of the first occurrence in the file, from 1."""
     left_out: bool = False
     """Whether these jobs do not take part."""
+    places: Sequence[int] = field(default=(), repr=False, compare=False)
+    """The line of each occurrence in the file; empty where there is no file."""
 
     def __str__(self) -> str:
         """As a person is told."""
         place = "" if self.line is None else f", first in line {self.line}"
         return f"{self.count} {self.kind}{' (left out)' if self.left_out else ''}{place}"
+
+    def at(self, places: Sequence[int]) -> Irregularity:
+        """Return the same of some of its occurrences only."""
+        line = None if self.line is None else min(places, default=None)
+        return replace(self, count=len(places), line=line, places=places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +59,8 @@ class Workload:
     """-1: unknown."""
     rows: Sequence[int]
     """Where each job stands in its trace, from 0."""
+    lines: Sequence[int] = ()
+    """The line of each job in the file, from 1; empty where there is no file."""
     irregularities: Sequence[Irregularity] = ()
 
     def __len__(self) -> int:
@@ -64,8 +73,22 @@ class Workload:
         return sum(one.count for one in self.irregularities if one.left_out)
 
     def first(self, jobs: int) -> Workload:
-        """Return the first so many jobs."""
-        return self if jobs >= len(self) else self.picked(range(jobs))
+        """Return the first so many jobs; what is irregular about others is not counted any more.
+
+        What was left out counts as far as it stands before the last of these jobs.
+        """
+        if jobs >= len(self):
+            return self
+        chosen = self.picked(range(jobs))
+        if not chosen.lines:
+            return chosen
+        mine, others, last = set(chosen.lines), set(self.lines[jobs:]), max(chosen.lines)
+        found = []
+        for one in self.irregularities:
+            places = [line for line in one.places if line in mine or (line < last and line not in others)]
+            if places or not one.places:
+                found.append(one.at(places) if one.places else one)
+        return replace(chosen, irregularities=found)
 
     def picked(self, indices: Sequence[int]) -> Workload:
         """Return the jobs at these places, in this order."""
@@ -78,6 +101,7 @@ class Workload:
             estimates=[self.estimates[index] for index in indices],
             users=[self.users[index] for index in indices],
             rows=[self.rows[index] for index in indices],
+            lines=[self.lines[index] for index in indices] if self.lines else (),
         )
 
     def fitting(self, processors: int) -> Workload:
@@ -86,5 +110,6 @@ class Workload:
             return self
         fit = [index for index, size in enumerate(self.sizes) if size <= processors]
         kind = f"jobs larger than the {processors} processors there are"
-        found = Irregularity(kind=kind, count=len(self) - len(fit), left_out=True)
+        places = [line for line, size in zip(self.lines, self.sizes, strict=False) if size > processors]
+        found = Irregularity(kind=kind, count=len(self) - len(fit), left_out=True, places=places)
         return replace(self.picked(fit), irregularities=(*self.irregularities, found))

@@ -115,8 +115,8 @@ def test_a_third_party_that_holds_directly_runs_first(
             options = (f"--nodes={NODES}", "--output=/dev/null", f"--job-name=direct-{cluster.name}", line)
             cluster.submit(DIRECT.format(directory=directory), *options)
     user.wait_held(job, NODES)
-    wait_until(lambda: (directory / "direct-b").exists(), seconds=60, what="the other piece holds b")
-    wait_until(lambda: (directory / "direct-a").exists(), seconds=BOUND, what="the third party got a, too")
+    wait_until((directory / "direct-b").exists, seconds=60, what="the other piece holds b")
+    wait_until((directory / "direct-a").exists, seconds=BOUND, what="the third party got a, too")
     assert user.report(job).hand_backs >= 1
     report = user.wait_over(job, seconds=BOUND)
     assert report.state is JobState.COMPLETED

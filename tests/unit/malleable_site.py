@@ -38,7 +38,7 @@ class MalleableSite(Site):
         self,
         processors: dict[str, int],
         approach: Approach = Approach.PWA,
-        policy: str = "egs",
+        policy: str = "egs-repeated",
         clusters: tuple[ClusterParameters, ...] = (),
     ) -> None:
         """Nothing is running."""

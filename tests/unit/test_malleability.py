@@ -105,30 +105,49 @@ def test_egs_with_less_than_one_for_each() -> None:
     assert scene.sizes == [5, 4, 3]
 
 
-def test_egs_leaves_out_those_that_cannot() -> None:
+def test_egs_asks_all_running_jobs_once() -> None:
+    """As published: those at their maximum or minimum have a share, too, and decline it; nobody is asked instead."""
+    scene = Scene((2, 5, 5), (2, 2, 9), (2, 4, 9))
+    assert scene.step("egs", GROW, 6) == 4
+    assert scene.said == [(0, 2, 0), (1, 2, 2), (2, 2, 2)]
+    scene = Scene((2, 5, 5), (2, 2, 9), (2, 4, 9))
+    assert scene.step("egs", SHRINK, 4) == -3
+    assert scene.said == [(0, -1, -1), (1, -1, 0), (2, -2, -2)]
+
+
+def test_egs_shrinks_in_one_round() -> None:
+    """What the small one cannot give is not requested from the large one."""
+    scene = Scene((2, 20, 30), (2, 3, 9))
+    assert scene.step("egs", SHRINK, 10) == -6
+    assert scene.said == [(0, -5, -5), (1, -5, -1)]
+    assert scene.sizes == [15, 2]
+
+
+def test_repeated_egs_leaves_out_those_that_cannot() -> None:
     """Jobs at their maximum have no share of what is given, those at their minimum none of what is taken."""
     scene = Scene((2, 5, 5), (2, 2, 9), (2, 4, 9))
-    scene.step("egs", GROW, 4)
+    scene.step("egs-repeated", GROW, 4)
     assert scene.said == [(1, 2, 2), (2, 2, 2)]
     scene = Scene((2, 5, 5), (2, 2, 9), (2, 4, 9))
-    scene.step("egs", SHRINK, 3)
+    scene.step("egs-repeated", SHRINK, 3)
     assert scene.said == [(0, -1, -1), (2, -2, -2)]
 
 
-def test_egs_grows_in_one_round_as_in_the_paper() -> None:
+@pytest.mark.parametrize("policy", ["egs", "egs-repeated"])
+def test_egs_grows_in_one_round_as_in_the_paper(policy: str) -> None:
     """What a share was too large for stays free, unless the step is thorough: then the others are offered it."""
     scene = Scene((1, 2, 3), (1, 2, 99))
-    assert scene.step("egs", GROW, 6) == 4
+    assert scene.step(policy, GROW, 6) == 4
     assert scene.said == [(0, 3, 1), (1, 3, 3)]
     scene = Scene((1, 2, 3), (1, 2, 99))
-    assert scene.step("egs", GROW, 6, thorough=True) == 6
+    assert scene.step(policy, GROW, 6, thorough=True) == 6
     assert scene.said == [(0, 3, 1), (1, 3, 3), (1, 2, 2)]
 
 
-def test_egs_shrinks_until_the_value_is_reached() -> None:
+def test_repeated_egs_shrinks_until_the_value_is_reached() -> None:
     """What the small one cannot give is requested from the large one."""
     scene = Scene((2, 20, 30), (2, 3, 9))
-    assert scene.step("egs", SHRINK, 10) == -10
+    assert scene.step("egs-repeated", SHRINK, 10) == -10
     assert scene.said == [(0, -5, -5), (1, -5, -1), (0, -4, -4)]
     assert scene.sizes == [11, 2]
 
@@ -247,13 +266,19 @@ def test_bounds_and_value_hold_with_any_application(
     assert scene.running.shrinkable == [job for job in scene.jobs if job.size > job.minimum]
 
 
-@given(bounds=SCENES, value=st.integers(1, 60), direction=st.sampled_from(Direction))
-def test_egs_offers_exactly_the_value(bounds: list[Bounds], value: int, direction: Direction) -> None:
+@given(
+    bounds=SCENES,
+    value=st.integers(1, 60),
+    direction=st.sampled_from(Direction),
+    policy=st.sampled_from(["egs", "egs-repeated"]),
+)
+def test_egs_offers_exactly_the_value(bounds: list[Bounds], value: int, direction: Direction, policy: str) -> None:
     """The first round adds up to the value, goes one way only, and shares differ by 1 at most."""
     scene = Scene(*bounds)
     step = Step(direction=direction, remaining=value)
-    messages = MALLEABILITY_POLICIES["egs"].messages(scene.running, step)
+    messages = MALLEABILITY_POLICIES[policy].messages(scene.running, step)
     able = scene.running.growable if direction is GROW else scene.running.shrinkable
+    able = scene.jobs if policy == "egs" else able
     if not able:
         assert messages == []
         return
@@ -264,7 +289,7 @@ def test_egs_offers_exactly_the_value(bounds: list[Bounds], value: int, directio
     assert max(shares) - min(shares) <= 1
 
 
-@given(bounds=SCENES, value=VALUES, policy=st.sampled_from(["fpsma", "egs", "equipartition"]))
+@given(bounds=SCENES, value=VALUES, policy=st.sampled_from(["fpsma", "egs-repeated", "equipartition"]))
 def test_shrinking_reaches_the_value_whenever_possible(bounds: list[Bounds], value: int, policy: str) -> None:
     """Applications that run on any size free exactly the value, or all down to their minima."""
     scene = Scene(*bounds)
@@ -273,7 +298,7 @@ def test_shrinking_reaches_the_value_whenever_possible(bounds: list[Bounds], val
     assert all(amount < 0 for _, amount, _ in scene.said)
 
 
-@given(bounds=SCENES, value=VALUES, policy=st.sampled_from(["fpsma", "egs"]))
+@given(bounds=SCENES, value=VALUES, policy=st.sampled_from(["fpsma", "egs", "egs-repeated"]))
 def test_growing_to_the_end_leaves_nothing_that_anybody_could_take(
     bounds: list[Bounds], value: int, policy: str
 ) -> None:

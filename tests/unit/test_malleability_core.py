@@ -248,7 +248,7 @@ def test_policy_of_a_cluster() -> None:
 def test_unknown_policy_is_refused(kind: type[Parameters | ClusterParameters]) -> None:
     """The names that there are, are listed."""
     fields = {"name": A} if kind is ClusterParameters else {}
-    with pytest.raises(ValueError, match="egs, equipartition, folding, fpsma"):
+    with pytest.raises(ValueError, match="egs, egs-repeated, equipartition, folding, fpsma"):
         kind(malleability_policy="nope", **fields)  # type: ignore[arg-type]
 
 
@@ -283,7 +283,7 @@ def test_equipartition_shrinks_before_it_grows() -> None:
 # ---- shrinking ------------------------------------------------------------------------------------------------------
 
 
-def grown(policy: str = "egs", approach: Approach = Approach.PWA) -> MalleableSite:
+def grown(policy: str = "egs-repeated", approach: Approach = Approach.PWA) -> MalleableSite:
     """Return a site of 12 processors where two jobs (minimum 2) run on 6 each."""
     site = MalleableSite({"a": 12}, approach, policy)
     for name in ("1", "2"):

@@ -195,7 +195,7 @@ def test_what_an_egs_round_leaves_over_is_offered_again() -> None:
     """Of a share of 3 each, the first job takes 1 up to its maximum; the 2 left over go to the other job."""
     first, second = jobs(0.0, 0.0)
     workload = [replace(first, application=application(maximum=3)), replace(second, application=application(maximum=7))]
-    outcome = run(platform(10), workload, "pwa", "egs")
+    outcome = run(platform(10), workload, "pwa", "egs-repeated")
     assert [one.maximum_processors for one in outcome.jobs] == [3, 7]
     assert outcome.messages[0] == (0.0, 3, 0)
     assert outcome.used[0] == (0.0, 10, 0)

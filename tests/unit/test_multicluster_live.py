@@ -231,7 +231,7 @@ def both(
 
 EXACT = [
     *[(workload, policy) for workload in (WM, WM_HIGH, WMR_HIGH) for policy in ("fpsma", "folding")],
-    *[(workload, "egs") for workload in (WM, WMR_HIGH)],
+    *[(workload, policy) for workload in (WM, WMR_HIGH) for policy in ("egs", "egs-repeated")],
 ]
 
 
@@ -277,7 +277,7 @@ def test_what_an_egs_round_leaves_over_goes_another_way(approach: str) -> None:
     (declined by FT, or beyond a maximum) goes to whoever is through first, and of several jobs that start at one
     instant the first to run is offered all. On counts, where all is done at once, it is shared equally.
     """
-    live, simulated = both(WM_HIGH, approach, "egs")
+    live, simulated = both(WM_HIGH, approach, "egs-repeated")
     differing = {step for id_ in live for step in set(live[id_]) ^ set(simulated[id_])}
     first = min(at for at, _, _ in differing)
     clusters = {cluster for at, cluster, _ in differing if at == first}

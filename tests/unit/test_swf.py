@@ -181,6 +181,42 @@ def test_jobs_larger_than_the_machine_are_left_out_and_counted() -> None:
     assert workload(parsed(job(1, allocated=4))).first(5).ids == [1]
 
 
+def test_of_the_first_jobs_only_their_irregularities_are_told() -> None:
+    """What is irregular about jobs that do not take part is not counted; what was passed over on the way is."""
+    trace = parsed(
+        job(1, 0, 30, requested_time=25)
+        + job(2, 1, 0)
+        + "no job\n"
+        + job(3, 2, allocated=9)
+        + job(4, 3)
+        + job(5, 4, 30, requested_time=25)
+        + job(6, 3)
+        + job(7, 9, 0)
+        + "no job, either\n"
+        + job(8, 10, allocated=9)
+    )
+    work = workload(trace).fitting(8)
+    assert work.skipped == 6
+    few = work.first(2)
+    assert few.ids == [1, 4]
+    assert {one.kind: (one.count, one.line) for one in few.irregularities} == {
+        "lines that are no jobs": (1, 3),
+        "jobs without run time": (1, 2),
+        "jobs that ran longer than they requested": (1, 1),
+        "jobs larger than the 8 processors there are": (1, None),
+    }
+    assert few.skipped == 3
+    assert workload(trace, jobs=1).skipped == 0
+    assert work.first(100) is work
+
+
+def test_first_by_submission_are_not_first_in_the_file() -> None:
+    """A late line with an early submission does not bring the irregularities of the lines between with it."""
+    trace = parsed(job(1, 0) + job(2, 50, 30, requested_time=25) + job(3, 1))
+    found_in = {one.kind: (one.count, one.line) for one in workload(trace, jobs=2).irregularities}
+    assert found_in == {"jobs submitted before the one that stands before them": (1, 3)}
+
+
 def test_compressed_traces_are_the_same(tmp_path: Path) -> None:
     """Compression is seen from the content, whatever the file is called; the name loses its endings."""
     text = HEADER + job(1) + job(2, 9)
