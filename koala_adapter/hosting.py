@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config import SiteConfig
     from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.serviceclock import HostClocks
 
 LOCK_NAME = "service.lock"
 LOG_NAME = "service.log"
@@ -116,13 +117,15 @@ async def host(
     directory: Path,
     *,
     idle_limit: float | None = None,
+    clocks: HostClocks | None = None,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
 
-    ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never.
+    ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
+    those of this machine.
     """
-    service = Service(site, plugins, directory)
+    service = Service(site, plugins, directory, clocks=clocks)
     server = Server(service)
     async with anyio.create_task_group() as tasks:
         await tasks.start(service.run)

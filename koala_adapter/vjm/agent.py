@@ -850,7 +850,7 @@ class Agent:
             "token": settings.token, "session": self._session, "lrm_id": settings.lrm_id,
             "host": word(socket.gethostname()), "address": word(self._channel.own_address()), "pid": os.getpid(),
             "ends_in": self._ends_in(), "python": ".".join(map(str, sys.version_info[:3])),
-            "tasks": [self._report(task) for task in self._tasks.values()],
+            "tasks": [self._report(task) for task in self._tasks.values()], "resends": True,
         })  # fmt: skip
 
     def received(self, line: bytes) -> None:
@@ -944,6 +944,13 @@ class Agent:
         task = self._tasks.get(message["task"])
         if task is not None:
             task.outputs[message["stream"]].acknowledge(int(message["offset"]))
+
+    def _on_resend(self, message: "Dict[str, Any]") -> None:
+        task = self._tasks.get(message["task"])
+        if task is not None:
+            task.outputs[message["stream"]].rewind()
+            task.reported = False
+            self._channel.send({"kind": "resending", "task": task.name, "stream": message["stream"]})
 
     def _on_release(self, message: "Dict[str, Any]") -> None:
         self._leave(EXIT_RELEASED, "cancelled", "released", float(message["grace"]))
