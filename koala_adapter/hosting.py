@@ -95,8 +95,11 @@ def ownership(
                 f"{owner} already owns {directory}",
                 hint=f"{way_out}, or give another --state directory",
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{role} (pid {os.getpid()})\n".encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{role} (pid {os.getpid()})\n".encode(), 0)
+        except OSError as error:
+            raise _unusable(directory, f"{LOCK_NAME}: {error.strerror}") from error
         yield
     finally:
         os.close(descriptor)
