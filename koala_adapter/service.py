@@ -271,7 +271,7 @@ class Service:
         written: then there is no such job.
         """
         self._queue.require_journal()
-        job = make_job(JobId(str(self.journal.next_job_number())), self.now())
+        job = make_job(self._new_job_id(), self.now())
         try:
             self.applications.keep_input(job)
         except OSError as error:
@@ -287,6 +287,13 @@ class Service:
             driver.poller.active = True
             driver.poller.poll_soon()
         return job.id
+
+    def _new_job_id(self) -> JobId:
+        try:
+            return JobId(str(self.journal.next_job_number()))
+        except JournalBlockedError as error:
+            self._queue.halt(error)
+            raise
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job. Raises JobNotFoundError; a job that has ended already is left as it is.
@@ -358,6 +365,7 @@ class Service:
         while True:
             at = None if self.trouble else self.scheduler.next_wakeup
             changed = self.changed
+            self._watch_time_of_day()
             if at is not None and at <= self.now():
                 self.post(ev.TimeReached(time=self.now()))
                 await anyio.lowlevel.checkpoint()

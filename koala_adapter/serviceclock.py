@@ -74,7 +74,8 @@ class ServiceClock:
         """
         self._clocks = clocks or HostClocks.of_this_machine()
         self._zero = self._first(before, latest) - self._clocks.since_boot()
-        self._noted = self.offset
+        self._offset = 0.0
+        self._told = self.offset
 
     def _first(self, before: ClockReading | None, latest: float | None) -> float:
         found = self._clocks.time_of_day()
@@ -91,8 +92,14 @@ class ServiceClock:
 
     @property
     def offset(self) -> float:
-        """Seconds to add to a time of this clock for the time of day that people read now."""
-        return self._clocks.time_of_day() - self.now()
+        """Seconds to add to a time of this clock for the time of day that people read now.
+
+        It changes only when the time of day is set, so that what is shown of the same time stays the same.
+        """
+        found = self._clocks.time_of_day() - self.now()
+        if abs(found - self._offset) >= STEP:
+            self._offset = round(found, 3)
+        return self._offset
 
     def reading(self) -> ClockReading:
         """Return all clocks as they stand now."""
@@ -106,9 +113,5 @@ class ServiceClock:
 
     def step(self) -> float:
         """Return by how many seconds the time of day was set since the last call; 0.0 when it was not."""
-        offset = self.offset
-        moved = offset - self._noted
-        if abs(moved) < STEP:
-            return 0.0
-        self._noted = offset
-        return moved
+        before, self._told = self._told, self.offset
+        return self._told - before

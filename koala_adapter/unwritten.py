@@ -52,7 +52,7 @@ class UnwrittenOutput:
         if not found:
             return ""
         file, why = next(iter(found.values()))
-        others = f" and of {len(found) - 1} more" if len(found) > 1 else ""
+        others = "" if len(found) == 1 else f" and {len(found) - 1} other file{'s' if len(found) > 2 else ''}"  # noqa: PLR2004
         if over:
             return f"The end of its output could not be written to {file}{others}: {why}."
         return (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from tests.local_koala import LIVENESS, Koala, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -111,7 +111,7 @@ def test_a_service_that_is_killed_before_the_step_goes_on_after_it(koala: SetKoa
 
 
 def test_a_job_that_waits_is_not_put_off(koala: SetKoala) -> None:
-    """The placeholders that came first are given back after their life, not two hours later, and not again and again."""
+    """The placeholders that came first are given back after their life, not two hours later, and not at once."""
     koala.serve()
     busy = koala.submit_foreign("others", 4, "beta")
     waiting = koala.start("run", koala.job("echo $KOALA_RANK", processors=2))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +13,7 @@ from tests.local_koala import LIVENESS, Koala, eventually
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -91,6 +91,7 @@ def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala
     limit(service, 0)
     refused = koala.run("submit", koala.job("true", name="other"), check=246)
     assert "the journal cannot be written" in refused.stderr
+    assert "the journal cannot be written" in koala.json("status", "1")["trouble"]
     assert "the journal cannot be written" in koala.run("cancel", "1", check=246).stderr
     (koala.directory / "go").touch()
     assert "the journal cannot be written" in koala.run("explain", "1").stdout
@@ -109,11 +110,14 @@ def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala
     assert logged.count("the journal can be written again") == 1
 
 
-def test_a_service_does_not_start_where_nothing_can_be_written(koala: Koala) -> None:
-    """It says why and ends, with the code after which systemd does not try again."""
+@pytest.mark.parametrize(
+    ("size", "code", "words"), [(0, 245, "cannot use the state directory"), (100, 246, "the journal cannot be written")]
+)
+def test_a_service_does_not_start_where_nothing_can_be_written(koala: Koala, size: int, code: int, words: str) -> None:
+    """It says why and ends, with a code after which systemd does not try again."""
     koala.serve().kill()
-    process = koala.start("serve", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+    process = koala.start("serve", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
     _, said = process.communicate(timeout=LIVENESS)
-    assert process.returncode in {245, 246}, said
+    assert process.returncode == code, said
     assert "Traceback" not in said
-    assert "cannot" in said
+    assert words in said

@@ -96,9 +96,7 @@ class Listed:
                 used[name] += count
         nodes = tuple(replace(one, processors_used=one.processors_used + used[one.name]) for one in self.nodes.values())
         jobs = tuple(self.jobs.values())
-        self.mirror.observe(
-            Listing(read_at=self.now, jobs=jobs, nodes=nodes, queues=self.queues, offset=self.set_by)
-        )
+        self.mirror.observe(Listing(read_at=self.now, jobs=jobs, nodes=nodes, queues=self.queues, offset=self.set_by))
 
     def step(self, after: float = 1.0) -> list[str]:
         """Look, have what is started run at once, and return the ids."""

@@ -223,7 +223,7 @@ class Appointments(asyncio.SelectorEventLoop):
         super().__init__()
         self.delays: list[float] = []
 
-    def call_later(self, delay: float, *_: object, **__: object) -> asyncio.TimerHandle:  # type: ignore[override]
+    def call_later(self, delay: float, *_: object, **__: object) -> asyncio.TimerHandle:
         """Note for when a timer is set."""
         self.delays.append(delay)
         return super().call_later(3600, int)

@@ -82,6 +82,18 @@ def test_a_journal_without_readings_goes_on_by_the_time_of_day_but_never_back() 
     assert ServiceClock(machine.clocks, latest=NOON + 60).now() == pytest.approx(NOON + 60)
 
 
+def test_what_is_shown_does_not_tremble() -> None:
+    """Two clocks are never read at the same moment; a time that was shown stays what it was until somebody sets one."""
+    machine = SteppedClocks()
+    clock = ServiceClock(machine.clocks)
+    machine.is_set(0.4)
+    assert clock.offset == 0.0
+    machine.is_set(2 * HOUR)
+    shown = clock.offset
+    machine.is_set(-0.3)
+    assert clock.offset == shown == pytest.approx(2 * HOUR + 0.4)
+
+
 def test_it_tells_once_by_how_much_the_time_of_day_was_set() -> None:
     """A slow correction is none."""
     machine = SteppedClocks()
