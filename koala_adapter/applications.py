@@ -20,6 +20,7 @@ from koala_adapter.runners.runner import Application, Reaction, Runner
 from koala_adapter.runners.sending import Sending
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.unwritten import UnwrittenOutput
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Applications:
         self._report = report
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
+        self.unwritten = UnwrittenOutput()
         self.center: ControlCenter | None = None
         """Set once it listens."""
 
@@ -90,6 +92,7 @@ class Applications:
     def forget(self, job_id: JobId) -> None:
         """Drop the runner of a job that has ended, and its input files."""
         self._runners.pop(job_id, None)
+        self.unwritten.keep_only(self._state().jobs)
         self._sending.forget(job_id)
         shutil.rmtree(self.directory / job_id / "input", ignore_errors=True)
 
@@ -151,7 +154,8 @@ class Applications:
         return self.output_path(placeholder, task) is not None
 
     def output(self, task: str, stream: str, offset: int, data: bytes) -> None:
-        """Take in new output of a task."""
+        """Take in new output of a task, which is in its file."""
+        self.unwritten.written(task, stream)
         runner = self._runner_of(task)
         if runner is not None:
             self._react(runner.output_of(task, stream, offset, data, self._clock()))

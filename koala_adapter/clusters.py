@@ -66,6 +66,8 @@ class Surroundings:
     report: Callable[[Event], None]
     in_contact: Callable[[PlaceholderId], bool]
     name_prefix: str
+    halted: Callable[[], bool] = lambda: False
+    """Whether events wait: then what a listing shows would be told again and again."""
 
 
 def make_lrm(
@@ -180,6 +182,8 @@ class ClusterDriver:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _examine(self, reading: Reading) -> bool:
+        if self._around.halted():
+            return False
         now = self._around.clock()
         counts = (reading.processors, reading.idle, reading.ours)
         known = self._around.state().clusters.get(self.name)
@@ -225,6 +229,8 @@ class ClusterDriver:
         return batch.key not in self.under_way and self._around.clock() > since + SETTLE
 
     def _unavailable(self, reason: str) -> None:
+        if self._around.halted():
+            return
         known = self._around.state().clusters.get(self.name)
         if known is None or known.unavailable != reason:
             self._around.report(ClusterUnavailable(time=self._around.clock(), cluster=self.name, reason=reason))

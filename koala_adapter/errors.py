@@ -133,3 +133,9 @@ class JournalError(KoalaError):
     """The journal cannot be read or written; nothing is done without it."""
 
     exit_code = EXIT_SERVICE
+
+
+class JournalBlockedError(JournalError):
+    """The journal cannot be written at present, such as for want of space. What was to be written never happened."""
+
+    transient = True

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config import SiteConfig
     from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.serviceclock import HostClocks
 
 LOCK_NAME = "service.lock"
 LOG_NAME = "service.log"
@@ -94,8 +95,11 @@ def ownership(
                 f"{owner} already owns {directory}",
                 hint=f"{way_out}, or give another --state directory",
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{role} (pid {os.getpid()})\n".encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{role} (pid {os.getpid()})\n".encode(), 0)
+        except OSError as error:
+            raise _unusable(directory, f"{LOCK_NAME}: {error.strerror}") from error
         yield
     finally:
         os.close(descriptor)
@@ -116,13 +120,15 @@ async def host(
     directory: Path,
     *,
     idle_limit: float | None = None,
+    clocks: HostClocks | None = None,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
 
-    ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never.
+    ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
+    those of this machine.
     """
-    service = Service(site, plugins, directory)
+    service = Service(site, plugins, directory, clocks=clocks)
     server = Server(service)
     async with anyio.create_task_group() as tasks:
         await tasks.start(service.run)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from koala_adapter.errors import JournalError
+from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
 from koala_adapter.scheduler.records import State
+from koala_adapter.serviceclock import ClockReading
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
@@ -38,6 +39,20 @@ CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT N
 """
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
 _STATE = TypeAdapter(State)
+_READING = TypeAdapter(ClockReading)
+_MAY_PASS = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+    }
+)
+"""Results that say nothing against the file itself: the same may succeed when there is room, or somebody lets us."""
 
 
 _RULES_ADDED = ("reorganize", "out_of_step")
@@ -105,8 +120,14 @@ class Journal:
         try:
             return self._database.execute(statement, values)
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS:
+                raise self._blocked(str(error)) from error
             message = f"{self.path}: the journal cannot be used: {error}"
-            raise JournalError(message, hint="is the disk full, or the file damaged?") from error
+            raise JournalError(message, hint="is the file damaged?") from error
+
+    def _blocked(self, why: str) -> JournalBlockedError:
+        hint = "make room where it is, or see to its permissions and limits"
+        return JournalBlockedError(f"{self.path}: the journal cannot be written: {why}", hint=hint)
 
     def append(self, event: Event) -> int:
         """Store an event and return its number. Raises JournalError when it cannot: then it never happened."""
@@ -116,13 +137,16 @@ class Journal:
         return cursor.lastrowid or 0
 
     def sync(self) -> None:
-        """Force what was appended to disk."""
-        with suppress(FileNotFoundError):
-            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        """Force what was appended to disk. Raises JournalBlockedError when it cannot."""
+        try:
+            with suppress(FileNotFoundError):
+                descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise self._blocked(error.strerror or str(error)) from error
 
     def recover(self) -> tuple[State | None, Iterator[Event]]:
         """Return the latest snapshot of the scheduler's state (or None) and the events after it."""
@@ -165,6 +189,22 @@ class Journal:
     def set_value(self, key: str, value: str) -> None:
         """Store a single value."""
         self._execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+
+    def probe(self) -> None:
+        """Write something. Raises JournalBlockedError when that cannot be."""
+        self.set_value("probe", "written")
+
+    def clock_reading(self) -> ClockReading | None:
+        """Return how the clocks stood when they were noted last; None: never, or not in a form that is known here."""
+        found = self.value("clock")
+        try:
+            return None if found is None else _READING.validate_json(found)
+        except ValueError:
+            return None
+
+    def note_clock(self, reading: ClockReading) -> None:
+        """Keep how the clocks stand, so that a later process goes on from there."""
+        self.set_value("clock", _READING.dump_json(reading).decode())
 
     def next_job_number(self) -> int:
         """Return a number never returned before."""

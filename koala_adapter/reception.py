@@ -92,6 +92,7 @@ class Reception:
             on_event=self._on_agent,
             output_path=self._applications.output_path,
             on_output=self._on_output,
+            on_unwritten=self._on_unwritten,
             on_rejected=self._on_rejected,
             lease=settings.lease,
             heartbeat=settings.heartbeat,
@@ -154,6 +155,10 @@ class Reception:
         if self._clock() - self._rejection_logged_at > REJECTION_LOG_INTERVAL:
             self._rejection_logged_at = self._clock()
             log.warning("turned away somebody at the control center", address=address, fault=fault)
+
+    def _on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+        if self._applications.unwritten.note(task, stream, file, why):
+            self._tell()
 
     def _on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
         self._applications.output(task, stream, offset, data)

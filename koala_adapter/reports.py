@@ -63,6 +63,9 @@ class JobReport:
     placeholders_left: int
     """Placeholders that are not gone yet; a job is over when this is 0 and ``outcome`` is set."""
     output_directory: str
+    trouble: str = ""
+    """What keeps koala itself from going on, such as output or a journal that cannot be written; part of
+    ``explanation``, too."""
 
     @property
     def over(self) -> bool:
@@ -153,9 +156,24 @@ def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
     )
 
 
-def job_report(scheduler: Scheduler, record: JobRecord, *, now: float, output_directory: str) -> JobReport:
-    """Return the report of a job of the scheduler."""
+def job_report(
+    scheduler: Scheduler,
+    record: JobRecord,
+    *,
+    now: float,
+    wall_offset: float,
+    output_directory: str,
+    trouble: str = "",
+) -> JobReport:
+    """Return the report of a job of the scheduler.
+
+    ``wall_offset``: seconds to add to its times for those that people's clocks show now.
+    """
     job = record.job
+
+    def shown(time: float | None) -> float | None:
+        return None if time is None else time + wall_offset
+
     position = scheduler.queue_position(job.id) if record.state is JobState.WAITING else None
     return JobReport(
         id=job.id,
@@ -165,19 +183,25 @@ def job_report(scheduler: Scheduler, record: JobRecord, *, now: float, output_di
         user=job.user,
         priority=job.priority,
         walltime=job.walltime,
-        submitted_at=job.submitted_at,
-        launched_at=record.launched_at,
-        finished_at=record.finished_at,
-        reported_at=now,
+        submitted_at=job.submitted_at + wall_offset,
+        launched_at=shown(record.launched_at),
+        finished_at=shown(record.finished_at),
+        reported_at=now + wall_offset,
         queue_position=position,
         tries=record.tries,
         hand_backs=record.hand_backs,
         components=tuple(_component(scheduler.state, record, claim, now) for claim in record.claims),
         outcome=record.outcome,
-        explanation=explain(scheduler.state, position, record, now),
+        explanation=" ".join(filter(None, (explain(scheduler.state, position, record, now), trouble))),
         placeholders_left=record.live,
         output_directory=output_directory,
+        trouble=trouble,
     )
+
+
+def in_order(report: JobReport) -> tuple[int, str]:
+    """Return what sorts reports by submission, whatever was done to the time of day between two jobs."""
+    return (int(report.id) if report.id.isdecimal() else 0, report.id)
 
 
 def of_the_past(report: JobReport) -> JobReport:
@@ -215,8 +239,8 @@ def _others(record: ClusterRecord) -> int | None:
     return None if record.processors is None else max(0, record.processors - record.idle - record.ours_polled)
 
 
-def cluster_report(state: State, driver: ClusterDriver, *, now: float) -> ClusterReport:
-    """Return the report of a cluster of the service."""
+def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offset: float) -> ClusterReport:
+    """Return the report of a cluster of the service; ``wall_offset`` as in :func:`job_report`."""
     record = state.clusters.get(driver.name)
     window = driver.commands.window
     return ClusterReport(
@@ -231,7 +255,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float) -> Cluste
         placeholders=0 if record is None else record.managed,
         placeholders_queued=0 if record is None else record.queued,
         available=0 if record is None else record.available,
-        polled_at=None if driver.poller.latest is None else driver.poller.latest.read_at,
+        polled_at=None if driver.poller.latest is None else driver.poller.latest.read_at + wall_offset,
         requests=window.total,
         largest_requests_per_minute=window.largest,
         requests_per_minute=window.per_minute,

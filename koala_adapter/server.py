@@ -21,6 +21,7 @@ from koala_adapter.reports import (
     PLAN_REPORT,
     JobReport,
     cluster_report,
+    in_order,
     job_report,
     of_the_past,
     plan_report,
@@ -128,7 +129,9 @@ class Server:
                 return [_json(report) for report in self._reports(request.limit)]
             case "clusters":
                 now = service.now()
-                reports = [cluster_report(service.state, driver, now=now) for driver in service.clusters.values()]
+                offset = service.clock.offset
+                drivers = service.clusters.values()
+                reports = [cluster_report(service.state, one, now=now, wall_offset=offset) for one in drivers]
                 return [CLUSTER_REPORT.dump_python(report, mode="json") for report in reports]
             case "plan":
                 return self._plan(request)
@@ -155,8 +158,20 @@ class Server:
     def _report_of(self, job_id: JobId) -> JobReport:
         service = self._service
         record = service.scheduler.job(job_id)
-        directory = str(service.applications.directory / job_id)
-        return job_report(service.scheduler, record, now=service.now(), output_directory=directory)
+        return job_report(
+            service.scheduler,
+            record,
+            now=service.now(),
+            wall_offset=service.clock.offset,
+            output_directory=str(service.applications.directory / job_id),
+            trouble=self._trouble(job_id),
+        )
+
+    def _trouble(self, job_id: JobId) -> str:
+        service = self._service
+        over = service.state.jobs[job_id].state.final
+        journal = f"Nothing is decided until this is over: {service.trouble}." if service.trouble else ""
+        return " ".join(filter(None, (service.applications.unwritten.trouble(job_id, over=over), journal)))
 
     def _reports(self, limit: int) -> list[JobReport]:
         live = [self._report_of(job_id) for job_id in list(self._service.state.jobs)[-limit:]]
@@ -164,7 +179,7 @@ class Server:
         texts = self._service.journal.latest_archived(limit)
         archived = [of_the_past(JOB_REPORT.validate_json(text)) for text in texts]
         reports = [report for report in archived if report.id not in known] + live
-        return sorted(reports, key=lambda report: report.submitted_at)[-limit:]
+        return sorted(reports, key=in_order)[-limit:]
 
     async def _watch(self, request: Request) -> AsyncIterator[requests.Reply]:
         while True:

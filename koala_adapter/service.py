@@ -2,14 +2,13 @@
 """The service: drives the pure scheduler against real clusters, real agents and the real clock.
 
 Every event is journaled before the scheduler sees it, and what the scheduler wants is done after that. A restart
-replays the journal, and then compares with what the LRMs and the agents say.
+replays the journal, and then compares with what the LRMs and the agents say. All times are those of the service clock.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
-from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,8 @@ import structlog
 
 from koala_adapter.applications import Applications
 from koala_adapter.clusters import ClusterDriver, Surroundings, make_lrm
-from koala_adapter.errors import JobRefusedError, KoalaError, ServiceUnavailableError
+from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
+from koala_adapter.eventqueue import EventQueue
 from koala_adapter.journal import Journal
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.plugin import placeholder_output_path
@@ -27,6 +27,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.serviceclock import ServiceClock
 from koala_adapter.siteparameters import configuration
 from koala_adapter.submissions import ScriptMaker, last_words, leave_token, token_path
 from koala_adapter.vjm import credentials
@@ -41,9 +42,12 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.reports import JobReport
     from koala_adapter.scheduler.records import State
+    from koala_adapter.serviceclock import HostClocks
 
 SNAPSHOT_INTERVAL = 5000
 """Events between two snapshots of the scheduler's state."""
+LONGEST_WAIT = 60.0
+"""Seconds after which the clock is looked at again: a wait does not count the time for which the machine sleeps."""
 
 log = structlog.get_logger()
 
@@ -51,16 +55,27 @@ log = structlog.get_logger()
 class Service:
     """One user's koala: the queue, its clusters and its control center. Owns the state directory while it runs."""
 
-    def __init__(self, site: SiteConfig, plugins: Mapping[str, PluginDefinition], directory: Path) -> None:
-        """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`."""
+    def __init__(
+        self,
+        site: SiteConfig,
+        plugins: Mapping[str, PluginDefinition],
+        directory: Path,
+        *,
+        clocks: HostClocks | None = None,
+    ) -> None:
+        """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
+
+        ``clocks``: None: those of this machine.
+        """
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
-        self._events: deque[ev.Event] = deque()
-        self._draining = False
         self._since_snapshot = 0
         self._with_secrets = set(self.journal.batches_with_secrets())
         self.scheduler = self._recovered()
+        self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=self.scheduler.state.now)
+        self.journal.note_clock(self.clock.reading())
+        self._queue = EventQueue(self.journal, handle=self._take_in, act_on=self._act, settled=self._tell)
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
         self.applications = Applications(
@@ -96,8 +111,13 @@ class Service:
         return found
 
     def now(self) -> float:
-        """Return the time in seconds since the epoch. The scheduler copes with a clock that is set back."""
-        return time.time()
+        """Return the time by the service clock."""
+        return self.clock.now()
+
+    @property
+    def trouble(self) -> str:
+        """Why the journal cannot be written at present, and so nothing is decided; empty while it can."""
+        return self._queue.trouble
 
     def _recovered(self) -> Scheduler:
         state, events = self.journal.recover()
@@ -114,6 +134,7 @@ class Service:
             clock=self.now,
             report=self.post,
             in_contact=self.reception.in_contact,
+            halted=lambda: bool(self.trouble),
             name_prefix=f"koala-{self.instance}-",
         )
         return ClusterDriver(config, lrm, commands, surroundings)
@@ -121,35 +142,31 @@ class Service:
     # ---- events and actions ---------------------------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
-        """Journal an event, let the scheduler handle it, and have its actions done."""
-        self._events.append(event)
-        if self._draining:
-            return
-        self._draining = True
-        try:
-            while self._events:
-                self._process(self._events.popleft())
-        finally:
-            self._draining = False
-        self._tell()
+        """Journal an event, let the scheduler handle it, and have its actions done; later, if that cannot be now."""
+        self._queue.post(event)
 
     def _tell(self) -> None:
         self.changed.set()
         self.changed = anyio.Event()
 
-    def _process(self, event: ev.Event) -> None:
-        number = self.journal.append(event)
+    def _take_in(self, event: ev.Event, number: int) -> list[act.Action]:
         actions = self._handle(self.scheduler, event)
-        if any(isinstance(action, act.SubmitPlaceholders | act.LaunchJob) for action in actions):
-            self.journal.sync()
-        for action in actions:
-            self._act(action)
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
         self._since_snapshot += 1
         if self._since_snapshot >= SNAPSHOT_INTERVAL:
             self._snapshot(number)
+        self._watch_time_of_day()
+        return actions
+
+    def _watch_time_of_day(self) -> None:
+        """Note it when somebody sets the time of day, or the next boot would take that for time that has passed."""
+        step = self.clock.step()
+        if step:
+            log.warning("the time of day of this machine was set", seconds=round(step, 1))
+            with suppress(JournalBlockedError):
+                self.journal.note_clock(self.clock.reading())
 
     @staticmethod
     def _handle(scheduler: Scheduler, event: ev.Event) -> list[act.Action]:
@@ -162,7 +179,10 @@ class Service:
 
     def _snapshot(self, number: int) -> None:
         self._since_snapshot = 0
-        self.journal.snapshot(self.scheduler.state, number)
+        try:
+            self.journal.snapshot(self.scheduler.state, number)
+        except JournalBlockedError as error:  # the events are there; the next restart only takes longer
+            log.warning("no snapshot was taken", error=error.message)
 
     def _act(self, action: act.Action) -> None:
         match action:
@@ -247,27 +267,41 @@ class Service:
     def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
 
-        Raises JobRefusedError when its input files cannot be kept.
+        Raises JobRefusedError when its input files cannot be kept, and JournalBlockedError when the journal cannot be
+        written: then there is no such job.
         """
-        job = make_job(JobId(str(self.journal.next_job_number())), self.now())
+        self._queue.require_journal()
+        job = make_job(self._new_job_id(), self.now())
         try:
             self.applications.keep_input(job)
         except OSError as error:
             raise JobRefusedError(
                 f"input file {error.filename}: {error.strerror}", hint="check the job file"
             ) from error
-        self.post(ev.JobSubmitted(time=self.now(), job=job))
-        self.journal.sync()
+        try:
+            self._queue.enter(ev.JobSubmitted(time=self.now(), job=job))
+        except JournalBlockedError:
+            self.applications.forget(job.id)
+            raise
         for driver in self.clusters.values():
             driver.poller.active = True
             driver.poller.poll_soon()
         return job.id
 
+    def _new_job_id(self) -> JobId:
+        try:
+            return JobId(str(self.journal.next_job_number()))
+        except JournalBlockedError as error:
+            self._queue.halt(error)
+            raise
+
     def cancel(self, job_id: str) -> None:
-        """Cancel a job. Raises JobNotFoundError; a job that has ended already is left as it is."""
+        """Cancel a job. Raises JobNotFoundError; a job that has ended already is left as it is.
+
+        Raises JournalBlockedError when the journal cannot be written: then the job goes on.
+        """
         record = self.scheduler.job(job_id)
-        self.post(ev.CancelRequested(time=self.now(), job_id=record.job.id))
-        self.journal.sync()
+        self._queue.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
 
     @property
     def scripts(self) -> ScriptMaker:
@@ -300,6 +334,7 @@ class Service:
                 async with anyio.create_task_group() as starting:
                     for driver in self.clusters.values():
                         starting.start_soon(tasks.start, driver.run)
+                tasks.start_soon(self._queue.keep_trying, self._resumed)
                 tasks.start_soon(self._keep_time)
                 tasks.start_soon(self._tidy)
                 task_status.started()
@@ -320,15 +355,22 @@ class Service:
     def _just_submitted(self) -> set[str]:
         return {key for driver in self.clusters.values() for key in driver.under_way}
 
+    def _resumed(self) -> None:
+        """The journal can be written again: look at what happened on the clusters meanwhile."""
+        self._tell()
+        for driver in self.clusters.values():
+            driver.poller.poll_soon()
+
     async def _keep_time(self) -> None:
         while True:
-            at = self.scheduler.next_wakeup
+            at = None if self.trouble else self.scheduler.next_wakeup
             changed = self.changed
+            self._watch_time_of_day()
             if at is not None and at <= self.now():
                 self.post(ev.TimeReached(time=self.now()))
                 await anyio.lowlevel.checkpoint()
                 continue
-            with anyio.move_on_after(None if at is None else max(0.0, at - self.now())):
+            with anyio.move_on_after(LONGEST_WAIT if at is None else min(LONGEST_WAIT, max(0.0, at - self.now()))):
                 await changed.wait()
 
     async def _tidy(self) -> None:
@@ -338,8 +380,9 @@ class Service:
             active = self.busy
             for driver in self.clusters.values():
                 driver.poller.active = active
-            if len(self._with_secrets) > len(self.state.batches):
-                self._forget_secrets()
+            if len(self._with_secrets) > len(self.state.batches) and not self.trouble:
+                with suppress(JournalBlockedError):  # at the next change
+                    self._forget_secrets()
 
     def _forget_secrets(self) -> None:
         for batch in [key for key in self._with_secrets if key not in self.state.batches]:

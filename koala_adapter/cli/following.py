@@ -51,6 +51,7 @@ class Display:
         self._live = self._new_live()
         self._printer: LogPrinter | None = None
         self._said = ""
+        self._trouble = ""
 
     def __enter__(self) -> Self:
         """Begin the live display, if there is a terminal."""
@@ -73,6 +74,10 @@ class Display:
         if self._printer is None:
             self._printer = LogPrinter(Path(report.output_directory), write=self._write)
         self._printer.print_new(rest=report.over)
+        if report.trouble != self._trouble:
+            self._trouble = report.trouble
+            text = report.trouble or "What koala could not write can be written again."
+            self._console.print(text, style="red" if report.trouble else "", markup=False, soft_wrap=True)
         if self._console.is_terminal:
             self._live.update(_progress(report))
         elif (line := one_line(report)) != self._said:

@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import TextIO, cast
 
 import click
 import structlog
@@ -17,6 +18,7 @@ from koala_adapter.cli.checking import check
 from koala_adapter.cli.context import Session
 from koala_adapter.cli.demonstration import demo
 from koala_adapter.cli.experiment import experiment
+from koala_adapter.cli.logstream import LogStream
 from koala_adapter.cli.planning import plan, script
 from koala_adapter.cli.reaping import reap
 from koala_adapter.cli.running import run, submit
@@ -90,7 +92,7 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(sys.stderr))),
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
         # In the orderly way in which Ctrl-C ends a command: what it has in the clusters goes with it.

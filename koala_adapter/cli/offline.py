@@ -17,10 +17,11 @@ from koala_adapter.clusters import make_lrm
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.information import read_cluster
 from koala_adapter.journal import Journal
-from koala_adapter.reports import JOB_REPORT, ClusterReport, job_report
+from koala_adapter.reports import JOB_REPORT, ClusterReport, in_order, job_report
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
 from koala_adapter.scheduler.records import State
+from koala_adapter.serviceclock import ServiceClock
 from koala_adapter.siteparameters import configuration
 
 if TYPE_CHECKING:
@@ -49,7 +50,12 @@ class Record:
     """Where the control center listened last; 0: never."""
     archived: Mapping[str, JobReport] = field(default_factory=dict)
     """Finished jobs by id, oldest first."""
-    now: float = field(default_factory=time.time)
+    clock: ServiceClock = field(default_factory=ServiceClock)
+
+    @property
+    def now(self) -> float:
+        """The present time by the clock of the service whose journal it is."""
+        return self.clock.now()
 
     @property
     def unfinished(self) -> list[JobId]:
@@ -66,12 +72,13 @@ class Record:
                 return self.archived[job_id]
             raise
         directory = str(self.directory / "jobs" / record.job.id)
-        return job_report(self.scheduler, record, now=self.now, output_directory=directory)
+        offset = self.clock.offset
+        return job_report(self.scheduler, record, now=self.now, wall_offset=offset, output_directory=directory)
 
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
         live = {str(id_): self.job(id_) for id_ in self.scheduler.state.jobs}
-        return sorted({**self.archived, **live}.values(), key=lambda report: report.submitted_at)[-limit:]
+        return sorted({**self.archived, **live}.values(), key=in_order)[-limit:]
 
 
 def read_record(directory: Path, *, archived: int = 0) -> Record:
@@ -92,6 +99,7 @@ def read_record(directory: Path, *, archived: int = 0) -> Record:
         return Record(
             directory=directory,
             scheduler=scheduler,
+            clock=ServiceClock(before=journal.clock_reading(), latest=scheduler.state.now),
             instance=journal.value("instance") or NO_INSTANCE,
             port=int(journal.value("port") or "0"),
             archived={report.id: report for report in reports},
@@ -176,7 +184,7 @@ async def ask_clusters(
 
 
 def _take_in(site: SiteConfig, record: Record, answers: list[Answer]) -> None:
-    now = record.now = max(record.now, time.time())
+    now = record.now
     record.scheduler.handle(configuration(site, record.instance, now))
     for answer in answers:
         cluster, reading = answer.config.cluster_name, answer.reading

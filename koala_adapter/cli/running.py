@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 import click
 import structlog
@@ -18,6 +18,7 @@ from koala_adapter.cli.asking import PATIENCE, lost
 from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
 from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.interrupts import Interrupts
+from koala_adapter.cli.logstream import LogStream
 from koala_adapter.cli.offline import read_record
 from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
 from koala_adapter.hosting import LOG_NAME, host, ownership, start_in_background
@@ -173,16 +174,18 @@ def log_to_file(session: Session) -> Iterator[None]:
         return
     former = structlog.get_config()
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    with os.fdopen(os.open(session.directory / LOG_NAME, flags, 0o600), "a", buffering=1) as file:
-        structlog.configure(
-            processors=[*former["processors"][:-1], structlog.dev.ConsoleRenderer(colors=False)],
-            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-            logger_factory=structlog.PrintLoggerFactory(file),
-        )
-        try:
-            yield
-        finally:
-            structlog.configure(**former)
+    file = os.fdopen(os.open(session.directory / LOG_NAME, flags, 0o600), "a", buffering=1)
+    structlog.configure(
+        processors=[*former["processors"][:-1], structlog.dev.ConsoleRenderer(colors=False)],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(file))),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**former)
+        with suppress(OSError):  # what a full disk did not take
+            file.close()
 
 
 def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:

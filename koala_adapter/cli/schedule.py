@@ -31,8 +31,10 @@ from koala_adapter.ordering.patience import PATIENCE, Patience
 from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.standing import Rules
+from koala_adapter.ordering.timeofday import as_read, report_as_read
 from koala_adapter.ordering.watching import Pace, Watcher
 from koala_adapter.scheduler.cluster import METRICS, POLICIES, PriorityWeights, make_cluster_scheduler
+from koala_adapter.serviceclock import ServiceClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,6 +263,8 @@ async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:
 
 async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, path: Path) -> None:
     record = StartRecord(path)
+    watcher.clock = ServiceClock(before=record.clock)
+    record.note_clock(watcher.clock.reading())
     mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)
     try:
 
@@ -271,7 +275,7 @@ async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, path
         driver = Driver(lrm, watcher, mirror, plan.manner, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(Answering(mirror, path.parent).serve)
+                await tasks.start(Answering(mirror, path.parent, watcher.clock).serve)
                 await driver.run(once=plan.once)
                 tasks.cancel_scope.cancel()
     finally:
@@ -288,13 +292,13 @@ async def _shadow(watcher: Watcher, plan: Plan, screen: Screen) -> None:
                 if listing is not None:
                     shadow.observe(listing)
                     happened, shadow.happened = shadow.happened, []
-                    screen.tell(happened)
+                    screen.tell([as_read(one, watcher.clock.offset) for one in happened])
                     screen.show_report(shadow.report())
                     if plan.once:
                         break
                 await watcher.pause(restless=False, due=None)
     finally:
-        screen.conclude(shadow.report())
+        screen.conclude(report_as_read(shadow.report(), watcher.clock.offset))
 
 
 class Screen:

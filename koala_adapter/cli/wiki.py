@@ -18,6 +18,7 @@ from koala_adapter.clusters import make_lrm
 from koala_adapter.commands import login_name
 from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.hosting import ownership, prepare_directory
+from koala_adapter.serviceclock import seconds_since_boot
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.keyfile import load_key
@@ -238,7 +239,13 @@ async def _close(lrm: Lrm) -> None:
 
 async def _run(session: Session, source: Source, directory: Path, key: Key, options: ServerOptions) -> None:
     resource = WikiResource(
-        source, key, Intents(directory / "starts"), options, clock=time.time, memory=Memory(directory / "running.json")
+        source,
+        key,
+        Intents(directory / "starts"),
+        options,
+        clock=time.time,
+        steady=seconds_since_boot,
+        memory=Memory(directory / "running.json"),
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks.cancel_scope)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JobNotFoundError, KoalaError, ProtocolError, ServiceUnavailableError
 from koala_adapter.ordering.explanations import Explanation, Overview, explain, overview
+from koala_adapter.ordering.timeofday import as_read
 from koala_adapter.unixsocket import reachable, same_user
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from anyio.abc import SocketStream, TaskStatus
 
     from koala_adapter.ordering.mirror import Mirror
+    from koala_adapter.serviceclock import ServiceClock
 
 SOCKET_NAME = "schedule.sock"
 LINE_LIMIT = 65_536
@@ -39,9 +40,10 @@ OVERVIEW = TypeAdapter(Overview)
 class Answering:
     """Answers questions about one mirror."""
 
-    def __init__(self, mirror: Mirror, directory: Path) -> None:
-        """Listen in ``directory``, which must be there when :meth:`serve` is called."""
+    def __init__(self, mirror: Mirror, directory: Path, clock: ServiceClock) -> None:
+        """Listen in ``directory``, which must be there when :meth:`serve` is called; ``clock``: that of the mirror."""
         self._mirror = mirror
+        self._clock = clock
         self._path = directory / SOCKET_NAME
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -74,8 +76,9 @@ class Answering:
             question = json.loads(line)
             job_id = question.get("job_id") if isinstance(question, dict) else None
             if job_id is None:
-                return OVERVIEW.dump_json(overview(self._mirror))
-            return EXPLANATION.dump_json(explain(self._mirror, str(job_id), time.time()))
+                return OVERVIEW.dump_json(as_read(overview(self._mirror), self._clock.offset))
+            found = explain(self._mirror, str(job_id), self._clock.now())
+            return EXPLANATION.dump_json(as_read(found, self._clock.offset))
         except KoalaError as error:
             return json.dumps({"error": error.message, "hint": error.hint}).encode()
         except ValueError as error:

@@ -7,7 +7,6 @@ killed the next one finds its starts on record.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,6 +15,7 @@ import structlog
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.ordering.deciding import decide
 from koala_adapter.ordering.entries import Phase
+from koala_adapter.ordering.timeofday import as_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,10 @@ class Driver:
         *,
         tell: Callable[[Sequence[Happening]], None],
     ) -> None:
-        """``tell`` hears after each look what went on, if anything. The watcher's plugin has been started."""
+        """``tell`` hears after each look what went on, if anything, in times of day.
+
+        The watcher's plugin has been started, and its clock is ours.
+        """
         self._lrm = lrm
         self._watcher = watcher
         self.mirror = mirror
@@ -74,8 +77,9 @@ class Driver:
                     decided = True
                 if once and decided and not self.restless:
                     break
-                due = self.mirror.next_due(time.time())
-                await self._watcher.pause(restless=self.restless, due=None if due is None else due - time.time())
+                now = self._watcher.clock.now()
+                due = self.mirror.next_due(now)
+                await self._watcher.pause(restless=self.restless, due=None if due is None else due - now)
 
     @property
     def restless(self) -> bool:
@@ -85,6 +89,8 @@ class Driver:
     async def _follow(self, listing: Listing, tasks: TaskGroup, *, deciding: bool) -> None:
         """Take in a listing and do what follows from it."""
         mirror = self.mirror
+        if self._watcher.clock.step():
+            self._record.note_clock(self._watcher.clock.reading())
         due = mirror.next_due(self._observed_at)
         mirror.observe(listing)
         self._observed_at = listing.read_at
@@ -105,16 +111,16 @@ class Driver:
             self.mirror.asking(job_id, start.allocation.nodes)
             try:
                 await self._lrm.start_on(job_id, start.allocation.entries)
-                self.mirror.accepted(job_id, time.time())
+                self.mirror.accepted(job_id, self._watcher.clock.now())
             except LrmUnavailableError as error:
                 log.warning("it is not known whether a start was taken", job=job_id, error=str(error))
-                self.mirror.accepted(job_id, time.time(), doubtful=True)
+                self.mirror.accepted(job_id, self._watcher.clock.now(), doubtful=True)
             except LrmError as error:
-                self.mirror.refused(job_id, time.time(), str(error))
+                self.mirror.refused(job_id, self._watcher.clock.now(), str(error))
             except Exception:
                 # A defect of a plugin costs this start, not the others.
                 log.exception("a plugin failed", job=job_id)
-                self.mirror.accepted(job_id, time.time(), doubtful=True)
+                self.mirror.accepted(job_id, self._watcher.clock.now(), doubtful=True)
         self._tell_all()
         self._watcher.look_soon()
 
@@ -127,4 +133,5 @@ class Driver:
 
     def _tell_all(self) -> None:
         happened, self.mirror.happened = self.mirror.happened, []
-        self._tell(happened)
+        offset = self._watcher.clock.offset
+        self._tell([as_read(one, offset) for one in happened])

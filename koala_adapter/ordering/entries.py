@@ -69,6 +69,7 @@ class Pin:
     wishes: Wishes
     """What its user insists on: what the batch system shows from now on is ours."""
     at: float
+    """Like all times but ``submitted_at`` by our own clock."""
     failures: int = 0
     """How many starts have failed; one that was cut short by our own end did not."""
     not_before: float = 0.0
@@ -86,6 +87,10 @@ class Entry:
     phase: Phase
     sequence: int
     """Order in which jobs were first seen."""
+    submitted: float = 0.0
+    """By our clock, as it was when the job was first seen."""
+    started: tuple[float, float] | None = None
+    """When it started, in the words of the batch system and by our clock, as it was when that was first seen."""
     listed: LrmJob | None = None
     """Exactly as it was listed last."""
     reason: str = ""

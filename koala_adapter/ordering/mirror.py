@@ -146,7 +146,8 @@ class Mirror:
             job = pin.wishes.restored(job)
         elif self.rules.one_node and job.state in WAITING:
             job = replace(job, nodes_wanted=1)
-        found, reason = standing(job, self.rules, now=now, ours=pin is not None)
+        wall = now if self.listing is None else self.listing.time_of_day
+        found, reason = standing(job, self.rules, now=wall, ours=pin is not None)
         if found is Standing.OVER:
             if entry is not None:
                 self._gone(entry, now, Kind.ENDED)
@@ -168,6 +169,8 @@ class Mirror:
     def _new(self, job: LrmJob, pin: Pin | None) -> Entry:
         self._sequence += 1
         entry = Entry(job=job, phase=Phase.LEFT_OUT, sequence=self._sequence)
+        if self.listing is not None and job.submitted_at is not None:
+            entry.submitted = self.listing.moment(job.submitted_at)
         self.entries[job.id] = entry
         if pin is not None and not pin.not_before and job.state is not LrmJobState.HELD:
             # It had been released when we were stopped: the next looks tell what came of it.
@@ -183,6 +186,8 @@ class Mirror:
         entry.job = job
         if self.listing is None:
             return
+        if job.started_at is not None and (entry.started is None or entry.started[0] != job.started_at):
+            entry.started = (job.started_at, self.listing.moment(job.started_at))
         told = estimate(job, self.listing.queues, self.rules)
         if entry.local is not None and told != entry.estimate:
             self.schedulers[_pool(entry)].revise(entry.local, now, estimate=told)
@@ -273,7 +278,8 @@ class Mirror:
         for entry in occupying:
             if entry.local is None and entry.pool is not None:
                 entry.local = self._local(entry)
-                started = entry.job.started_at if entry.job.started_at is not None else now
+                known = entry.started if entry.job.started_at is not None else None
+                started = now if known is None else known[1]
                 self.schedulers[entry.pool].adopt(entry.local, min(started, now), now)
                 self.dirty = True
         for entry in waiting:
@@ -308,7 +314,7 @@ class Mirror:
 
     def _local(self, entry: Entry) -> LocalJob:
         job = entry.job
-        submitted = (job.submitted_at or 0.0) + TIE * (entry.sequence % 500_000)
+        submitted = entry.submitted + TIE * (entry.sequence % 500_000)
         return LocalJob(job.id, job.processors, float(entry.estimate), submitted, job.user)
 
     # -- what became of it -------------------------------------------------------------------------------------------
@@ -424,7 +430,9 @@ class Mirror:
     def next_due(self, now: float) -> float | None:
         """Return when something is to be looked at again although nothing happens; None when never."""
         times = [pin.not_before for pin in self.pins.values()]
-        times += [entry.job.eligible_at for entry in self.entries.values() if entry.job.eligible_at is not None]
+        offset = 0.0 if self.listing is None else self.listing.offset
+        eligible = (entry.job.eligible_at for entry in self.entries.values())
+        times += [time - offset for time in eligible if time is not None]
         times += [scheduler.wake_at for scheduler in self.schedulers]
         return min((time for time in times if now < time < inf), default=None)
 

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JournalError
 from koala_adapter.ordering.entries import Pin
+from koala_adapter.serviceclock import ClockReading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import LrmJobId
 
+HINT = "is the disk full, or the file damaged?"
 _PIN = TypeAdapter(Pin)
+_READING = TypeAdapter(ClockReading)
 
 
 class StartRecord:
@@ -40,6 +43,10 @@ class StartRecord:
             # Each change is on disk before it is acted on.
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.execute("CREATE TABLE IF NOT EXISTS pins (job TEXT PRIMARY KEY, body TEXT NOT NULL)")
+            self._database.execute("CREATE TABLE IF NOT EXISTS clock (only INTEGER PRIMARY KEY, body TEXT NOT NULL)")
+            with closing(self._database.execute("SELECT body FROM clock")) as rows:
+                self.clock = next((_READING.validate_json(body) for (body,) in rows), None)
+                """How the clocks stood when they were noted last."""
             with closing(self._database.execute("SELECT body FROM pins")) as rows:
                 self._stored = {pin.job_id: pin for (body,) in rows for pin in [_PIN.validate_json(body)]}
         except (OSError, sqlite3.Error, ValidationError) as error:
@@ -49,6 +56,16 @@ class StartRecord:
     def pins(self) -> tuple[Pin, ...]:
         """What is on record."""
         return tuple(self._stored.values())
+
+    def note_clock(self, reading: ClockReading) -> None:
+        """Keep how the clocks stand, so that a later process goes on from there. Raises JournalError."""
+        self._write("INSERT OR REPLACE INTO clock VALUES (1, ?)", (_READING.dump_json(reading).decode(),))
+
+    def _write(self, statement: str, values: tuple[str, ...]) -> None:
+        try:
+            self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            raise JournalError(f"{self._path}: cannot be written: {error}", hint=HINT) from error
 
     def store(self, pins: Mapping[LrmJobId, Pin]) -> None:
         """Make the record equal to ``pins``; on return that is on disk. Raises JournalError: then nothing changed."""
@@ -67,8 +84,7 @@ class StartRecord:
                 self._database.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            hint = "is the disk full, or the file damaged?"
-            raise JournalError(f"{self._path}: cannot be written: {error}", hint=hint) from error
+            raise JournalError(f"{self._path}: cannot be written: {error}", hint=HINT) from error
         self._stored = dict(pins)
 
     def close(self) -> None:

@@ -151,7 +151,7 @@ class Shadow:
 
     def _examine(self, job: LrmJob, listing: Listing, now: float, *, first: bool) -> bool:
         seen = self._seen.get(job.id)
-        found, _ = standing(job, self._rules, now=now)
+        found, _ = standing(job, self._rules, now=listing.time_of_day)
         self._left_out += found is Standing.LEFT_OUT
         if seen is None:
             if found is Standing.OVER and (first or job.started_at is None or job.id in self._done):
@@ -165,9 +165,9 @@ class Shadow:
         if found is Standing.OURS and seen.ready_at is None:
             seen.ready_at = now if first else max(seen.submitted_at, self._from)
         if job.state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.ENDING, LrmJobState.ENDED}:
-            self._started(seen, job, now, first=first)
+            self._started(seen, job, listing, now, first=first)
         if found is Standing.OVER:
-            self._end(seen, now if job.ends_at is None else min(job.ends_at, now))
+            self._end(seen, now if job.ends_at is None else min(listing.moment(job.ends_at), now))
             return True
         return before != (seen.ready_at, seen.started_at, seen.estimate)
 
@@ -180,22 +180,23 @@ class Shadow:
             user=job.user,
             processors=job.processors,
             estimate=estimate(job, listing.queues, self._rules),
-            submitted_at=self._now if job.submitted_at is None else job.submitted_at,
+            submitted_at=self._now if job.submitted_at is None else listing.moment(job.submitted_at),
             pool=pool,
         )
         self._seen[job.id] = seen
         return seen
 
-    def _started(self, seen: Seen, job: LrmJob, now: float, *, first: bool) -> None:
+    def _started(self, seen: Seen, job: LrmJob, listing: Listing, now: float, *, first: bool) -> None:
         if seen.started_at is not None or (job.state is LrmJobState.ENDED and job.started_at is None):
             return
-        seen.started_at = now if job.started_at is None else min(job.started_at, now)
+        seen.started_at = now if job.started_at is None else min(listing.moment(job.started_at), now)
         if first:
             seen.ours, seen.fixed = seen.started_at, True
             return
         if seen.ready_at is None:
             # It came and started between two looks, or was let go and started.
-            seen.ready_at = max(self._from, min(seen.started_at, max(seen.submitted_at, job.eligible_at or 0.0)))
+            eligible = 0.0 if job.eligible_at is None else listing.moment(job.eligible_at)
+            seen.ready_at = max(self._from, min(seen.started_at, max(seen.submitted_at, eligible)))
         self._say(Kind.STARTED, seen, seen.started_at, "by the batch system")
 
     def _end(self, seen: Seen, at: float) -> None:

@@ -54,15 +54,29 @@ class Listing:
     """What the batch system showed at one time."""
 
     read_at: float
-    """When it was asked for."""
+    """When it was asked for, by our own clock, which nobody sets; all that is decided goes by it."""
     jobs: tuple[LrmJob, ...]
     nodes: tuple[Node, ...]
     queues: Mapping[str, Queue]
     """By name; empty when it tells of none."""
+    offset: float = 0.0
+    """Seconds to add to a time of our clock for the time of day, in which the batch system writes its own times."""
+
+    @property
+    def time_of_day(self) -> float:
+        """When it was asked for, in the words of the batch system."""
+        return self.read_at + self.offset
+
+    def moment(self, time_of_day: float) -> float:
+        """Return the time by our clock of what the batch system dates so, as the time of day is set now."""
+        return time_of_day - self.offset
 
 
 def standing(job: LrmJob, rules: Rules, *, now: float, ours: bool = False) -> tuple[Standing, str]:
-    """Return what a job is to us, and the reason when it is left out. ``ours``: we put it in hold again ourselves."""
+    """Return what a job is to us, and the reason when it is left out.
+
+    ``now``: the time of day. ``ours``: we put it in hold again ourselves.
+    """
     if job.state is LrmJobState.ENDED:
         return Standing.OVER, ""
     if job.state in OCCUPYING:

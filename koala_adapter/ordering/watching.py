@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +13,7 @@ import structlog
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.limits import CircuitBreaker
 from koala_adapter.ordering.standing import Listing
+from koala_adapter.serviceclock import ServiceClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -45,6 +45,8 @@ class Watcher:
 
     def __init__(self, lrm: Lrm, pace: Pace, *, on_trouble: Callable[[str], None]) -> None:
         """``on_trouble`` hears when the batch system stops answering (why), and when it answers again (empty)."""
+        self.clock = ServiceClock()
+        """By which all is dated; whoever drives this may give another one before the first look."""
         self._lrm = lrm
         self._pace = pace
         self._on_trouble = on_trouble
@@ -72,7 +74,7 @@ class Watcher:
         """Return a listing; None when the batch system does not answer now."""
         if not self._breaker.may_ask(anyio.current_time()):
             return None
-        read_at = time.time()
+        read_at, offset = self.clock.now(), self.clock.offset
         try:
             # Jobs first: a job that starts between the two makes us think less is free, never more.
             jobs = await self._answering(self._lrm.jobs)
@@ -87,7 +89,7 @@ class Watcher:
         self._breaker.succeeded()
         self._trouble("")
         self.looks += 1
-        return Listing(read_at=read_at, jobs=jobs, nodes=nodes, queues=self._queues)
+        return Listing(read_at=read_at, jobs=jobs, nodes=nodes, queues=self._queues, offset=offset)
 
     def look_soon(self) -> None:
         """Have the next look come as early as the bounds allow."""

@@ -49,6 +49,7 @@ FLUSH = 10.0  # seconds for the last output after the tasks are gone
 FAREWELL = 2.0  # seconds for the control center to see the end of the connection
 NEAR = 30.0  # a SIGTERM so many seconds before the end of the walltime is taken for that end
 
+BOOTTIME = 7  # clock_gettime(2): seconds since the node was booted, suspension included; named in Python from 3.7 on
 NO_SESSION = -1  # not 0: so those are shown whose session is outside of a container
 
 EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4, 5
@@ -75,6 +76,11 @@ class LaunchError(Exception):
     def __init__(self, detail: str, code: int = 126) -> None:
         Exception.__init__(self, detail)
         self.code = code
+
+
+def clock() -> float:
+    """Return seconds that nobody sets and that pass while the node sleeps, too: those since it was booted."""
+    return time.clock_gettime(BOOTTIME)
 
 
 def say(text: str) -> None:
@@ -113,15 +119,20 @@ class Settings:
         index = environment.get(given["array_index_variable"] or "", "")
         self.index = int(index) if index.isdigit() else 1
         self.lrm_id = word(environment.get(given["job_id_variable"] or "", ""))
-        self.ends_at = self._end(given["walltime"], environment.get("SLURM_JOB_END_TIME", ""))
+        self.ends_at = self._end(given["walltime"], environment)
 
     @staticmethod
-    def _end(walltime: "Optional[float]", slurm: str) -> "Optional[float]":
+    def _end(walltime: "Optional[float]", environment: "Dict[str, str]") -> "Optional[float]":
         # The LRM may have started its clock before us (prolog), or give less than was asked: the earlier end counts.
         ends = [walltime] if walltime else []
-        if slurm.isdigit():
-            ends.append(max(0.0, int(slurm) - time.time()))
-        return time.monotonic() + min(ends) if ends else None
+        start, end = (environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
+        if end.isdigit():
+            left = int(end) - time.time()
+            if start.isdigit() and not 0 <= left <= int(end) - int(start):
+                # The clock of this node is not that of Slurm's controller: what was granted begins now.
+                left = int(end) - int(start)
+            ends.append(max(0.0, left))
+        return clock() + min(ends) if ends else None
 
 
 def read_token(path: str) -> str:
@@ -318,16 +329,16 @@ class Timers:
     def after(self, seconds: float, call: "Callable[[], None]") -> None:
         """Make ``call`` once, ``seconds`` from now."""
         self._serial += 1
-        heapq.heappush(self._heap, (time.monotonic() + seconds, self._serial, call))
+        heapq.heappush(self._heap, (clock() + seconds, self._serial, call))
 
     def run(self) -> None:
         """Make the calls that are due."""
-        while self._heap and self._heap[0][0] <= time.monotonic():
+        while self._heap and self._heap[0][0] <= clock():
             heapq.heappop(self._heap)[2]()
 
     def wait(self) -> "Optional[float]":
         """Return the seconds until the next call."""
-        return max(0.0, self._heap[0][0] - time.monotonic()) if self._heap else None
+        return max(0.0, self._heap[0][0] - clock()) if self._heap else None
 
 
 class Channel:
@@ -664,7 +675,7 @@ class Task:
             if found is not None:
                 by_itself = found.si_code == os.CLD_EXITED
                 status = (found.si_status, None) if by_itself else (None, found.si_status)
-                self._exited = (time.monotonic(), *status)
+                self._exited = (clock(), *status)
                 for pause in (SETTLE, DRAIN):
                     self._agent.timers.after(pause, self.advance)
         return self._exited is not None
@@ -682,7 +693,7 @@ class Task:
     def _conclude(
         self, process: "subprocess.Popen[bytes]", when: float, code: "Optional[int]", number: "Optional[int]"
     ) -> None:
-        since = time.monotonic() - when
+        since = clock() - when
         if self._killed(code, number) and not self._stopping and since < SETTLE:
             return
         if since < DRAIN and not all(source.fifo or source.closed for source in self._sources):
@@ -789,7 +800,7 @@ class Agent:
         self._directories = 0
         self._lease = settings.lease
         self._heartbeat = CONNECT_TIME
-        self._contact = time.monotonic()
+        self._contact = clock()
         self._attempt = 0
         self._opened = 0.0
         self._failures = 0
@@ -850,7 +861,7 @@ class Agent:
             "token": settings.token, "session": self._session, "lrm_id": settings.lrm_id,
             "host": word(socket.gethostname()), "address": word(self._channel.own_address()), "pid": os.getpid(),
             "ends_in": self._ends_in(), "python": ".".join(map(str, sys.version_info[:3])),
-            "tasks": [self._report(task) for task in self._tasks.values()],
+            "tasks": [self._report(task) for task in self._tasks.values()], "resends": True,
         })  # fmt: skip
 
     def received(self, line: bytes) -> None:
@@ -862,11 +873,11 @@ class Agent:
                 act(message)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OSError(errno.EPROTO, f"the control center sent what makes no sense: {error!r}") from error
-        self._contact = time.monotonic()
+        self._contact = clock()
 
     def closed(self, reason: str) -> None:
         """The connection is gone, or could not be made: try again after a while."""
-        good = self._welcomed and time.monotonic() - self._opened > STEADY
+        good = self._welcomed and clock() - self._opened > STEADY
         self._failures = 1 if good else self._failures + 1
         self._attempt += 1
         self._welcomed = False
@@ -884,7 +895,7 @@ class Agent:
     def _dial(self, after: int) -> None:
         if self._mute or after != self._attempt:
             return
-        self._opened = time.monotonic()
+        self._opened = clock()
         self._attempt += 1
         attempt = self._attempt
         self.timers.after(CONNECT_TIME, lambda: self._give_up_dialling(attempt))
@@ -901,7 +912,7 @@ class Agent:
         return {"task": task.name, "running": task.pid is not None, "end": task.end if task.safe else None}
 
     def _ends_in(self) -> "Optional[float]":
-        return None if self.settings.ends_at is None else max(0.0, self.settings.ends_at - time.monotonic())
+        return None if self.settings.ends_at is None else max(0.0, self.settings.ends_at - clock())
 
     # What the control center says
 
@@ -944,6 +955,13 @@ class Agent:
         task = self._tasks.get(message["task"])
         if task is not None:
             task.outputs[message["stream"]].acknowledge(int(message["offset"]))
+
+    def _on_resend(self, message: "Dict[str, Any]") -> None:
+        task = self._tasks.get(message["task"])
+        if task is not None:
+            task.outputs[message["stream"]].rewind()
+            task.reported = False
+            self._channel.send({"kind": "resending", "task": task.name, "stream": message["stream"]})
 
     def _on_release(self, message: "Dict[str, Any]") -> None:
         self._leave(EXIT_RELEASED, "cancelled", "released", float(message["grace"]))
@@ -988,7 +1006,7 @@ class Agent:
     def _beat(self, attempt: int) -> None:
         if attempt != self._attempt:
             return
-        if time.monotonic() - self._contact > 3 * self._heartbeat:
+        if clock() - self._contact > 3 * self._heartbeat:
             self._channel.close("the control center has fallen silent")
             return
         self._channel.send({"kind": "heartbeat"})
@@ -997,7 +1015,7 @@ class Agent:
     # Ends
 
     def _watch_lease(self) -> None:
-        left = self._contact + self._lease - time.monotonic()
+        left = self._contact + self._lease - clock()
         if left > 0:
             self.timers.after(min(left, 30.0), self._watch_lease)
             return

@@ -10,6 +10,7 @@ the agent registers.
 from __future__ import annotations
 
 import ipaddress
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -18,7 +19,7 @@ import anyio
 from anyio.abc import SocketAttribute, SocketListener
 from anyio.streams.tls import TLSStream
 
-from koala_adapter.errors import ConfigurationError, ProtocolError
+from koala_adapter.errors import ConfigurationError, JournalBlockedError, ProtocolError
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import channel, events
 from koala_adapter.vjm.admission import Admission
@@ -54,6 +55,10 @@ PIECE = 16 * 1024
 UNREAD = 10_000
 """Messages that may wait for one agent to read them."""
 
+FIRST_RETRY = 0.5
+"""Seconds before output that could not be written is tried again; doubled with each try."""
+LONGEST_RETRY = 15.0
+
 
 LOST = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 """What reading from or writing to a peer may raise that is no fault of ours."""
@@ -79,6 +84,11 @@ class _Connection:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     outgoing: list[bytes] = field(default_factory=list)
     writing: bool = False
+    retrying: bool = False
+    resends: bool = False
+    """The agent understands Resend."""
+    unwritten: dict[_Stream, _Unwritten] = field(default_factory=dict)
+    """Output whose file cannot be written: what comes of it meanwhile is left to the agent, which keeps it."""
     fault: str = ""
     """Why ``scope`` was cancelled, when somebody did that."""
 
@@ -86,6 +96,19 @@ class _Connection:
         """End the connection."""
         self.fault = fault
         self.scope.cancel()
+
+
+_Stream: TypeAlias = "tuple[str, str]"
+"""Task and name of one of its output streams."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unwritten:
+    """What is known of a stream whose file cannot be written."""
+
+    file: Path
+    piece: channel.Output | None
+    """The first piece that could not be written; None: it is now, and the agent was asked to send on from there."""
 
 
 _Greeting: TypeAlias = "tuple[TLSStream, Decoder[AgentMessage], channel.Hello]"
@@ -106,6 +129,7 @@ class ControlCenter:
         heartbeat: float,
         on_rejected: Callable[[str, str], None] | None = None,
         on_output: Callable[[str, str, int, bytes], None] | None = None,
+        on_unwritten: Callable[[str, str, Path, str], None] | None = None,
     ) -> None:
         """Make a center that does nothing before ``serve``.
 
@@ -114,7 +138,8 @@ class ControlCenter:
         ending, of a task's output: ``.out`` and ``.err`` are added; None drops the output. ``lease`` and ``heartbeat``
         are seconds. ``on_rejected`` hears address and fault of peers that did not prove themselves: for a log only, and
         not for every one of them, since anybody can be one. ``on_output`` gets task, stream, offset and bytes of each
-        piece of output once it is in its file.
+        piece of output once it is in its file. ``on_unwritten`` gets task, stream, file and reason when a piece cannot
+        be written: it is tried again, and ``on_output`` hears of it then.
         """
         self._ssl_context = ssl_context
         self._authenticate = authenticate
@@ -125,6 +150,7 @@ class ControlCenter:
         self._silence = SILENT_INTERVALS * heartbeat
         self._on_rejected = on_rejected
         self._on_output = on_output
+        self._on_unwritten = on_unwritten
         self._output = OutputStore()
         self._connected: dict[PlaceholderId, _Connection] = {}
         self._tasks: TaskGroup | None = None
@@ -192,7 +218,7 @@ class ControlCenter:
             with admission.applicant() as scope:
                 greeting = await self._greeting(transport, address)
                 if greeting is not None:
-                    connection = await self._answer(*greeting, address)
+                    connection = await self._answer_if_possible(greeting, address)
             if scope.cancelled_caught:
                 self._reject(address, "did not prove itself in time")
             if connection is not None:
@@ -214,6 +240,13 @@ class ControlCenter:
             return None
         return stream, decoder, messages[0]
 
+    async def _answer_if_possible(self, greeting: _Greeting, address: str) -> _Connection | None:
+        try:
+            return await self._answer(*greeting, address)
+        except JournalBlockedError as error:  # whose the placeholder is cannot be noted: the agent will ask again
+            self._reject(address, error.message)
+            return None
+
     async def _answer(
         self, stream: TLSStream, decoder: Decoder[AgentMessage], hello: channel.Hello, address: str
     ) -> _Connection | None:
@@ -221,7 +254,8 @@ class ControlCenter:
         refusal = self._refusal(placeholder, hello, address)
         if not refusal:
             decoder.limit = channel.AGENT_LINE_LIMIT
-            return self._admit(_Connection(placeholder=placeholder, stream=stream, decoder=decoder), hello, address)
+            connection = _Connection(placeholder=placeholder, stream=stream, decoder=decoder, resends=hello.resends)
+            return self._admit(connection, hello, address)
         self._reject(address, f"{placeholder} on {hello.host}: {refusal}")
         with suppress(*LOST):
             await stream.send(channel.encode(channel.Refused(reason=refusal)))
@@ -294,6 +328,10 @@ class ControlCenter:
                 self._keep(connection, message)
             case channel.TaskStarted(task=task, pid=pid):
                 self._on_event(events.AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
+            case channel.Resending(task=task, stream=stream):
+                connection.unwritten.pop((task, stream), None)
+            case channel.TaskEnded(task=task) if any(of == task for of, _ in connection.unwritten):
+                pass  # it will be told again, after the output that is still to come
             case channel.TaskEnded(task=task, end=end):
                 self._on_event(events.AgentTaskEnded(placeholder=placeholder, task=task, end=end))
             case channel.Ending(reason=reason, detail=detail):
@@ -302,17 +340,64 @@ class ControlCenter:
                 raise ProtocolError("a second Hello")
 
     def _keep(self, connection: _Connection, piece: channel.Output) -> None:
-        size = piece.offset + len(piece.data)
+        if (piece.task, piece.stream) in connection.unwritten:
+            return
         path = self._output_path(connection.placeholder, piece.task)
-        if path is not None:
-            file = path.with_name(f"{path.name}.{piece.stream}")
-            try:
-                size = self._write_piece(file, piece)
-            except OSError as error:  # the agent keeps what is not acknowledged, and comes back with it
-                raise ProtocolError(f"cannot write {file}: {error.strerror or error}") from None
-            if self._on_output is not None:
-                self._on_output(piece.task, piece.stream, piece.offset, piece.data)
+        if path is None:
+            self._acknowledge(connection, piece, piece.offset + len(piece.data))
+            return
+        file = path.with_name(f"{path.name}.{piece.stream}")
+        try:
+            self._put(connection, file, piece)
+        except OSError as error:
+            self._put_off(connection, file, piece, error)
+
+    def _put(self, connection: _Connection, file: Path, piece: channel.Output) -> None:
+        size = self._write_piece(file, piece)
+        if self._on_output is not None:
+            self._on_output(piece.task, piece.stream, piece.offset, piece.data)
+        self._acknowledge(connection, piece, size)
+
+    def _acknowledge(self, connection: _Connection, piece: channel.Output, size: int) -> None:
         self._post(connection, channel.OutputAck(task=piece.task, stream=piece.stream, offset=size))
+
+    def _put_off(self, connection: _Connection, file: Path, piece: channel.Output, error: OSError) -> None:
+        connection.unwritten[piece.task, piece.stream] = _Unwritten(file=file, piece=piece)
+        self._tell_unwritten(piece, file, error)
+        if not connection.retrying and self._tasks is not None:
+            connection.retrying = True
+            self._tasks.start_soon(self._write_later, connection)
+
+    async def _write_later(self, connection: _Connection) -> None:
+        """Try again, at growing intervals, what could not be written, until all is or the connection is gone."""
+        pause = FIRST_RETRY
+        while connection.unwritten:
+            await anyio.sleep(pause)
+            pause = min(LONGEST_RETRY, 2 * pause)
+            if self._connected.get(connection.placeholder) is not connection:
+                return
+            for stream, unwritten in list(connection.unwritten.items()):
+                if unwritten.piece is not None and self._try_again(connection, unwritten.file, unwritten.piece):
+                    connection.unwritten[stream] = _Unwritten(file=unwritten.file, piece=None)
+                    pause = FIRST_RETRY
+        connection.retrying = False
+
+    def _try_again(self, connection: _Connection, file: Path, piece: channel.Output) -> bool:
+        try:
+            self._put(connection, file, piece)
+        except OSError as error:
+            self._tell_unwritten(piece, file, error)
+            return False
+        if connection.resends:
+            self._post(connection, channel.Resend(task=piece.task, stream=piece.stream))
+        else:
+            connection.drop("its output can be written again, which it sends when it comes back")
+        return True
+
+    def _tell_unwritten(self, piece: channel.Output, file: Path, error: OSError) -> None:
+        if self._on_unwritten is not None:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            self._on_unwritten(piece.task, piece.stream, file, why)
 
     def _write_piece(self, file: Path, piece: channel.Output) -> int:
         try:

@@ -99,6 +99,8 @@ class Hello:
     python: Word
     tasks: Annotated[tuple[TaskReport, ...], Field(max_length=1000)] = ()
     version: int = VERSION
+    resends: bool = False
+    """Understands Resend; agents of earlier versions do not."""
     kind: Literal["hello"] = "hello"
 
 
@@ -127,6 +129,15 @@ class Output:
     offset: Offset
     data: Annotated[Data, Field(max_length=OUTPUT_LIMIT)]
     kind: Literal["output"] = "output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resending:
+    """Answer to Resend: what comes from now on begins where the last OutputAck ended."""
+
+    task: Name
+    stream: StreamName
+    kind: Literal["resending"] = "resending"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +223,15 @@ class OutputAck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resend:
+    """What came after the last OutputAck was not kept: send it again, and then also whether the task has ended."""
+
+    task: Name
+    stream: StreamName
+    kind: Literal["resend"] = "resend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """End all tasks (SIGTERM, after ``grace`` seconds SIGKILL), send what is left of their output, and exit."""
 
@@ -226,8 +246,8 @@ class Pong:
     kind: Literal["pong"] = "pong"
 
 
-AgentMessage: TypeAlias = Hello | Heartbeat | TaskStarted | Output | TaskEnded | Ending
-CenterMessage: TypeAlias = Welcome | Refused | Launch | Signal | OutputAck | Release | Pong
+AgentMessage: TypeAlias = Hello | Heartbeat | TaskStarted | Output | Resending | TaskEnded | Ending
+CenterMessage: TypeAlias = Welcome | Refused | Launch | Signal | OutputAck | Resend | Release | Pong
 
 _AGENT: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="kind")])
 _CENTER: TypeAdapter[CenterMessage] = TypeAdapter(Annotated[CenterMessage, Field(discriminator="kind")])

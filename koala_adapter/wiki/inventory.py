@@ -59,6 +59,7 @@ class JobEntry:
     tasks: tuple[str, ...] = ()
     """Its task list as last reported."""
     ended_at: float | None = None
+    """When it was first seen to have ended, by the clock that nobody sets."""
     polls: int = 0
     """Full listings that have told of its end."""
 
@@ -68,6 +69,7 @@ class Promise:
     """What a peer was told of a job, and must see until the LRM shows it, or for so long."""
 
     until: float
+    """By the clock that nobody sets."""
     places: tuple[Place, ...] = ()
     """Where it starts."""
     cancelled: bool = False
@@ -93,6 +95,10 @@ class Inventory:
         self.refused: dict[str, str] = {}
         """Jobs that cannot be reported, and why."""
         self.ready = False
+        self._steady = 0.0
+        """The time of the last listing on the clock that nobody sets."""
+        self._stamp = 0
+        """The time of the last change as peers are told it: never earlier than one they were told before."""
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -130,8 +136,16 @@ class Inventory:
 
     def recall(self, jobs: Iterable[LrmJob], now: float) -> None:
         """Take jobs that an earlier server saw running: those that the first listing does not have, have ended."""
+        self._advance(now)
         for job in jobs:
-            self._store(str(job.id), job, now, listed=None)
+            self._store(str(job.id), job, listed=None)
+
+    def _advance(self, now: float) -> None:
+        """Take the time of day for what changes now.
+
+        Peers ask for what changed since a time that we told them: when the clock is set back, they miss nothing.
+        """
+        self._stamp = max(self._stamp, int(now))
 
     def active(self) -> list[LrmJob]:
         """Return the jobs that run."""
@@ -148,27 +162,33 @@ class Inventory:
             entry.tasks = tuple(tasks)
             entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
 
-    def learn(self, listing: Listing, now: float) -> bool:
-        """Take a listing; return True when a job came, started or ended."""
+    def learn(self, listing: Listing, now: float, *, steady: float | None = None) -> bool:
+        """Take a listing; return True when a job came, started or ended.
+
+        ``now``: the time of day; ``steady``: the time on a clock that nobody sets, by which is counted how long
+        something is so. None: the time of day serves for both.
+        """
+        self._advance(now)
+        self._steady = now if steady is None else steady
         seen = [Place(cluster=cluster, node=node.name) for cluster, node in listing.nodes]
         self._names = node_names(seen, self._names)
         self._wire = {place.node: name for place, name in self._names.items()}
-        self._keep_promises(listing.jobs, now)
+        self._keep_promises(listing.jobs)
         jobs = {str(job.id): self._as_told(job) for job in listing.jobs}
         queues = {queue for _, node in listing.nodes for queue in node.queues}
         if self.words.dialect is Dialect.WIKI:
             self.words = replace(self.words, classes=len(queues) <= MOST_CLASSES)
         moved = self._learn_jobs(jobs, now)
-        self._learn_nodes(listing, now)
+        self._learn_nodes(listing)
         self.ready = True
         return moved
 
-    def _keep_promises(self, jobs: Iterable[LrmJob], now: float) -> None:
+    def _keep_promises(self, jobs: Iterable[LrmJob]) -> None:
         shown = {str(job.id): job.state for job in jobs}
         for id_, promise in list(self._promises.items()):
             over = shown.get(id_, LrmJobState.ENDED) is LrmJobState.ENDED
             kept = over if promise.cancelled else shown.get(id_) not in WAITING
-            if kept or now > promise.until:
+            if kept or self._steady > promise.until:
                 del self._promises[id_]
 
     def _as_told(self, job: LrmJob) -> LrmJob:
@@ -193,12 +213,12 @@ class Inventory:
                 continue
             if known is None or known.listed != job:
                 moved |= known is None or known.job.state is not job.state
-                self._store(id_, job, now, listed=job)
+                self._store(id_, job, listed=job)
         for id_, entry in list(self.jobs.items()):
             if id_ not in jobs and entry.ended_at is None:
                 moved = True
-                self._store(id_, _vanished(entry.job, now), now, listed=None)
-            elif entry.ended_at is not None and self._is_told(entry, now):
+                self._store(id_, _vanished(entry.job, now), listed=None)
+            elif entry.ended_at is not None and self._is_told(entry):
                 del self.jobs[id_]
         for id_ in [id_ for id_ in self.refused if id_ not in jobs]:
             del self.refused[id_]
@@ -207,11 +227,11 @@ class Inventory:
     def _is_past(self, job: LrmJob, now: float) -> bool:
         return job.ends_at is not None and job.ends_at + self._retention < now
 
-    def _is_told(self, entry: JobEntry, now: float) -> bool:
-        age = now - (entry.ended_at or now)
+    def _is_told(self, entry: JobEntry) -> bool:
+        age = 0.0 if entry.ended_at is None else self._steady - entry.ended_at
         return age > self._retention and (entry.polls >= POLLS_NEEDED or age > LONGEST_MEMORY * self._retention)
 
-    def _store(self, id_: str, job: LrmJob, now: float, *, listed: LrmJob | None) -> None:
+    def _store(self, id_: str, job: LrmJob, *, listed: LrmJob | None) -> None:
         known = self.jobs.pop(id_, None)
         before = known.tasks if known else ()
         if known and job.state is LrmJobState.ENDING and not job.layout:
@@ -221,15 +241,15 @@ class Inventory:
         tasks = next_task_list(before, self._task_counts(job)) if job.state in ACTIVE else before
         try:
             check_id(id_)
-            record = self._prepared(job, tasks, int(now))
+            record = self._prepared(job, tasks, self._stamp)
         except WikiError as error:
             self.refused[id_] = error.message
             return
         over = job.state is LrmJobState.ENDED
-        ended_at = (known.ended_at if known and known.ended_at is not None else now) if over else None
+        ended_at = (known.ended_at if known and known.ended_at is not None else self._steady) if over else None
         polls = known.polls if known and known.ended_at is not None and over else 0
         self.jobs[id_] = JobEntry(
-            job=job, listed=listed, changed_at=int(now), record=record, tasks=tasks, ended_at=ended_at, polls=polls
+            job=job, listed=listed, changed_at=self._stamp, record=record, tasks=tasks, ended_at=ended_at, polls=polls
         )
 
     def _task_counts(self, job: LrmJob) -> dict[str, int]:
@@ -242,7 +262,7 @@ class Inventory:
         brief = build_job(record, self.words.dialect, hosts=self.hosts, brief=True)
         return Prepared(full=full, brief=brief, finished=job.state is LrmJobState.ENDED)
 
-    def _learn_nodes(self, listing: Listing, now: float) -> None:
+    def _learn_nodes(self, listing: Listing) -> None:
         counted: dict[str, int] = {}
         for entry in self.jobs.values():
             if entry.job.state in ACTIVE and entry.job.state is not LrmJobState.SUSPENDED:
@@ -252,20 +272,20 @@ class Inventory:
             place = Place(cluster=cluster, node=node.name)
             name, visible = self._names[place], counted.get(node.name, 0)
             used = max(node.processors_used, visible)
-            self._store_node(name, place, node, now, used=used, hidden=used - visible)
+            self._store_node(name, place, node, used=used, hidden=used - visible)
         here = {self._names[Place(cluster=cluster, node=node.name)] for cluster, node in listing.nodes}
         for name, known in list(self.nodes.items()):
             if name not in here and known.place.cluster in listing.clusters:
                 gone = replace(known.node, state=NodeState.DOWN, reason="no longer listed", load=None)
-                self._store_node(name, known.place, gone, now, used=known.used, hidden=0)
+                self._store_node(name, known.place, gone, used=known.used, hidden=0)
 
-    def _store_node(self, name: str, place: Place, node: Node, now: float, *, used: int, hidden: int) -> None:
+    def _store_node(self, name: str, place: Place, node: Node, *, used: int, hidden: int) -> None:
         known = self.nodes.get(name)
         if known and known.used == used and known.node == node:
             return
         # A load that moves is no change that anybody asks for.
         quiet = known is not None and known.used == used and replace(known.node, load=node.load) == node
-        changed_at = known.changed_at if known and quiet else int(now)
+        changed_at = known.changed_at if known and quiet else self._stamp
         record = node_record(
             name, place.cluster, node, used=used, hidden=hidden, words=self.words, changed_at=changed_at
         )
@@ -286,8 +306,9 @@ class Inventory:
     def set_hosts(self, hosts: HostFormat, now: float) -> None:
         """Write host lists in this form from now on (WIKI2)."""
         self.hosts = hosts
+        self._advance(now)
         for entry in self.jobs.values():
-            entry.record = self._prepared(entry.job, entry.tasks, int(now))
+            entry.record = self._prepared(entry.job, entry.tasks, self._stamp)
 
 
 def _vanished(job: LrmJob, now: float) -> LrmJob:

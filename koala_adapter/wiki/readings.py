@@ -29,13 +29,18 @@ class Readings:
         *,
         cache: float,
         clock: Callable[[], float],
+        steady: Callable[[], float],
         on_change: Callable[[], None],
     ) -> None:
-        """``cache``: seconds that a reading serves all; ``on_change`` is called when a job came, started or ended."""
+        """``cache``: seconds that a reading serves all; ``on_change`` is called when a job came, started or ended.
+
+        ``clock``: the time of day; ``steady``: a clock that nobody sets.
+        """
         self._source = source
         self._inventory = inventory
         self._cache = cache
         self._clock = clock
+        self._steady = steady
         self._on_change = on_change
         self._lock = anyio.Lock()
         self._begun_at = float("-inf")
@@ -70,7 +75,7 @@ class Readings:
             if self.failure is not None:
                 log.info("cluster answers again", cluster=self._source.name)
                 self.failure = None
-            moved = self._inventory.learn(listing, self._clock())
+            moved = self._inventory.learn(listing, self._clock(), steady=self._steady())
             self._begun_at = begun
             if moved:
                 self._on_change()

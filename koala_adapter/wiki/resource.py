@@ -51,10 +51,13 @@ class WikiResource:
         options: ServerOptions,
         *,
         clock: Callable[[], float],
+        steady: Callable[[], float] | None = None,
         memory: Memory | None = None,
     ) -> None:
         """``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE.
 
+        ``clock``: the time of day, in which peers and batch systems speak; ``steady``: a clock that nobody sets, by
+        which is counted how long something is so; None: ``clock`` serves for both.
         ``memory``: where the running jobs are kept for the next server.
         """
         self.options = options
@@ -72,9 +75,12 @@ class WikiResource:
             self.inventory,
             cache=options.cache,
             clock=clock,
+            steady=steady or clock,
             on_change=self._changed,
         )
-        self.verbs = Verbs(source, self.inventory, self.readings, intents, options=options, clock=clock)
+        self.verbs = Verbs(
+            source, self.inventory, self.readings, intents, options=options, clock=clock, steady=steady or clock
+        )
 
     def _changed(self) -> None:
         self.notifier.tell(Event.JOBS)

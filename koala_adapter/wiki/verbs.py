@@ -81,14 +81,16 @@ class Verbs:
         *,
         options: ServerOptions,
         clock: Callable[[], float],
+        steady: Callable[[], float],
     ) -> None:
-        """``clock``: seconds since the epoch."""
+        """``clock``: the time of day, seconds since the epoch; ``steady``: a clock that nobody sets."""
         self._source = source
         self._inventory = inventory
         self._readings = readings
         self._intents = intents
         self._options = options
         self._clock = clock
+        self._steady = steady
         self._starting: dict[str, Mapping[str, int]] = {}
         """Processors on each node, by its name on the wire, of the starts that are being tried."""
         self._acts: Mapping[type, Callable[..., Awaitable[str]]] = {
@@ -157,7 +159,7 @@ class Verbs:
         if not runs:
             self._inventory.pinned.add(request.job)
             raise self._not_started(request, failure)
-        self._inventory.promise(request.job, Promise(until=self._clock() + PROMISED, places=tuple(places)))
+        self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, places=tuple(places)))
         self._inventory.report_tasks(request.job, request.tasks)
 
     def _not_started(self, request: StartJob, failure: LrmError | None) -> WikiError:
@@ -239,7 +241,7 @@ class Verbs:
             raise WikiError("Job is pending execution: it has no time to run out of", status=Status.REFUSED)
         with refusing():
             await self._source.cancel(LrmJobId(request.job))
-        self._inventory.promise(request.job, Promise(until=self._clock() + PROMISED, cancelled=True))
+        self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, cancelled=True))
         self._readings.spoil()
         return done(request.verb, request.job)
 

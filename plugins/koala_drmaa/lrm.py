@@ -109,7 +109,7 @@ class DrmaaLrm(Lrm):
             for job in jobs_of_batch(batch, user=self._user, node=self._context.cluster, queue=self._queue)
         ]
         live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
-        self._scripts.sweep(live, time.time())
+        self._scripts.sweep(live, time.monotonic())
         return tuple(jobs)
 
     # -- submission ----------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ class ScriptStore:
     def __init__(self, directory: Path) -> None:
         """``directory`` is made when the first script is written."""
         self.directory = directory
+        self._without_job: dict[str, float] = {}
+        """Since when each script has not been that of a live job, as far as we have seen."""
 
     def path(self, key: BatchKey) -> Path:
         """Return where the script of a submission is kept.
@@ -56,6 +58,7 @@ class ScriptStore:
     def write(self, key: BatchKey, script: str) -> Path:
         """Put a script on disk and return its path. Raises LrmUnavailableError when that does not work."""
         path = self.path(key)
+        self._without_job.pop(key, None)
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             # A file left from an earlier try must not keep its mode or its hard links.
@@ -79,13 +82,14 @@ class ScriptStore:
             raise LrmUnavailableError(message, hint=f"look at {self.directory}") from error
 
     def sweep(self, live: Collection[str], now: float) -> None:
-        """Delete the scripts of submissions that are not among ``live`` and are older than KEEP_SECONDS."""
+        """Delete the scripts of submissions that have not been among ``live`` for KEEP_SECONDS.
+
+        ``now``: seconds on a clock that nobody sets. The times of the files are not asked: they are of the time of day.
+        """
         if not self.directory.is_dir():
             return
-        for path in self.directory.glob("*.sh"):
-            if path.stem not in live:
-                try:
-                    if now - path.stat().st_mtime > KEEP_SECONDS:
-                        path.unlink()
-                except FileNotFoundError:
-                    continue
+        there = {path.stem: path for path in self.directory.glob("*.sh")}
+        self._without_job = {key: self._without_job.get(key, now) for key in there if key not in live}
+        for key, since in self._without_job.items():
+            if now - since > KEEP_SECONDS:
+                there[key].unlink(missing_ok=True)

@@ -56,6 +56,8 @@ class LocalCluster:
         self._scripts.mkdir(mode=0o700, exist_ok=True)
         self._processes = Supervisor(directory, loop, ended=self._on_end, overdue=self._on_overdue)
         self._jobs: dict[LrmJobId, JobRecord] = {job.id: job for job in store.load()}
+        self._seen_ended: dict[LrmJobId, float] = {}
+        """Since when, on the clock that nobody sets, each job is known to have ended."""
         self._recover()
 
     # -- what is asked ----------------------------------------------------------------------------------------
@@ -194,6 +196,7 @@ class LocalCluster:
             pid=gated.pid,
             birth=gated.birth,
             started_at=time.time(),
+            started_since_boot=process.since_boot(),
             ended_at=None,
         )
         self._put([running])
@@ -286,12 +289,15 @@ class LocalCluster:
             self._script(number).unlink(missing_ok=True)
 
     def _forget_old(self) -> None:
-        limit = time.time() - self.layout.remember_seconds
-        old = [job.id for job in self._jobs.values() if job.ended_at is not None and job.ended_at < limit]
+        now = process.since_boot()
+        limit = now - self.layout.remember_seconds
+        ended = (job.id for job in self._jobs.values() if job.ended_at is not None)
+        self._seen_ended = {id_: self._seen_ended.get(id_, now) for id_ in ended}
+        old = [id_ for id_, since in self._seen_ended.items() if since < limit]
         if old:
             self._store.forget(old)
             for id_ in old:
-                del self._jobs[id_]
+                del self._jobs[id_], self._seen_ended[id_]
 
 
 def _queued_again(job: JobRecord) -> JobRecord:
@@ -302,6 +308,7 @@ def _queued_again(job: JobRecord) -> JobRecord:
         pid=None,
         birth="",
         started_at=None,
+        started_since_boot=None,
         ending=None,
         reason="requeued",
     )

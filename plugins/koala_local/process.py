@@ -12,6 +12,7 @@ import os
 import pwd
 import signal
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,11 @@ class Gated:
         with contextlib.suppress(BrokenPipeError):
             os.write(self.gate, b"go\n")
         os.close(self.gate)
+
+
+def since_boot() -> float:
+    """Return the seconds since this host was booted, suspension included: a clock that nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def job_mark(directory: Path, job: JobRecord) -> str:

@@ -52,6 +52,9 @@ class JobRecord:
     starts: int = 0
     """How often it was started; more than once when it was requeued."""
     started_at: float | None = None
+    """Time of day, as people and the listing are told it; `ended_at` likewise."""
+    started_since_boot: float | None = None
+    """The same on the clock that nobody sets: its walltime is counted from there."""
     ended_at: float | None = None
     ending: Ending | None = None
     end: EndReason | None = None
@@ -95,6 +98,7 @@ class JobRecord:
                 birth=values.text("birth"),
                 starts=values.integer("starts"),
                 started_at=values.optional_number("started_at"),
+                started_since_boot=values.optional_number("started_since_boot"),
                 ended_at=values.optional_number("ended_at"),
                 ending=Ending(ending) if ending else None,
                 end=EndReason(end) if end else None,

@@ -77,8 +77,10 @@ class Supervisor:
         watched = self._watched[job.id]
         self._drop_timers(watched)
         if job.started_at is not None:
-            # The clock of the day, because the start may lie before a restart of the daemon.
-            left = job.started_at + job.walltime - time.time()
+            since_boot = job.started_since_boot
+            # What an earlier version has started has only the time of day.
+            ran = time.time() - job.started_at if since_boot is None else process.since_boot() - since_boot
+            left = job.walltime - ran
             watched.timers.append(self._loop.call_later(max(0.0, left), self._overdue, job.id))
 
     def end(self, job: JobRecord) -> None:

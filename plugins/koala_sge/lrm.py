@@ -112,7 +112,7 @@ class SgeLrm(Lrm):
         result = await self._run(requests.list_jobs(self._settings))
         everything = parse_jobs(_document(result), by_queue=self._by_queue)
         ours = {job.name for job in everything if job.user == self._user}
-        self._scripts.sweep(ours, time.time())
+        self._scripts.sweep(ours, time.monotonic())
         jobs = [job for job in everything if job.name.startswith(name_prefix)]
         return await self._with_reasons(jobs if name_prefix else await self._with_layouts(jobs))
 

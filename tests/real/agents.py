@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
+from koala_adapter.errors import JournalBlockedError
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm.center import ControlCenter
 from koala_adapter.vjm.certificate import load_or_create, server_context
@@ -47,6 +48,10 @@ class Site:
         self.port = 0
         self.events: list[AgentEvent] = []
         self.rejected: list[str] = []
+        self.unwritten: list[tuple[str, str, Path, str]] = []
+        """What the center was told of pieces of output that could not be written."""
+        self.unbindable = False
+        """Whether the owner of a placeholder cannot be noted at present."""
         self.bound: dict[PlaceholderId, str] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
         self.at_end = AsyncExitStack()
@@ -60,6 +65,8 @@ class Site:
 
     def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
         """Remember the owner."""
+        if self.unbindable:
+            raise JournalBlockedError("the journal cannot be written")
         self.bound[placeholder] = session_hash
 
     def output(self, task: str, stream: str = "out") -> bytes:
@@ -153,6 +160,7 @@ class Site:
             lease=self.lease,
             heartbeat=self.heartbeat,
             on_rejected=lambda _, fault: self._on_rejected(fault),
+            on_unwritten=self._on_unwritten,
         )
 
     def _on_event(self, event: AgentEvent) -> None:
@@ -161,6 +169,10 @@ class Site:
 
     def _on_rejected(self, fault: str) -> None:
         self.rejected.append(fault)
+        self._wake()
+
+    def _on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
+        self.unwritten.append((task, stream, file, why))
         self._wake()
 
     def _wake(self) -> None:

@@ -474,18 +474,72 @@ async def test_index_one_without_an_array(site: Site) -> None:
         assert (await site.wait_for(AgentRegistered)).placeholder == placeholder(1)
 
 
-async def test_output_that_cannot_be_written_is_kept_by_the_agent(site: Site) -> None:
-    """A full or broken disk here costs time, not output: it arrives when the fault is mended."""
+async def test_output_that_cannot_be_written_waits_for_its_file(site: Site) -> None:
+    """A full or broken disk here costs time, not output, nor contact; the end is told after all of it."""
     (site.directory / "output").write_text("a file in the place of the directory")
     async with site.serving():
         site.start_agent()
         await site.wait_for(AgentRegistered)
-        site.center.launch(placeholder(), shell("t", "echo precious"))
-        lost = await site.wait_for(AgentDisconnected)
-        assert "cannot write" in lost.detail
+        text = "seq 700000 & seq 300000 >&2; wait"
+        assert site.center.launch(placeholder(), shell("t", text))
+        with anyio.fail_after(20):
+            while len(site.unwritten) < 3:
+                await site.news()
+        assert {why for _, _, _, why in site.unwritten} == {"Not a directory"}
+        assert {stream for _, stream, _, _ in site.unwritten} == {"out", "err"}
+        assert not [event for event in site.events if isinstance(event, AgentTaskEnded)]
         (site.directory / "output").unlink()
-        assert (await site.wait_for(AgentTaskEnded)).end == EXITED
+        assert await end_of(site, "t") == EXITED
+        assert site.output("t") == "".join(f"{i}\n" for i in range(1, 700001)).encode()
+        assert site.output("t", "err") == "".join(f"{i}\n" for i in range(1, 300001)).encode()
+        assert not [event for event in site.events if isinstance(event, AgentDisconnected)]
+
+
+async def test_a_short_last_word_that_cannot_be_written_is_not_lost(site: Site) -> None:
+    """Nothing follows the one piece that was put off but the end, which waits for it."""
+    (site.directory / "output").write_text("a file in the place of the directory")
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        assert site.center.launch(placeholder(), shell("t", "echo precious"))
+        with anyio.fail_after(20):
+            while len(site.unwritten) < 2:
+                await site.news()
+        assert not [event for event in site.events if isinstance(event, AgentTaskEnded)]
+        (site.directory / "output").unlink()
+        assert await end_of(site, "t") == EXITED
         assert site.output("t") == b"precious\n"
+
+
+async def test_an_agent_of_an_earlier_version_sends_again_on_a_new_connection(site: Site) -> None:
+    """It cannot be asked to; what it keeps comes with its next Hello."""
+    (site.directory / "output").write_text("a file in the place of the directory")
+    async with site.serving():
+        script = site.script()
+        assert script.count('"resends": True') == 1
+        site.start_agent(script=script.replace('"resends": True', '"old": True'))
+        await site.wait_for(AgentRegistered)
+        assert site.center.launch(placeholder(), shell("t", "seq 700000"))
+        with anyio.fail_after(20):
+            while len(site.unwritten) < 2:
+                await site.news()
+        (site.directory / "output").unlink()
+        assert await end_of(site, "t") == EXITED
+        assert site.output("t") == "".join(f"{i}\n" for i in range(1, 700001)).encode()
+        assert "can be written again" in (await site.wait_for(AgentDisconnected)).detail
+
+
+async def test_a_journal_that_cannot_be_written_turns_an_agent_away_for_a_while(site: Site) -> None:
+    """Whose a placeholder is must be noted first; the agent tries again until it is."""
+    site.unbindable = True
+    async with site.serving():
+        site.start_agent()
+        with anyio.fail_after(20):
+            while "the journal cannot be written" not in site.rejected:
+                await site.news()
+        assert not site.events
+        site.unbindable = False
+        await site.wait_for(AgentRegistered)
 
 
 async def test_output_goes_on_after_its_file_was_removed(site: Site) -> None:

@@ -35,6 +35,8 @@ class Listed:
         nodes: Iterable[Node] | None = None,
     ) -> None:
         self.now = 1000.0
+        self.set_by = 0.0
+        """Seconds by which the time of day was set, in which the batch system writes its times."""
         self.jobs: dict[str, LrmJob] = {}
         self.nodes = {f"n{n}": node(f"n{n}") for n in range(1, 5)} if nodes is None else {n.name: n for n in nodes}
         self.queues: dict[str, Queue] = {}
@@ -46,12 +48,17 @@ class Listed:
             pins=pins,
         )
 
+    @property
+    def time_of_day(self) -> float:
+        """What the clocks of people and of the batch system show."""
+        return self.now + self.set_by
+
     def submit(self, job_id: str, processors: int, walltime: int = 100, **values: Any) -> None:  # noqa: ANN401
         """Have a job come in, in hold by the site."""
         given: dict[str, Any] = {
             "state": LrmJobState.HELD,
             "hold": HoldOwner.OPERATOR,
-            "submitted_at": self.now,
+            "submitted_at": self.time_of_day,
             "user": "u",
             "queue": "",
             **values,
@@ -71,7 +78,7 @@ class Listed:
             hold=None,
             layout=nodes,
             nodes=tuple(name for name, _ in nodes),
-            started_at=self.now,
+            started_at=self.time_of_day,
             requested_nodes=tuple(name for name, _ in nodes),
         )
 
@@ -88,7 +95,8 @@ class Listed:
             for name, count in job.layout:
                 used[name] += count
         nodes = tuple(replace(one, processors_used=one.processors_used + used[one.name]) for one in self.nodes.values())
-        self.mirror.observe(Listing(read_at=self.now, jobs=tuple(self.jobs.values()), nodes=nodes, queues=self.queues))
+        jobs = tuple(self.jobs.values())
+        self.mirror.observe(Listing(read_at=self.now, jobs=jobs, nodes=nodes, queues=self.queues, offset=self.set_by))
 
     def step(self, after: float = 1.0) -> list[str]:
         """Look, have what is started run at once, and return the ids."""

@@ -250,15 +250,24 @@ class TestScripts:
             ScriptStore(tmp_path).path(BatchKey(key))
 
     def test_sweep(self, tmp_path: Path) -> None:
-        """Old scripts without a job go; those of live jobs, fresh ones and other files stay."""
-        store, now = ScriptStore(tmp_path), time.time()
-        for key in ("live", "old", "fresh"):
+        """Scripts long without a job go; those of live jobs, fresh ones and other files stay."""
+        store = ScriptStore(tmp_path)
+        for key in ("live", "old"):
             store.write(BatchKey(key), "x")
         (tmp_path / "note.txt").touch()
-        for name in ("live.sh", "old.sh", "note.txt"):
-            os.utime(tmp_path / name, (now - KEEP_SECONDS - 60,) * 2)
-        store.sweep({"live"}, now)
+        store.sweep({"live"}, 1000.0)
+        store.write(BatchKey("fresh"), "x")
+        store.sweep({"live"}, 1000.0 + KEEP_SECONDS)
+        assert {path.name for path in tmp_path.iterdir()} == {"live.sh", "old.sh", "fresh.sh", "note.txt"}
+        store.sweep({"live"}, 1001.0 + KEEP_SECONDS)
         assert {path.name for path in tmp_path.iterdir()} == {"live.sh", "fresh.sh", "note.txt"}
+
+    def test_sweep_does_not_believe_the_times_of_files(self, tmp_path: Path) -> None:
+        """A clock that is set forward by hours must not take the script of a submission that is on its way."""
+        store = ScriptStore(tmp_path)
+        os.utime(store.write(BatchKey("new"), "x"), (time.time() - 2 * KEEP_SECONDS,) * 2)
+        store.sweep((), time.monotonic())
+        assert (tmp_path / "new.sh").exists()
 
     def test_full_disk_is_said(self, tmp_path: Path) -> None:
         """A script that cannot be written is unavailable, with where and why."""

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -21,10 +24,15 @@ from koala_adapter.errors import (
 )
 from koala_adapter.model import EndReason, LrmJobState
 from koala_local.layout import Layout, NodeSlots
+from koala_local.process import since_boot
 from koala_local.protocol import Fields, decode, encode, failure, raise_failure
 from koala_local.record import OCCUPYING, Ending, JobRecord
 from koala_local.settings import LocalSettings
 from koala_local.slots import next_starts, used_processors
+from koala_local.supervision import Supervisor
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SAMPLE = JobRecord(
     number=7,
@@ -53,6 +61,7 @@ records = st.builds(
     birth=texts,
     starts=st.integers(0, 5),
     started_at=st.none() | st.floats(0, 1e10),
+    started_since_boot=st.none() | st.floats(0, 1e10),
     ended_at=st.none() | st.floats(0, 1e10),
     ending=st.none() | st.sampled_from(Ending),
     end=st.none() | st.sampled_from(EndReason),
@@ -205,6 +214,33 @@ def test_end_of_walltime() -> None:
     running = replace(SAMPLE, started_at=2000.0)
     assert running.ends_at == 2060.0
     assert replace(running, ended_at=2001.0).ends_at == 2001.0
+
+
+class Appointments(asyncio.SelectorEventLoop):
+    """A loop that is asked for timers only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.delays: list[float] = []
+
+    def call_later(self, delay: float, *_: object, **__: object) -> asyncio.TimerHandle:
+        """Note for when a timer is set."""
+        self.delays.append(delay)
+        return super().call_later(3600, int)
+
+
+@pytest.mark.parametrize("step", [-7200.0, 7200.0])
+def test_a_walltime_is_not_moved_by_the_time_of_day(tmp_path: Path, step: float) -> None:
+    """A daemon that finds a job that has run for ten seconds gives it the rest, whatever was done to the clock."""
+    loop = Appointments()
+    supervisor = Supervisor(tmp_path, loop, ended=lambda *_: None, overdue=lambda _: None)
+    started = replace(SAMPLE, state=LrmJobState.RUNNING, pid=os.getpid(), started_at=time.time() - 10 + step)
+    try:
+        assert supervisor.follow(replace(started, started_since_boot=since_boot() - 10))
+        assert loop.delays == [pytest.approx(50, abs=2)]
+    finally:
+        supervisor.close()
+        loop.close()
 
 
 # -- slots --------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.watching import Pace, Watcher
 from koala_adapter.scheduler.cluster import make_cluster_scheduler
+from koala_adapter.serviceclock import ServiceClock
 from koala_adapter.unixsocket import reachable
 from tests.unit.ordering_site import Listed
 from tests.unit.scripted_lrm import ScriptedLrm
@@ -283,7 +284,7 @@ async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str)
     site.submit("1", 24)
     site.look()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(Answering(site.mirror, directory).serve)
+        await tasks.start(Answering(site.mirror, directory, ServiceClock()).serve)
         found = await anyio.to_thread.run_sync(ask_explanation, directory, "a", "1")
         assert (found.job_id, found.phase) == ("1", "starting")
         assert (await anyio.to_thread.run_sync(ask_overview, directory, "a")).starting == 1

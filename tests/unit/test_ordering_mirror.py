@@ -402,3 +402,71 @@ def test_ended_jobs_in_the_listing_are_over() -> None:
     site.submit("2", 32)
     assert site.step() == ["2"]
     assert [one.job_id for one in site.told(Kind.SUBMITTED)] == ["1", "2"]
+
+
+def _history(policy: str, steps: tuple[float, ...]) -> list[list[str]]:
+    """Return what starts look by look while jobs come and go; the time of day is set between the looks."""
+    site = Listed(policy)
+    started: list[list[str]] = []
+
+    def look(after: float) -> None:
+        started.append(site.step(after))
+        site.set_by = steps[len(started) % len(steps)]
+
+    site.submit("1", 24, walltime=1000)
+    look(1)
+    site.submit("2", 32, walltime=500)
+    look(1)
+    site.submit("3", 8, walltime=900)
+    look(1)
+    site.submit("4", 8, walltime=5000)
+    look(1)
+    for number in (5, 6, 7):
+        site.submit(str(number), 32, walltime=50)
+        look(10)
+    site.submit("8", 32, walltime=50, eligible_at=site.time_of_day + 100)
+    for _ in range(3):
+        look(400)
+    site.end("1", *(job for job in ("3",) if job in site.jobs))
+    look(1)
+    for job_id in ("4", "2", "5", "6", "7"):
+        look(1)
+        if site.jobs[job_id].state is LrmJobState.RUNNING:
+            site.end(job_id)
+            look(1)
+    return started
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "easy", "conservative"])
+@pytest.mark.parametrize("steps", [(0, 7200), (0, -7200), (7200, -7200, 0)])
+def test_nothing_is_decided_otherwise_because_the_clock_is_set(policy: str, steps: tuple[float, ...]) -> None:
+    """Order, room beside those that run, and what is tried again go by time that passes."""
+    assert _history(policy, steps) == _history(policy, (0,))
+
+
+@pytest.mark.parametrize("step", [7200.0, -7200.0])
+def test_a_begin_time_is_one_of_the_clock_as_it_is_set(step: float) -> None:
+    """Its user meant what the clock on the wall shows."""
+    site = Listed()
+    site.submit("1", 8, eligible_at=site.now + 3600)
+    assert site.step() == []
+    assert site.mirror.next_due(site.now) == 1000 + 3600
+    site.set_by = step
+    assert site.step() == (["1"] if step > 0 else [])
+    assert site.mirror.next_due(site.now) == (None if step > 0 else 1000 + 3600 + 7200)
+
+
+@pytest.mark.parametrize("step", [7200.0, -7200.0])
+def test_the_patience_with_a_start_does_not_depend_on_the_clock(step: float) -> None:
+    """A start that was accepted gets its ten seconds, and the next try comes after five."""
+    site = Listed()
+    site.submit("1", 8)
+    (start,) = site.look()
+    site.mirror.accepted(start.job_id, site.now)
+    site.set_by = step
+    site.look(9)
+    assert not site.told(Kind.NOT_STARTED)
+    site.look(2)
+    assert len(site.told(Kind.NOT_STARTED)) == 1
+    site.set_by = 0.0
+    assert [one.job_id for one in site.look(6)] == ["1"]

@@ -69,12 +69,34 @@ def test_walltime_ends_at_the_earlier_of_two_ends() -> None:
     """The LRM's own end counts when it comes first; none at all is known without both."""
     soon = str(int(time.time()) + 100)
     late = str(int(time.time()) + 10_000)
-    now = time.monotonic()
     for environment, expected in [({"SLURM_JOB_END_TIME": soon}, 100), ({"SLURM_JOB_END_TIME": late}, 3600)]:
         end = settings(environment).ends_at
         assert end is not None
-        assert end - now == pytest.approx(expected, abs=5)
+        assert end - agent.clock() == pytest.approx(expected, abs=5)
     assert settings(walltime=None).ends_at is None
+
+
+@pytest.mark.parametrize("wrong", [-7200, 7200])
+def test_a_node_whose_clock_is_wrong_gets_what_slurm_granted(wrong: int) -> None:
+    """Times of the controller's clock are compared with each other, not with those of another one."""
+    start = int(time.time()) + wrong
+    granted = settings({"SLURM_JOB_START_TIME": str(start), "SLURM_JOB_END_TIME": str(start + 600)}).ends_at
+    assert granted is not None
+    assert granted - agent.clock() == pytest.approx(600, abs=5)
+
+
+def test_the_time_of_day_means_nothing_to_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set forward or back neither makes a call early nor puts it off."""
+    timers, made = agent.Timers(), []
+    timers.after(3600, lambda: made.append("late"))
+    timers.after(0, lambda: made.append("due"))
+    for hours in (2, -2):
+        monkeypatch.setattr(time, "time", lambda hours=hours: 1.8e9 + 3600 * hours)
+        timers.run()
+        assert made == ["due"]
+        wait = timers.wait()
+        assert wait is not None
+        assert 3500 < wait <= 3600
 
 
 @pytest.fixture

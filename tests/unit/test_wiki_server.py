@@ -163,6 +163,43 @@ async def test_ends_are_remembered(server: Server) -> None:
     assert "7" not in await server.states()
 
 
+@pytest.mark.parametrize("step", [7200, -7200])
+async def test_ends_are_remembered_for_as_long_when_the_clock_is_set(server: Server, step: float) -> None:
+    """Neither forgotten at once nor reported for hours."""
+    await server.states()
+    del server.source.job_list["7"]
+    await server.states()
+    server.set_clock(step)
+    await server.states()
+    server.now += 299
+    assert (await server.states())["7"] == "Completed"
+    server.now += 10
+    await server.states()
+    assert "7" not in await server.states()
+
+
+@pytest.mark.parametrize("step", [7200, -7200])
+async def test_a_promise_lasts_as_long_when_the_clock_is_set(server: Server, step: float) -> None:
+    """What a peer was told of a start holds until the batch system has had its time to show it, and no longer."""
+    server.source.add(job("5"))
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n1")).status == 0
+    server.source.job_list["5"] = job("5")
+    server.set_clock(step)
+    assert (await server.states())["5"] in {"Running", "Starting"}
+    server.now += 31
+    assert (await server.states())["5"] == "Idle"
+
+
+async def test_a_peer_misses_nothing_when_the_clock_is_set_back(server: Server) -> None:
+    """It asks for what changed since the time that it was told last."""
+    await server.states()
+    since = int(server.now)
+    server.set_clock(-7200)
+    server.now += 60
+    server.source.job_list["7"] = replace(server.source.job_list["7"], state=LrmJobState.SUSPENDED)
+    assert (await server.records(f"GETJOBS ARG={since}:ALL"))["7"].startswith("STATE=Suspended")
+
+
 async def test_ends_wait_for_the_peer(server: Server) -> None:
     """Nobody asked, so nothing is forgotten, however late."""
     await server.states()

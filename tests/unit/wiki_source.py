@@ -149,10 +149,23 @@ class Server:
         self.options = replace(ServerOptions(cache=0.0, reply_within=1.0), **options)  # type: ignore[arg-type]
         self.key = key
         self.now = NOW
+        self.set_by = 0.0
+        """Seconds by which somebody has set the time of day, ``now``."""
         self.intents = Intents(path / "starts")
         self.resource = WikiResource(
-            self.source, key, self.intents, self.options, clock=lambda: self.now, memory=memory
+            self.source,
+            key,
+            self.intents,
+            self.options,
+            clock=lambda: self.now,
+            steady=lambda: self.now - self.set_by,
+            memory=memory,
         )
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the time of day forward, or back."""
+        self.now += seconds
+        self.set_by += seconds
 
     async def frame(self, message: str | bytes, *, timestamp: float | None = None) -> bytes | None:
         """Return the frame of the reply to a message."""

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service clock: seconds that only go forward, however the time of day of this machine is set.
+
+It begins at the time of day and goes on by the time since the machine was booted, which counts suspension and is never
+set. A restart of the service on the same boot continues exactly; after another boot the time of day says how long the
+machine was away. People are shown the time of day that belongs to a time of this clock *now*, so that what they read
+agrees with the clock on their wall.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+STEP = 1.0
+"""Seconds by which time of day and service clock must move against each other for the time of day to have been set."""
+
+
+def seconds_since_boot() -> float:
+    """Return the seconds since this machine was booted, suspension included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def boot_id() -> str:
+    """Return the name of this boot of this machine; empty where the kernel tells none, so that no boot is the same."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostClocks:
+    """What a machine knows of time."""
+
+    time_of_day: Callable[[], float] = time.time
+    """Seconds since the epoch, as the machine believes; may be set at any time, in either direction."""
+    since_boot: Callable[[], float] = seconds_since_boot
+    boot: str = ""
+    """Name of the boot; empty: not known."""
+
+    @classmethod
+    def of_this_machine(cls) -> HostClocks:
+        """Return the clocks of the machine that we run on."""
+        return cls(boot=boot_id())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockReading:
+    """All clocks at one moment: with it a later process goes on where this one ends."""
+
+    time: float
+    """The service clock."""
+    time_of_day: float
+    since_boot: float
+    boot: str
+
+
+class ServiceClock:
+    """The clock of one service; made anew by each process."""
+
+    def __init__(
+        self, clocks: HostClocks | None = None, *, before: ClockReading | None = None, latest: float | None = None
+    ) -> None:
+        """Go on from ``before``, a reading of an earlier process, but never behind ``latest``, the last time noted.
+
+        ``clocks``: None: those of this machine.
+        """
+        self._clocks = clocks or HostClocks.of_this_machine()
+        self._zero = self._first(before, latest) - self._clocks.since_boot()
+        self._offset = 0.0
+        self._told = self.offset
+
+    def _first(self, before: ClockReading | None, latest: float | None) -> float:
+        found = self._clocks.time_of_day()
+        if before is not None:
+            since_boot = self._clocks.since_boot() - before.since_boot
+            same_boot = before.boot and before.boot == self._clocks.boot and since_boot >= 0
+            away = since_boot if same_boot else max(0.0, found - before.time_of_day)
+            found = before.time + away
+        return found if latest is None else max(found, latest)
+
+    def now(self) -> float:
+        """Return the present time (seconds; those since the epoch while nobody sets the time of day)."""
+        return self._zero + self._clocks.since_boot()
+
+    @property
+    def offset(self) -> float:
+        """Seconds to add to a time of this clock for the time of day that people read now.
+
+        It changes only when the time of day is set, so that what is shown of the same time stays the same.
+        """
+        found = self._clocks.time_of_day() - self.now()
+        if abs(found - self._offset) >= STEP:
+            self._offset = round(found, 3)
+        return self._offset
+
+    def reading(self) -> ClockReading:
+        """Return all clocks as they stand now."""
+        since_boot = self._clocks.since_boot()
+        return ClockReading(
+            time=self._zero + since_boot,
+            time_of_day=self._clocks.time_of_day(),
+            since_boot=since_boot,
+            boot=self._clocks.boot,
+        )
+
+    def step(self) -> float:
+        """Return by how many seconds the time of day was set since the last call; 0.0 when it was not."""
+        before, self._told = self._told, self.offset
+        return self._told - before

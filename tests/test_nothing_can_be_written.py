@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A limit on the size of files stands for a full disk: output and journal wait, and everybody is told why."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.local_koala import LIVENESS, Koala, eventually
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+MIB = 1024 * 1024
+LINES = 1_000_000
+LARGE = f"seq {LINES}"
+"""Writes 6.6 MiB."""
+UNTIL = "echo started; until [ -e {}/{} ]; do sleep 0.1; done; echo done"
+WORDS = "File too large"
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters, and end all of it afterwards."""
+    one = Koala(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def limit(process: subprocess.Popen[str], size: int) -> None:
+    """Let a process make no file longer than this; as if a disk were full, and not for what it has started before."""
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
+    """To who follows, to who asks, and to the log; when it can be written all of it is there."""
+    service = koala.serve()
+    limit(service, 2 * MIB)
+    running = koala.start("run", koala.job(LARGE))
+    eventually(lambda: WORDS in koala.run("status", "1", check=None).stdout)
+    report = koala.json("status", "1")
+    assert report["state"] == "running"
+    assert WORDS in report["trouble"]
+    assert str(koala.state / "jobs" / "1") in report["trouble"].replace("\n", "")
+    told = koala.run("explain", "1").stdout
+    assert WORDS in told
+    assert "contact" not in told
+    limit(service, resource.RLIM_INFINITY)
+    _, said = running.communicate(timeout=LIVENESS)
+    assert running.returncode == 0, said
+    assert WORDS in said
+    assert "can be written again" in said
+    assert koala.json("status", "1")["trouble"] == ""
+    expected = "".join(f"{number}\n" for number in range(1, LINES + 1))
+    for component in ("left", "right"):
+        assert (koala.state / "jobs" / "1" / component / "0.out").read_text() == expected
+    service.terminate()
+    _, logged = service.communicate(timeout=LIVENESS)
+    assert "output cannot be written" in logged
+    assert "output can be written again" in logged
+
+
+def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: Koala) -> None:
+    """Nobody waits for space for ever."""
+    service = koala.serve()
+    limit(service, 2 * MIB)
+    running = koala.start("run", koala.job(LARGE))
+    eventually(lambda: WORDS in koala.run("status", "1", check=None).stdout)
+    koala.run("cancel", "1")
+    running.communicate(timeout=LIVENESS)
+    assert running.returncode == 243
+    assert "The end of its output could not be written" in koala.run("explain", "1").stdout
+    assert koala.placeholders() == []
+
+
+def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala: Koala) -> None:
+    """Nothing is accepted, agents stay in contact, and all goes on as soon as there is room."""
+    service = koala.serve()
+    running = koala.start("run", koala.job(UNTIL.format(koala.directory, "go")))
+    assert running.stdout is not None
+    assert "started" in running.stdout.readline()
+    limit(service, 0)
+    refused = koala.run("submit", koala.job("true", name="other"), check=246)
+    assert "the journal cannot be written" in refused.stderr
+    assert "the journal cannot be written" in koala.json("status", "1")["trouble"]
+    assert "the journal cannot be written" in koala.run("cancel", "1", check=246).stderr
+    (koala.directory / "go").touch()
+    assert "the journal cannot be written" in koala.run("explain", "1").stdout
+    assert koala.state_of("1") == "running"
+    assert service.poll() is None
+    limit(service, resource.RLIM_INFINITY)
+    written, said = running.communicate(timeout=LIVENESS)
+    assert running.returncode == 0, said
+    assert written.count("done") == 2
+    assert "the journal cannot be written" in said
+    assert koala.run("run", koala.job("true", name="other")).returncode == 0
+    assert [one["state"] for one in koala.json("status")] == ["completed", "completed"]
+    service.terminate()
+    _, logged = service.communicate(timeout=LIVENESS)
+    assert logged.count("nothing is decided until the journal can be written") == 1
+    assert logged.count("the journal can be written again") == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "code", "words"), [(0, 245, "cannot use the state directory"), (100, 246, "cannot open the journal")]
+)
+def test_a_service_does_not_start_where_nothing_can_be_written(koala: Koala, size: int, code: int, words: str) -> None:
+    """It says why and ends, with a code after which systemd does not try again."""
+    koala.serve().kill()
+    process = koala.start("serve", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+    _, said = process.communicate(timeout=LIVENESS)
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    assert words in said
