@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.attribution import tells_of
 from koala_adapter.commands import CommandRunner, login_name
 from koala_adapter.errors import (
     LrmError,
@@ -66,6 +67,8 @@ class Surroundings:
     report: Callable[[Event], None]
     in_contact: Callable[[PlaceholderId], bool]
     name_prefix: str
+    user: str
+    """Whose jobs are ours."""
 
 
 def make_lrm(
@@ -98,7 +101,7 @@ class ClusterDriver:
         self.lrm = lrm
         self.commands = commands
         self._around = surroundings
-        self.witness = Witness(cluster=self.name)
+        self.witness = Witness(cluster=self.name, user=surroundings.user)
         self._to_submit, self._submissions = anyio.create_memory_object_stream[Submission](1_000_000)
         self._to_cancel, self._cancels = anyio.create_memory_object_stream[tuple[LrmJobId, ...]](1_000_000)
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
@@ -115,6 +118,7 @@ class ClusterDriver:
             config,
             lrm,
             name_prefix=surroundings.name_prefix,
+            user=surroundings.user,
             clock=surroundings.clock,
             on_reading=self._examine,
             on_failure=self._unavailable,
@@ -282,24 +286,27 @@ class ClusterDriver:
         async for events in self._lost:
             ends = await self._history(events) if self.lrm.capabilities.accounting else {}
             for event in events:
-                job = ends.get(self._lrm_id(event.placeholder))
+                job = ends.get(event.placeholder)
                 if job is not None and job.end is not None:
                     detail = job.reason or event.detail
                     event = replace(event, reason=job.end, detail=detail)  # noqa: PLW2901 - the same, told better
                 self._around.report(event)
 
-    async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[LrmJobId, LrmJob]:
+    async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
         state = self._around.state()
         used = [e.placeholder for e in events if e.placeholder in state.placeholders]
-        ids = [self._lrm_id(id_) for id_ in used if state.placeholders[id_].state is not PlaceholderState.ENDING]
+        unexpected = [id_ for id_ in used if state.placeholders[id_].state is not PlaceholderState.ENDING]
+        ids = {id_: self._lrm_id(id_) for id_ in unexpected}
         if not ids:
             return {}
         try:
             with answering(self.name):
-                return {job.id: job for job in await self.lrm.history(ids)}
+                told = await self.lrm.history(list(ids.values()))
         except LrmError as error:
             log.info("accounting does not tell", cluster=self.name, error=str(error))
             return {}
+        user = self._around.user
+        return {id_: job for id_, lrm_id in ids.items() for job in told if tells_of(job, id_, lrm_id, user=user)}
 
     def _lrm_id(self, placeholder: PlaceholderId) -> LrmJobId:
         record = self._around.state().placeholders.get(placeholder)

@@ -18,6 +18,7 @@ import structlog
 
 from koala_adapter.applications import Applications
 from koala_adapter.clusters import ClusterDriver, Surroundings, make_lrm
+from koala_adapter.commands import login_name
 from koala_adapter.errors import JobRefusedError, KoalaError, ServiceUnavailableError
 from koala_adapter.journal import Journal
 from koala_adapter.model import ClusterName, JobId
@@ -115,6 +116,7 @@ class Service:
             report=self.post,
             in_contact=self.reception.in_contact,
             name_prefix=f"koala-{self.instance}-",
+            user=login_name(),
         )
         return ClusterDriver(config, lrm, commands, surroundings)
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.attribution import attribute
+from koala_adapter.commands import login_name
 from koala_adapter.errors import ConfigurationError, KoalaError, LrmError
 from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
 from koala_adapter.plugin import CheckResult
@@ -213,16 +215,22 @@ class Trial:
     async def _look(self) -> bool:
         """Read the LRM's word on the placeholder; tell whether it is listed and has not ended."""
         try:
-            jobs = [job for job in await self._lrm.jobs(name_prefix=self._id.batch) if job.name == self._id.batch]
+            listing = await self._lrm.jobs(name_prefix=self._id.batch)
         except LrmError as error:
             self._trouble = error.message
             return True
-        self._seen = jobs[0] if jobs else self._seen
-        if jobs and self._visit.agent is None:
-            reason = f" ({jobs[0].reason})" if jobs[0].reason else ""
-            node = f" on {jobs[0].nodes[0]}, its agent has not reported yet" if jobs[0].nodes else ""
-            self._tell(f"the placeholder is {jobs[0].state.value}{node or reason}")
-        return any(job.state not in GONE for job in jobs)
+        user = login_name()
+        job = attribute(listing, {self._id: next(iter(self._ids), None)}, user=user).jobs.get(self._id)
+        self._seen = job or self._seen
+        if job is None:
+            owners = ", ".join(sorted({other.user for other in listing if other.id in self._ids} - {user}))
+            self._trouble = f"(the batch system shows it as a job of {owners}, koala runs as {user})" if owners else ""
+            return False
+        if self._visit.agent is None:
+            reason = f" ({job.reason})" if job.reason else ""
+            node = f" on {job.nodes[0]}, its agent has not reported yet" if job.nodes else ""
+            self._tell(f"the placeholder is {job.state.value}{node or reason}")
+        return job.state not in GONE
 
     async def _use(self, agent: events.AgentRegistered, waited: float) -> CheckResult:
         """Run a command in the placeholder: what it prints must come back."""
