@@ -162,6 +162,8 @@ class Lrm(ABC):
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the LRM's jobs (array elements singly) whose name begins with ``name_prefix``; of all users if empty.
 
+        Each with its user, or an empty one where the LRM does not tell: by it the core knows ours from a stranger's of
+        the same name. With a prefix, other users' jobs may be left out.
         Jobs that ended a short while ago may be included with state ENDED. One listing for all, never a query by id.
         """
 
