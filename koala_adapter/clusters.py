@@ -25,6 +25,7 @@ from koala_adapter.errors import (
 from koala_adapter.information import Poller, Reading, answering
 from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId
 from koala_adapter.plugin import ClusterContext, Submission
+from koala_adapter.privatedirectory import make_private_directory
 from koala_adapter.reconciliation import Witness
 from koala_adapter.scheduler.events import (
     BatchAbsent,
@@ -80,7 +81,7 @@ def make_lrm(
     """
     commands = CommandRunner(per_minute=config.requests_per_minute)
     private = directory / "clusters" / config.name
-    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_directory(private)
     context = ClusterContext(
         cluster=config.cluster_name,
         commands=commands,

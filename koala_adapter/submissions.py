@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from koala_adapter.model import BatchKey, ClusterName
 from koala_adapter.plugin import Submission
+from koala_adapter.privatedirectory import make_directory
 from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
@@ -115,7 +116,7 @@ def token_path(config: ClusterConfig, batch: BatchKey) -> Path | None:
 
 def leave_token(path: Path, token: str) -> None:
     """Write a token so that nobody else can read it. Raises OSError."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(path.parent)
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(token)

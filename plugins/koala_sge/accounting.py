@@ -33,7 +33,8 @@ _SEPARATOR = re.compile(r"^=+$", re.MULTILINE)
 def parse_accounting(text: str) -> tuple[LrmJob, ...]:
     """Return the ended jobs of a ``qacct -j`` listing. A job that ran several times counts with its last end.
 
-    Numbers of jobs are used again: the jobs of one number but another user or name are other jobs. Times are read as UTC: the command must run with TZ=UTC.
+    Numbers of jobs are used again: the jobs of one number but another user or name are other jobs. Times are read as
+    UTC: the command must run with TZ=UTC.
     """
     jobs: dict[tuple[LrmJobId, str, str], LrmJob] = {}
     for block in _SEPARATOR.split(text):
