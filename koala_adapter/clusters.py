@@ -38,7 +38,7 @@ from koala_adapter.scheduler.events import (
     PlaceholderEnded,
 )
 from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.submissions import remove_token, token_path
+from koala_adapter.submissions import remove_token, token_path, words_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,6 +82,8 @@ def make_lrm(
     commands = CommandRunner(per_minute=config.requests_per_minute)
     private = directory / "clusters" / config.name
     make_private_directory(private)
+    if config.output_directory is None:
+        make_private_directory(words_directory(config, directory))
     context = ClusterContext(
         cluster=config.cluster_name,
         commands=commands,

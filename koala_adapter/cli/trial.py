@@ -11,7 +11,6 @@ import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,12 +21,21 @@ from koala_adapter.errors import ConfigurationError, KoalaError, LrmError
 from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
 from koala_adapter.plugin import CheckResult
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.submissions import ScriptMaker, leave_token, remove_token, token_path
+from koala_adapter.submissions import (
+    ScriptMaker,
+    last_words,
+    leave_token,
+    remove_token,
+    token_path,
+    words_directory,
+    words_paths,
+)
 from koala_adapter.vjm import certificate, channel, credentials, events
 from koala_adapter.vjm.center import ControlCenter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from anyio.abc import TaskGroup
 
@@ -66,8 +74,9 @@ class _Visit:
 class TrialCenter:
     """A control center for trials only."""
 
-    def __init__(self, site: SiteConfig, directory: Path) -> None:
-        """``directory``: private and temporary. Nothing listens before :meth:`serve`."""
+    def __init__(self, site: SiteConfig, directory: Path, *, state: Path) -> None:
+        """``directory``: private and temporary; ``state``: the service's. Nothing listens before :meth:`serve`."""
+        self.state = state
         self._site = site
         self._directory = directory
         self._visits: dict[PlaceholderId, _Visit] = {}
@@ -118,7 +127,7 @@ class TrialCenter:
     @property
     def scripts(self) -> ScriptMaker:
         """What makes job scripts that report here."""
-        return ScriptMaker(site=self._site, port=self.port, fingerprint=self._fingerprint)
+        return ScriptMaker(site=self._site, port=self.port, fingerprint=self._fingerprint, directory=self.state)
 
     def printed(self, placeholder: PlaceholderId) -> str:
         """Return what the command in a placeholder printed."""
@@ -267,6 +276,9 @@ class Trial:
         for path in self._output_files():
             with suppress(OSError):
                 path.unlink()
+            with suppress(OSError):
+                if path.parent.name == str(self._id):
+                    path.parent.rmdir()
 
     # ---- when nobody reports --------------------------------------------------------------------------------------
 
@@ -298,19 +310,13 @@ class Trial:
     def _site_address(self) -> str:
         return self._center.scripts.site.node_address(self._config)
 
-    def _output_files(self) -> list[Path]:
+    def _output_files(self) -> tuple[Path, ...]:
         """Return the placeholder's own output, where the directory is shared with the node."""
-        with suppress(OSError):
-            return sorted(Path(self._config.output_directory).glob(f"{self._id.batch}[.-]*"))
-        return []
+        return words_paths(words_directory(self._config, self._center.state), self._id)
 
     def _words(self) -> list[str]:
         """Return the last that the placeholder itself said."""
-        lines: list[str] = []
-        for path in self._output_files():
-            with suppress(OSError):
-                lines += path.read_text(errors="replace").split("\n")
-        return [line.strip() for line in lines if line.strip()][-3:]
+        return [text for path in self._output_files() if (text := last_words(path))]
 
 
 def _joined(*groups: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ munge.
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tests.real.user import KoalaUser, part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from tests.real.conftest import NewSlurm, NewUser
     from tests.real.lrms import System
@@ -88,3 +90,29 @@ def test_jobs_of_one_name_belong_to_their_users(
     assert user.wait_over(job).state is JobState.COMPLETED
     for system, name in zip(systems, unused, strict=True):
         assert jobs_named(system, name) == [name] * 2
+
+
+def test_what_stands_in_the_way_of_words_keeps_nobody(
+    new_slurm: NewSlurm, sge_cell: GridEngineCell, new_user: NewUser, tmp_path: Path
+) -> None:
+    """Where all can write, a stranger's pipes and links of the names that will be used neither stop a job nor lead it.
+
+    Names can be guessed: instance and number of the submission are public.
+    """
+    systems: tuple[System, ...] = (new_slurm("m"), sge_cell)
+    shared, target = tmp_path / "shared", tmp_path / "target"
+    target.mkdir()
+    shared.mkdir()
+    shared.chmod(0o777)
+    user = new_user(*systems, clusters={system.name: {"output_directory": str(shared)} for system in systems})
+    for number in range(1, 5):
+        for index in range(1, 3):
+            word = f"{user.prefix}{number}.{index}"
+            os.mkfifo(shared / f"{word}.out", mode=0o666)
+            (shared / word).symlink_to(target / word if index == 1 else target)
+    waiting = user.job_file(*(part(system.name, 2, "sleep", "600") for system in systems), name="waiting")
+    job = user.submit(waiting)
+    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    assert user.run("cancel", job, timeout=60).code == 0
+    assert user.wait_over(job, seconds=60).state is JobState.CANCELLED
+    assert list(target.iterdir()) == []
