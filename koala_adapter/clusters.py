@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.attribution import tells_of
 from koala_adapter.commands import CommandRunner, login_name
 from koala_adapter.errors import (
     LrmError,
@@ -24,6 +25,7 @@ from koala_adapter.errors import (
 from koala_adapter.information import Poller, Reading, answering
 from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId
 from koala_adapter.plugin import ClusterContext, Submission
+from koala_adapter.privatedirectory import make_private_directory
 from koala_adapter.reconciliation import Witness
 from koala_adapter.scheduler.events import (
     BatchAbsent,
@@ -36,7 +38,7 @@ from koala_adapter.scheduler.events import (
     PlaceholderEnded,
 )
 from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.submissions import remove_token, token_path
+from koala_adapter.submissions import remove_token, token_path, words_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +68,8 @@ class Surroundings:
     report: Callable[[Event], None]
     in_contact: Callable[[PlaceholderId], bool]
     name_prefix: str
+    user: str
+    """Whose jobs are ours."""
     halted: Callable[[], bool] = lambda: False
     """Whether events wait: then what a listing shows would be told again and again."""
 
@@ -79,7 +83,9 @@ def make_lrm(
     """
     commands = CommandRunner(per_minute=config.requests_per_minute)
     private = directory / "clusters" / config.name
-    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_directory(private)
+    if config.output_directory is None:
+        make_private_directory(words_directory(config, directory))
     context = ClusterContext(
         cluster=config.cluster_name,
         commands=commands,
@@ -100,7 +106,7 @@ class ClusterDriver:
         self.lrm = lrm
         self.commands = commands
         self._around = surroundings
-        self.witness = Witness(cluster=self.name)
+        self.witness = Witness(cluster=self.name, user=surroundings.user)
         self._to_submit, self._submissions = anyio.create_memory_object_stream[Submission](1_000_000)
         self._to_cancel, self._cancels = anyio.create_memory_object_stream[tuple[LrmJobId, ...]](1_000_000)
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
@@ -117,6 +123,7 @@ class ClusterDriver:
             config,
             lrm,
             name_prefix=surroundings.name_prefix,
+            user=surroundings.user,
             clock=surroundings.clock,
             on_reading=self._examine,
             on_failure=self._unavailable,
@@ -288,24 +295,27 @@ class ClusterDriver:
         async for events in self._lost:
             ends = await self._history(events) if self.lrm.capabilities.accounting else {}
             for event in events:
-                job = ends.get(self._lrm_id(event.placeholder))
+                job = ends.get(event.placeholder)
                 if job is not None and job.end is not None:
                     detail = job.reason or event.detail
                     event = replace(event, reason=job.end, detail=detail)  # noqa: PLW2901 - the same, told better
                 self._around.report(event)
 
-    async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[LrmJobId, LrmJob]:
+    async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
         state = self._around.state()
         used = [e.placeholder for e in events if e.placeholder in state.placeholders]
-        ids = [self._lrm_id(id_) for id_ in used if state.placeholders[id_].state is not PlaceholderState.ENDING]
+        unexpected = [id_ for id_ in used if state.placeholders[id_].state is not PlaceholderState.ENDING]
+        ids = {id_: self._lrm_id(id_) for id_ in unexpected}
         if not ids:
             return {}
         try:
             with answering(self.name):
-                return {job.id: job for job in await self.lrm.history(ids)}
+                told = await self.lrm.history(list(ids.values()))
         except LrmError as error:
             log.info("accounting does not tell", cluster=self.name, error=str(error))
             return {}
+        user = self._around.user
+        return {id_: job for id_, lrm_id in ids.items() for job in told if tells_of(job, id_, lrm_id, user=user)}
 
     def _lrm_id(self, placeholder: PlaceholderId) -> LrmJobId:
         record = self._around.state().placeholders.get(placeholder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 import select
 import stat
 import subprocess
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import ConfigurationError, ServiceRunningError, ServiceUnavailableError
+from koala_adapter.privatedirectory import make_private_directory, user_name, weakness
 from koala_adapter.server import Server
 from koala_adapter.service import Service
 
@@ -37,8 +37,14 @@ IDLE_LIMIT = 1800
 
 
 def check_directory(directory: Path) -> None:
-    """Check that a state directory, if it is there, is a directory of this user. Raises ConfigurationError."""
+    """Check that a state directory, if it is there, is this user's, and that no other user can change that.
+
+    Raises ConfigurationError.
+    """
     try:
+        found = weakness(directory)
+        if found:
+            raise _unusable(directory, found)
         status = directory.stat()
     except FileNotFoundError:
         return
@@ -47,15 +53,14 @@ def check_directory(directory: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
         raise _unusable(directory, "it is no directory")
     if status.st_uid != os.geteuid():
-        raise _unusable(directory, f"it belongs to {_user_name(status.st_uid)}, not to you")
+        raise _unusable(directory, f"it belongs to {user_name(status.st_uid)}, not to you")
 
 
 def prepare_directory(directory: Path) -> None:
     """Make the state directory private. Raises ConfigurationError."""
     check_directory(directory)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
+        make_private_directory(directory)
     except OSError as error:
         raise _unusable(directory, error.strerror or str(error)) from error
 
@@ -63,13 +68,6 @@ def prepare_directory(directory: Path) -> None:
 def _unusable(directory: Path, why: str) -> ConfigurationError:
     hint = "give a private directory of your own with --state or $KOALA_STATE"
     return ConfigurationError(f"cannot use the state directory {directory}: {why}", hint=hint)
-
-
-def _user_name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.attribution import possibly_ours
 from koala_adapter.config import shortest_poll_interval
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.limits import CircuitBreaker
@@ -57,7 +58,7 @@ class Reading:
     """When the listing was asked for: what was submitted later cannot be in it."""
     nodes: tuple[Node, ...]
     jobs: tuple[LrmJob, ...]
-    """Jobs of ours."""
+    """Jobs with names of ours that are not certainly another user's."""
 
     @property
     def processors(self) -> int:
@@ -84,14 +85,19 @@ class Poller:
         lrm: Lrm,
         *,
         name_prefix: str,
+        user: str,
         clock: Callable[[], float],
         on_reading: Callable[[Reading], bool],
         on_failure: Callable[[str], None],
     ) -> None:
-        """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time."""
+        """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time.
+
+        ``name_prefix`` and ``user``: what our jobs are called there, and whose they are.
+        """
         self._config = config
         self._lrm = lrm
         self._prefix = name_prefix
+        self._user = user
         self._clock = clock
         self._on_reading = on_reading
         self._on_failure = on_failure
@@ -144,16 +150,18 @@ class Poller:
         return self._on_reading(reading)
 
     async def _read(self) -> Reading:
-        return await read_cluster(self._config, self._lrm, name_prefix=self._prefix, read_at=self._clock())
+        return await read_cluster(
+            self._config, self._lrm, name_prefix=self._prefix, user=self._user, read_at=self._clock()
+        )
 
 
-async def read_cluster(config: ClusterConfig, lrm: Lrm, *, name_prefix: str, read_at: float) -> Reading:
-    """Read jobs, then nodes. Raises LrmError.
+async def read_cluster(config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float) -> Reading:
+    """Read the jobs of a user with names of ours, then nodes. Raises LrmError.
 
     In this order a job that starts between the two makes us think less is idle, never more.
     """
     with answering(config.name):
-        jobs = await lrm.jobs(name_prefix=name_prefix)
+        jobs = possibly_ours(await lrm.jobs(name_prefix=name_prefix), user=user, name_prefix=name_prefix)
         nodes = await lrm.nodes()
     queue = config.queue
     if queue is not None:

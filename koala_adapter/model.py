@@ -199,6 +199,7 @@ class LrmJob:
     name: str
     state: LrmJobState
     user: str
+    """Login name of its owner; empty when the LRM does not tell, never a guess."""
     processors: int
     array_index: int | None = None
     """1-based index within the array of submission ``name``; None for a job that is no array element."""

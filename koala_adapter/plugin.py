@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pydantic import BaseModel
 
 from koala_adapter.errors import LrmUnsupportedError, PluginError
-from koala_adapter.model import ClusterName, Directives, PlaceholderId
+from koala_adapter.model import ClusterName, Directives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
 
 INTERFACE_VERSION = 1
+NOWHERE = "/dev/null"
 ENTRY_POINT_GROUP = "koala_adapter.plugins"
 
 
@@ -77,19 +78,24 @@ class Submission:
     """Partition or queue; None: the LRM's default."""
     memory_mib: int | None = None
     """Memory per placeholder, when the site gives one."""
-    output_directory: str = "/tmp"  # noqa: S108 - exists on every node; holds only the agent's own words, no secret
-    """Directory on the nodes for the placeholders' own output (not the application's): see :meth:`output_path`."""
+    output_directory: str | None = None
+    """Directory on the nodes for the script's stdout and stderr: see :meth:`output_path`. None: they go to /dev/null.
+
+    Always None for placeholders: their scripts keep what they say by themselves, where nobody else can put a link or a
+    pipe in the way, which an LRM would follow or wait for.
+    """
     held: bool = False
     """Submit in user hold."""
 
     def output_path(self, index: int) -> str:
-        """Return the file on its node that a plugin gives one placeholder for its stdout and stderr together."""
-        return placeholder_output_path(self.output_directory, PlaceholderId(batch=self.key, index=index))
+        """Return the file on its node for stdout and stderr together: ``DIRECTORY/KEY.INDEX.out``, or /dev/null."""
+        return self.output_pattern(str(index))
 
-
-def placeholder_output_path(directory: str, placeholder: PlaceholderId) -> str:
-    """Return where the stdout and stderr of a placeholder go: ``DIRECTORY/BATCH.INDEX.out``."""
-    return f"{directory.rstrip('/')}/{placeholder}.out"
+    def output_pattern(self, index: str) -> str:
+        """Return the same with any word in the place of the index, such as the LRM's own for it (``%a``)."""
+        if self.output_directory is None:
+            return NOWHERE
+        return f"{self.output_directory.rstrip('/')}/{self.key}.{index}.out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +168,8 @@ class Lrm(ABC):
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the LRM's jobs (array elements singly) whose name begins with ``name_prefix``; of all users if empty.
 
+        Each with its user, or an empty one where the LRM does not tell: by it the core knows ours from a stranger's of
+        the same name. With a prefix, other users' jobs may be left out.
         Jobs that ended a short while ago may be included with state ENDED. One listing for all, never a query by id.
         """
 

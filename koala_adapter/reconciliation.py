@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from koala_adapter.attribution import attribute
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.scheduler.events import (
     BatchAbsent,
@@ -23,7 +24,7 @@ from koala_adapter.scheduler.events import (
 from koala_adapter.scheduler.outcome import PlaceholderState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from koala_adapter.model import ClusterName, LrmJob
     from koala_adapter.scheduler.records import BatchRecord, PlaceholderRecord, State
@@ -34,6 +35,7 @@ RESTLESS_FOR = 120.0
 OCCUPYING = frozenset(
     {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING, LrmJobState.UNKNOWN}
 )
+_OVER = frozenset({LrmJobState.ENDED, LrmJobState.ENDING})
 _AGENT_ENDS = {
     1: (EndReason.LAUNCH_FAILED, "its agent found nothing to work with; its own output on the node says why"),
     3: (EndReason.CANCELLED, "the control center refused its agent"),
@@ -51,7 +53,7 @@ class Findings:
 
     events: tuple[Event, ...]
     orphans: tuple[LrmJobId, ...]
-    """Jobs with our name that no record of ours accounts for: to be cancelled."""
+    """Jobs of our user with our name that no record of ours accounts for: to be cancelled."""
     restless: bool
     """Something is expected to change soon, so the next poll should not be put off."""
 
@@ -61,6 +63,8 @@ class Witness:
     """Remembers, for one cluster, what earlier listings left open."""
 
     cluster: ClusterName
+    user: str
+    """Whose jobs there are ours."""
     absences: dict[PlaceholderId, int] = field(default_factory=dict)
     ended: set[PlaceholderId] = field(default_factory=set)
     _unfound: dict[BatchKey, int] = field(default_factory=dict)
@@ -83,27 +87,27 @@ class Witness:
         ``in_contact`` tells whether a placeholder's agent is connected; ``settled`` whether a submission of unknown
         outcome can no longer arrive.
         """
-        jobs = {PlaceholderId(batch=BatchKey(job.name), index=job.array_index or 1): job for job in listing}
+        known = {id_: placeholder.lrm_id for id_, placeholder in state.placeholders.items()}
+        found = attribute(listing, known, user=self.user)
         events: list[Event] = []
         batches = [batch for batch in state.batches.values() if batch.cluster == self.cluster]
         for batch in batches:
             if batch.lrm_ids is None and batch.submitted_at < read_at:
-                events += self._look_for(batch, jobs, now=now, settled=settled(batch))
+                events += self._look_for(batch, found.jobs, now=now, settled=settled(batch))
         for placeholder in state.placeholders.values():
             batch = state.batches[placeholder.id.batch]
             if placeholder.cluster != self.cluster or batch.lrm_ids is None:
                 continue
-            job = jobs.get(placeholder.id)
+            job = found.jobs.get(placeholder.id)
             # A submission that was under way when the listing was asked for need not be in it.
             if read_at > (batch.submitted_at if job is not None or batch.taken_at is None else batch.taken_at):
                 events += self._examine_one(placeholder, job, now, in_contact(placeholder.id))
         self._forget(state)
-        return Findings(
-            events=tuple(events), orphans=_orphans(state, jobs), restless=self._restless(state, now, uncertain=batches)
-        )
+        orphans = tuple(job.id for job in found.unaccounted if job.state not in _OVER)
+        return Findings(events=tuple(events), orphans=orphans, restless=self._restless(state, now, uncertain=batches))
 
     def _look_for(
-        self, batch: BatchRecord, jobs: dict[PlaceholderId, LrmJob], *, now: float, settled: bool
+        self, batch: BatchRecord, jobs: Mapping[PlaceholderId, LrmJob], *, now: float, settled: bool
     ) -> list[Event]:
         ids = [jobs.get(PlaceholderId(batch=batch.key, index=index)) for index in range(1, batch.count + 1)]
         if any(ids):
@@ -183,14 +187,6 @@ def _given_up(job: LrmJob) -> EndReason | None:
     if job.state is LrmJobState.HELD and job.reason.startswith("error"):
         return EndReason.LAUNCH_FAILED
     return job.end if job.state is LrmJobState.ENDING else None
-
-
-def _orphans(state: State, jobs: dict[PlaceholderId, LrmJob]) -> tuple[LrmJobId, ...]:
-    return tuple(
-        job.id
-        for id_, job in jobs.items()
-        if id_ not in state.placeholders and job.state not in {LrmJobState.ENDED, LrmJobState.ENDING}
-    )
 
 
 def processors_held(listing: Iterable[LrmJob]) -> int:

@@ -17,11 +17,11 @@ import structlog
 
 from koala_adapter.applications import Applications
 from koala_adapter.clusters import ClusterDriver, Surroundings, make_lrm
+from koala_adapter.commands import login_name
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.eventqueue import EventQueue
 from koala_adapter.journal import Journal
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.plugin import placeholder_output_path
 from koala_adapter.reception import Reception
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
@@ -29,11 +29,20 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.serviceclock import ServiceClock
 from koala_adapter.siteparameters import configuration
-from koala_adapter.submissions import ScriptMaker, last_words, leave_token, token_path
+from koala_adapter.submissions import (
+    ScriptMaker,
+    last_words,
+    leave_token,
+    tidy_words,
+    token_path,
+    words_directory,
+    words_paths,
+)
 from koala_adapter.vjm import credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from anyio.abc import TaskStatus
 
@@ -136,6 +145,7 @@ class Service:
             in_contact=self.reception.in_contact,
             halted=lambda: bool(self.trouble),
             name_prefix=f"koala-{self.instance}-",
+            user=login_name(),
         )
         return ClusterDriver(config, lrm, commands, surroundings)
 
@@ -238,8 +248,9 @@ class Service:
         driver = self.clusters.get(action.cluster)
         if driver is None:
             return
-        path = placeholder_output_path(driver.config.output_directory, action.placeholder)
-        text = last_words(Path(path)) or f"nothing that can be read from here (look at {path} on its node)"
+        paths = words_paths(words_directory(driver.config, self.directory), action.placeholder)
+        said = next(filter(None, map(last_words, paths)), "")
+        text = said or f"nothing that can be read from here (look at {paths[0]} on its node, if it has that directory)"
         log.warning(
             "placeholder did not report", cluster=action.cluster, placeholder=str(action.placeholder), wrote=text
         )
@@ -328,7 +339,9 @@ class Service:
             async with anyio.create_task_group() as tasks:
                 port = await self.reception.open(tasks, self.site.control_center)
                 fingerprint = self.reception.fingerprint
-                self._scripts = ScriptMaker(site=self.site, port=port, fingerprint=fingerprint)
+                self._scripts = ScriptMaker(
+                    site=self.site, port=port, fingerprint=fingerprint, directory=self.directory
+                )
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._after_restart()
                 async with anyio.create_task_group() as starting:
@@ -390,3 +403,5 @@ class Service:
             self._with_secrets.discard(batch)
             for driver in self.clusters.values():
                 driver.forget(batch)
+                with suppress(OSError):
+                    tidy_words(words_directory(driver.config, self.directory), batch)

@@ -288,9 +288,10 @@ class ClusterConfig(BaseModel, frozen=True, extra="forbid"):
         json_schema_extra={"x-unit": "MiB"},
         description="Memory requested for each placeholder. Default: what the LRM gives when not asked.",
     )
-    output_directory: AbsolutePath = Field(
-        default="/tmp",  # noqa: S108 - exists on every node; holds only the agent's own words, no secret
-        description="Directory on the nodes for the placeholders' own output (not the application's).",
+    output_directory: AbsolutePath | None = Field(
+        default=None,
+        description="Directory on the nodes for what placeholders themselves print (not the application). Default: one "
+        "in the state directory, for nodes that see it; others keep nothing.",
     )
     control_center_address: Host | None = Field(
         default=None,

@@ -14,12 +14,13 @@ from pydantic import TypeAdapter
 
 from koala_adapter.model import BatchKey, ClusterName
 from koala_adapter.plugin import Submission
+from koala_adapter.privatedirectory import make_directory
 from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
 if TYPE_CHECKING:
     from koala_adapter.config import ClusterConfig, SiteConfig
-    from koala_adapter.model import Job
+    from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.plugin import Lrm
 
 SAMPLE_TOKEN = "THE-ONE-TIME-TOKEN-GOES-HERE"  # noqa: S105 - stands where a token would be, in what people are shown
@@ -33,6 +34,8 @@ class ScriptMaker:
     port: int
     fingerprint: str
     """SHA-256 of the control center's certificate, as agents pin it."""
+    directory: Path
+    """The state directory."""
 
     def submission(self, action: SubmitPlaceholders, config: ClusterConfig, lrm: Lrm, token: str) -> Submission:
         """Return the submission for an action of the scheduler."""
@@ -48,7 +51,10 @@ class ScriptMaker:
             walltime=float(action.walltime),
         )
         script = render_job_script(
-            agent=agent, array_index_variable=lrm.array_index_variable, job_id_variable=lrm.job_id_variable
+            agent=agent,
+            array_index_variable=lrm.array_index_variable,
+            job_id_variable=lrm.job_id_variable,
+            words_directory=str(words_directory(config, self.directory)),
         )
         return Submission(
             key=action.batch,
@@ -57,7 +63,6 @@ class ScriptMaker:
             walltime=action.walltime,
             queue=config.queue,
             memory_mib=config.memory_mib,
-            output_directory=config.output_directory,
         )
 
 
@@ -115,10 +120,30 @@ def token_path(config: ClusterConfig, batch: BatchKey) -> Path | None:
 
 def leave_token(path: Path, token: str) -> None:
     """Write a token so that nobody else can read it. Raises OSError."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(path.parent)
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(token)
+
+
+def words_directory(config: ClusterConfig, directory: Path) -> Path:
+    """Return where placeholders keep what they say, on nodes that see it; by default in the state directory."""
+    if config.output_directory is not None:
+        return Path(config.output_directory)
+    return directory / "clusters" / config.name / "output"
+
+
+def words_paths(directory: Path, placeholder: PlaceholderId) -> tuple[Path, ...]:
+    """Return where the words of a placeholder can be: there, or where others can write there, one level deeper."""
+    name = f"{placeholder}.out"
+    return directory / name, directory / str(placeholder) / name
+
+
+def tidy_words(directory: Path, batch: BatchKey) -> None:
+    """Remove the files of a submission in which nothing was said. Raises OSError."""
+    for path in directory.glob(f"{batch}.*.out"):
+        if not path.lstat().st_size:
+            path.unlink(missing_ok=True)
 
 
 def remove_token(path: Path) -> None:

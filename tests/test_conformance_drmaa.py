@@ -72,6 +72,7 @@ class TestDrmaaOnFake(LrmConformance):
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
             real=False,
+            namesake_job=cell.namesake_job,
             stop_lrm=cell.stop,
             start_lrm=cell.start,
             walltime_precision=5,

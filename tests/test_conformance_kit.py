@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
+from koala_adapter.plugin import Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
 from koala_adapter.testing.submission import CANARY
 from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from koala_adapter.model import LrmJob, Node
-    from koala_adapter.plugin import RenderedSubmission, Submission
+    from koala_adapter.model import BatchKey, LrmJob, Node
+    from koala_adapter.plugin import RenderedSubmission
 
 pytestmark = pytest.mark.anyio
 
@@ -180,6 +182,32 @@ class Impatient(LocalLrm):
         return await super().submit(replace(submission, held=False))
 
 
+class Selfish(LocalLrm):
+    """Takes all jobs for its own user's."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Paint the users."""
+        return tuple(replace(job, user=self._user) for job in await super().jobs(name_prefix=name_prefix))
+
+
+class Anonymous(LocalLrm):
+    """Does not say whose a job is."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Leave the users out."""
+        return tuple(replace(job, user="") for job in await super().jobs(name_prefix=name_prefix))
+
+
+class Sweeping(LocalLrm):
+    """Cancels by name."""
+
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
+        """Take all that are called so."""
+        jobs = await self.jobs()
+        names = {job.name for job in jobs if job.id in ids}
+        await super().cancel([job.id for job in jobs if job.name in names])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A broken plugin and the test that must find it."""
@@ -209,6 +237,10 @@ FAULTS = (
     Fault(lrm=Careless, test="test_render_is_pure"),
     Fault(lrm=Eternal, test="test_walltime_is_requested"),
     Fault(lrm=Eternal, test="test_walltime_is_enforced"),
+    Fault(lrm=Selfish, test="test_a_strangers_job_of_the_same_name", arguments=(("later", True),)),
+    Fault(lrm=Anonymous, test="test_a_strangers_job_of_the_same_name", arguments=(("later", False),)),
+    Fault(lrm=Anonymous, test="test_jobs_say_whose_they_are"),
+    Fault(lrm=Sweeping, test="test_a_strangers_job_of_the_same_name", arguments=(("later", True),)),
     Fault(lrm=Impatient, test="test_held_submission_waits"),
 )
 
@@ -227,6 +259,15 @@ async def start(kind: type[LocalLrm], directory: Path) -> tuple[Trial, Trial]:
     lrms = [kind(context, settings), LocalLrm(context, settings)]
     for lrm in lrms:
         await lrm.start()
+
+    @asynccontextmanager
+    async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:
+        other = LocalLrm(replace(context, user="nobody"), settings)
+        ids = await other.submit(Submission(key=name, count=count, script="#!/bin/sh\n", walltime=60, held=True))
+        yield
+        await other.cancel(ids)
+        await other.close()
+
     faulty, sound = (
         LrmUnderTest(
             definition=PLUGIN,
@@ -236,6 +277,7 @@ async def start(kind: type[LocalLrm], directory: Path) -> tuple[Trial, Trial]:
             scratch=directory,
             processors=2,
             unknown_id=LrmJobId("999_1"),
+            namesake_job=namesake_job,
             patience=3,
             walltime_precision=4,
             poll_interval=0.05,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,6 +54,16 @@ class TestLocal(LrmConformance):
             await lrm.cancel(ids)
             await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=10)
 
+        @asynccontextmanager
+        async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:
+            # The daemon believes what its clients say of themselves: nobody else can speak to it.
+            other = LocalLrm(replace(context, user="nobody"), settings)
+            job = Submission(key=name, count=count, script="#!/bin/sh\n", walltime=60, held=True)
+            ids = await other.submit(job)
+            yield
+            await other.cancel(ids)
+            await other.close()
+
         yield LrmUnderTest(
             definition=PLUGIN,
             settings=settings,
@@ -62,6 +73,7 @@ class TestLocal(LrmConformance):
             processors=4,
             unknown_id=LrmJobId("999999_1"),
             foreign_job=foreign_job,
+            namesake_job=namesake_job,
             stop_lrm=stop_lrm,
             start_lrm=start_lrm,
             patience=15,

@@ -49,6 +49,7 @@ class TestSgeOnFake(LrmConformance):
             unknown_id=LrmJobId("999999.1"),
             real=False,
             foreign_job=cell.foreign_job,
+            namesake_job=cell.namesake_job,
             stop_lrm=cell.stop,
             start_lrm=cell.start,
             walltime_precision=5,

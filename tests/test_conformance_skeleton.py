@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import ModuleType
 
+    from koala_adapter.model import BatchKey
     from koala_adapter.plugin import PluginDefinition
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +65,16 @@ class TestTinyq(LrmConformance):
         async def start_lrm() -> None:
             (tmp_path / "away").rename(server)
 
+        @asynccontextmanager
+        async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:
+            options = ("--name", name, "--array", str(count), "--seconds", "60", "--output", "/dev/null")
+            environment = {"TINYQ_SERVER": str(server), "USER": "nobody"}
+            script = b"#!/bin/sh\n"
+            await context.commands.run([str(command), "submit", *options], stdin=script, environment=environment)
+            listed = await lrm.jobs(name_prefix=name)
+            yield
+            await lrm.cancel([job.id for job in listed if job.user == "nobody"])
+
         yield LrmUnderTest(
             definition=plugin,
             settings=settings,
@@ -73,6 +85,7 @@ class TestTinyq(LrmConformance):
             unknown_id=LrmJobId("999999.1"),
             real=False,
             runs_jobs=False,
+            namesake_job=namesake_job,
             stop_lrm=stop_lrm,
             start_lrm=start_lrm,
             patience=10,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from koala_adapter.model import BatchKey
+
 
 def foreign_job(fake: FakeSlurm) -> Callable[[int], AbstractAsyncContextManager[None]]:
     """Return what makes a context in which jobs of another user run."""
@@ -31,6 +33,20 @@ def foreign_job(fake: FakeSlurm) -> Callable[[int], AbstractAsyncContextManager[
         fake.run("scancel", job)
 
     return running
+
+
+def namesake_job(fake: FakeSlurm) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which another user's array of a name is held."""
+
+    @contextlib.asynccontextmanager
+    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
+        options = ("--ntasks=1", "--cpus-per-task=1", "--time=10", "--output=/dev/null", "--hold")
+        array = (f"--job-name={name}", f"--array=1-{count}")
+        job = fake.run("sbatch", *options, *array, stdin="#!/bin/sh\nexec sleep 600\n").strip()
+        yield
+        fake.run("scancel", job)
+
+    return held
 
 
 class TestFakeSlurm(LrmConformance):
@@ -61,6 +77,7 @@ class TestFakeSlurm(LrmConformance):
             unknown_id=LrmJobId("999999_1"),
             real=False,
             foreign_job=foreign_job(fake),
+            namesake_job=namesake_job(fake),
             stop_lrm=stop,
             start_lrm=start,
         )

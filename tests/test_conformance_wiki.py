@@ -7,7 +7,7 @@ The kit's jobs are submitted to the local cluster itself, as users of a batch sy
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import anyio
@@ -115,6 +115,16 @@ class WikiConformance(LrmConformance):
             await local.cancel(ids)
             await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=10)
 
+        @asynccontextmanager
+        async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:
+            # The daemon believes what its clients say of themselves: nobody else can speak to it.
+            other = LocalLrm(replace(served.context, user="nobody"), LOCAL)
+            job = Submission(key=name, count=count, script="#!/bin/sh\n", walltime=60, held=True)
+            ids = await other.submit(job)
+            yield
+            await other.cancel(ids)
+            await other.close()
+
         yield LrmUnderTest(
             definition=PLUGIN,
             settings=served.settings,
@@ -124,6 +134,7 @@ class WikiConformance(LrmConformance):
             processors=PROCESSORS,
             unknown_id=LrmJobId("999999_1"),
             foreign_job=foreign_job,
+            namesake_job=namesake_job,
             stop_lrm=stop_lrm,
             start_lrm=start_lrm,
             patience=15,

@@ -31,7 +31,7 @@ def submit(server: Path, arguments: list[str]) -> str:
     (server / "last").write_text(str(number))
     with (server / "jobs").open("a") as file:
         for index in range(1, int(options.array) + 1):
-            file.write(f"{number}|{index}|{options.name}|waiting|user|\n")
+            file.write(f"{number}|{index}|{options.name}|waiting|{os.environ['USER']}|\n")
     return f"*** Maintenance on day 12 ***\n{number}\nHave a nice day\n"
 
 

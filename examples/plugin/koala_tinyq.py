@@ -51,7 +51,7 @@ def submit_command(settings: TinyqSettings, submission: Submission) -> tuple[str
         *("--name", submission.key),
         *("--array", str(submission.count)),
         *("--seconds", str(submission.walltime)),
-        *("--output", submission.output_directory),
+        *("--output", submission.output_pattern("%INDEX%")),
         *queue,
         *hold,
     )

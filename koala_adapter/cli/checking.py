@@ -189,7 +189,7 @@ async def _listen(
     session: Session, checked: Checked, directory: Path, tasks: anyio.abc.TaskGroup
 ) -> TrialCenter | None:
     """Return a control center that listens; None, with the failure noted, when it cannot."""
-    center = TrialCenter(session.site, directory)
+    center = TrialCenter(session.site, directory, state=session.directory)
     try:
         await center.serve(tasks)
     except KoalaError as error:

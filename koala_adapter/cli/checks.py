@@ -17,6 +17,7 @@ from koala_adapter import __version__
 from koala_adapter.cli.offline import close_lrm
 from koala_adapter.cli.trial import Trial
 from koala_adapter.clusters import make_lrm
+from koala_adapter.commands import login_name
 from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.information import read_cluster
 from koala_adapter.plugin import CheckResult
@@ -198,7 +199,7 @@ class ClusterCheck:
             return CheckResult(subject=subject, ok=False, found=_said(error), remedy=_hint(error))
 
     async def _nodes(self, lrm: Lrm) -> str:
-        reading = await read_cluster(self.config, lrm, name_prefix="koala-", read_at=0.0)
+        reading = await read_cluster(self.config, lrm, name_prefix="koala-", user=login_name(), read_at=0.0)
         if not reading.processors:
             raise LrmError("it lists no processors", hint="check the queue, and the settings, of this cluster")
         threshold = f", {self.config.threshold} of them left to local users" if self.config.threshold else ""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.clusters import make_lrm
+from koala_adapter.commands import login_name
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.information import read_cluster
 from koala_adapter.journal import Journal
@@ -136,7 +137,7 @@ async def ask_cluster(
         with anyio.fail_after(timeout):
             await lrm.start()
             version = await lrm.version()
-            reading = await read_cluster(config, lrm, name_prefix=prefix, read_at=time.time())
+            reading = await read_cluster(config, lrm, name_prefix=prefix, user=login_name(), read_at=time.time())
     except LrmError as error:
         return Answer(config=config, version=version, trouble=error.message, requests=commands.window.total)
     except TimeoutError:

@@ -162,7 +162,9 @@ def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[l
     record = read_record(session.directory)
     own = certificate.load_or_create(session.directory / "certificate")
     port = session.site.control_center.port or record.port
-    scripts = ScriptMaker(site=session.site, port=port or free_port(), fingerprint=own.fingerprint)
+    scripts = ScriptMaker(
+        site=session.site, port=port or free_port(), fingerprint=own.fingerprint, directory=session.directory
+    )
     lrm, _ = make_lrm(configs[cluster], session.plugins, session.directory)
     samples = sample_submissions(scripts, job, configs[cluster], lrm, record.instance)
     return samples, "" if record.instance != NO_INSTANCE else UNCERTAIN

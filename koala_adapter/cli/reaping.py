@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from rich.markup import escape
 from rich.table import Table
 
+from koala_adapter.attribution import is_users
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.offline import close_lrm, read_record
 from koala_adapter.clusters import make_lrm
@@ -123,7 +124,7 @@ def leftovers(
     found = []
     for job in listing:
         name = NAME.fullmatch(job.name)
-        if name is None or job.user != user or job.state in {LrmJobState.ENDED, LrmJobState.ENDING}:
+        if name is None or not is_users(job, user) or job.state in {LrmJobState.ENDED, LrmJobState.ENDING}:
             continue
         ours = name[1] == record.instance
         known = PlaceholderId(batch=BatchKey(job.name), index=job.array_index or 1) in owned

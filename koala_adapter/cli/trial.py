@@ -11,21 +11,31 @@ import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.attribution import attribute
+from koala_adapter.commands import login_name
 from koala_adapter.errors import ConfigurationError, KoalaError, LrmError
 from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
 from koala_adapter.plugin import CheckResult
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.submissions import ScriptMaker, leave_token, remove_token, token_path
+from koala_adapter.submissions import (
+    ScriptMaker,
+    last_words,
+    leave_token,
+    remove_token,
+    token_path,
+    words_directory,
+    words_paths,
+)
 from koala_adapter.vjm import certificate, channel, credentials, events
 from koala_adapter.vjm.center import ControlCenter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from anyio.abc import TaskGroup
 
@@ -64,8 +74,9 @@ class _Visit:
 class TrialCenter:
     """A control center for trials only."""
 
-    def __init__(self, site: SiteConfig, directory: Path) -> None:
-        """``directory``: private and temporary. Nothing listens before :meth:`serve`."""
+    def __init__(self, site: SiteConfig, directory: Path, *, state: Path) -> None:
+        """``directory``: private and temporary; ``state``: the service's. Nothing listens before :meth:`serve`."""
+        self.state = state
         self._site = site
         self._directory = directory
         self._visits: dict[PlaceholderId, _Visit] = {}
@@ -116,7 +127,7 @@ class TrialCenter:
     @property
     def scripts(self) -> ScriptMaker:
         """What makes job scripts that report here."""
-        return ScriptMaker(site=self._site, port=self.port, fingerprint=self._fingerprint)
+        return ScriptMaker(site=self._site, port=self.port, fingerprint=self._fingerprint, directory=self.state)
 
     def printed(self, placeholder: PlaceholderId) -> str:
         """Return what the command in a placeholder printed."""
@@ -213,16 +224,22 @@ class Trial:
     async def _look(self) -> bool:
         """Read the LRM's word on the placeholder; tell whether it is listed and has not ended."""
         try:
-            jobs = [job for job in await self._lrm.jobs(name_prefix=self._id.batch) if job.name == self._id.batch]
+            listing = await self._lrm.jobs(name_prefix=self._id.batch)
         except LrmError as error:
             self._trouble = error.message
             return True
-        self._seen = jobs[0] if jobs else self._seen
-        if jobs and self._visit.agent is None:
-            reason = f" ({jobs[0].reason})" if jobs[0].reason else ""
-            node = f" on {jobs[0].nodes[0]}, its agent has not reported yet" if jobs[0].nodes else ""
-            self._tell(f"the placeholder is {jobs[0].state.value}{node or reason}")
-        return any(job.state not in GONE for job in jobs)
+        user = login_name()
+        job = attribute(listing, {self._id: next(iter(self._ids), None)}, user=user).jobs.get(self._id)
+        self._seen = job or self._seen
+        if job is None:
+            owners = ", ".join(sorted({other.user for other in listing if other.id in self._ids} - {user}))
+            self._trouble = f"(the batch system shows it as a job of {owners}, koala runs as {user})" if owners else ""
+            return False
+        if self._visit.agent is None:
+            reason = f" ({job.reason})" if job.reason else ""
+            node = f" on {job.nodes[0]}, its agent has not reported yet" if job.nodes else ""
+            self._tell(f"the placeholder is {job.state.value}{node or reason}")
+        return job.state not in GONE
 
     async def _use(self, agent: events.AgentRegistered, waited: float) -> CheckResult:
         """Run a command in the placeholder: what it prints must come back."""
@@ -259,6 +276,9 @@ class Trial:
         for path in self._output_files():
             with suppress(OSError):
                 path.unlink()
+            with suppress(OSError):
+                if path.parent.name == str(self._id):
+                    path.parent.rmdir()
 
     # ---- when nobody reports --------------------------------------------------------------------------------------
 
@@ -290,19 +310,13 @@ class Trial:
     def _site_address(self) -> str:
         return self._center.scripts.site.node_address(self._config)
 
-    def _output_files(self) -> list[Path]:
+    def _output_files(self) -> tuple[Path, ...]:
         """Return the placeholder's own output, where the directory is shared with the node."""
-        with suppress(OSError):
-            return sorted(Path(self._config.output_directory).glob(f"{self._id.batch}[.-]*"))
-        return []
+        return words_paths(words_directory(self._config, self._center.state), self._id)
 
     def _words(self) -> list[str]:
         """Return the last that the placeholder itself said."""
-        lines: list[str] = []
-        for path in self._output_files():
-            with suppress(OSError):
-                lines += path.read_text(errors="replace").split("\n")
-        return [line.strip() for line in lines if line.strip()][-3:]
+        return [text for path in self._output_files() if (text := last_words(path))]
 
 
 def _joined(*groups: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 # Before the imports: pytest explains failed assertions only in modules that it rewrites on import.
-for _part in ("control", "description", "failures", "life", "submission", "trial"):
+for _part in ("control", "description", "failures", "life", "strangers", "submission", "trial"):
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
 from koala_adapter.testing.conformance import LrmConformance  # noqa: E402

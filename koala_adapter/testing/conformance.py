@@ -12,6 +12,7 @@ from koala_adapter.testing.control import ControlTests
 from koala_adapter.testing.description import DescriptionTests
 from koala_adapter.testing.failures import FailureTests
 from koala_adapter.testing.life import LifeTests
+from koala_adapter.testing.strangers import StrangerTests
 from koala_adapter.testing.submission import CANARY, SubmissionTests
 from koala_adapter.testing.trial import Trial
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.anyio
-class LrmConformance(DescriptionTests, SubmissionTests, LifeTests, ControlTests, FailureTests):
+class LrmConformance(DescriptionTests, SubmissionTests, StrangerTests, LifeTests, ControlTests, FailureTests):
     """Tests that every LRM plugin must pass.
 
     Inherit from this class and provide one fixture, ``under_test``::
@@ -41,7 +42,7 @@ class LrmConformance(DescriptionTests, SubmissionTests, LifeTests, ControlTests,
                     definition=PLUGIN, settings=settings, context=context, lrm=lrm, scratch=tmp_path,
                     processors=4,                        # idle now, and all available to us
                     unknown_id=LrmJobId("999999_1"),     # well-formed, but never submitted
-                    foreign_job=...,                     # optional: see LrmUnderTest
+                    foreign_job=..., namesake_job=...,   # optional: see LrmUnderTest
                     stop_lrm=..., start_lrm=...,         # optional: enables the tests of unavailability
                     patience=30,                         # seconds in which the LRM acts and shows it
                 )

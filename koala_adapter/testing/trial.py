@@ -57,6 +57,9 @@ class LrmUnderTest:
     foreign_job: Callable[[int], AbstractAsyncContextManager[object]] | None = None
     """Makes a context in which a job that is not ours (submitted by other means) runs on that many
     processors: it runs when the context is entered and is gone after it is left. None: no such tests."""
+    namesake_job: Callable[[BatchKey, int], AbstractAsyncContextManager[object]] | None = None
+    """Makes a context in which an array of another user, with that name and so many elements, is in the LRM and does
+    not end; it need not run, and needs no processor. None: no such tests."""
     stop_lrm: Callable[[], Awaitable[None]] | None = None
     """Makes the LRM unavailable; its jobs go on. None: the tests of unavailability are skipped."""
     start_lrm: Callable[[], Awaitable[None]] | None = None

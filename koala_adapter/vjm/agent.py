@@ -245,7 +245,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def own_output(batch: str) -> "Optional[str]":
-    """Return the file that the LRM made for our own words; one that does not bear our batch's name is not ours."""
+    """Return the file that was made for our own words; one that does not bear our batch's name is not ours."""
     with contextlib.suppress(OSError):
         path = os.readlink("/proc/self/fd/2")
         kept, named = os.fstat(2), os.lstat(path)
@@ -260,6 +260,9 @@ def remove_output(path: "Optional[str]", *, if_empty: bool = False) -> None:
     with contextlib.suppress(OSError):
         if path is not None and not (if_empty and os.lstat(path).st_size):
             os.unlink(path)
+            directory, name = os.path.split(path)
+            if os.path.basename(directory) + ".out" == name:
+                os.rmdir(directory)
 
 
 class Guard:

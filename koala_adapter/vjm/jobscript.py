@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
@@ -29,7 +30,7 @@ PYTHONS = (
 _TEMPLATE = """\
 #!/bin/sh
 # koala-adapter: a placeholder of {batch}. It holds one processor and ends by itself when nobody asks for it any more.
-for python in {pythons}; do
+{words}for python in {pythons}; do
     # -I -S: nothing is imported from the directory or the environment of the job, where somebody else may have put it.
     # _ssl alone, because the whole of ssl takes three times as long, and a node may start many placeholders at once.
     if "$python" -I -S -c 'import sys, _ssl; sys.exit(sys.version_info < (3, 6))' </dev/null >/dev/null 2>&1; then
@@ -41,6 +42,24 @@ CONFIGURATION = {configuration!a}
 done
 echo "koala agent: no usable Python 3.6 or newer on $(uname -n) (PATH=$PATH); looked for: {pythons}" >&2
 exit 127
+"""
+
+_WORDS = """\
+# What is said here goes into a new file in a directory that only we can write to, if this node has it; else nowhere.
+# So nobody can put a link or a pipe in its place.
+private() {{
+    [ -O . ] && case "$(ls -ld .)" in d????-??-*) true ;; *) false ;; esac
+}}
+index={index}
+words={batch}.$index.out here=$(pwd) mask=$(umask)
+umask 077
+if cd -P {directory} 2>/dev/null \\
+    && {{ private || {{ mkdir {batch}.$index && cd -P {batch}.$index && private; }}; }} 2>/dev/null \\
+    && [ ! -e "$words" ] && ( set -C && : >"$words" ) 2>/dev/null; then
+    exec >>"$words" 2>&1
+fi
+umask "$mask"
+cd "$here" 2>/dev/null || cd /
 """
 
 
@@ -67,12 +86,20 @@ class AgentConfig:
     more than half of the time that it has."""
 
 
-def render_job_script(*, agent: AgentConfig, array_index_variable: str | None, job_id_variable: str | None) -> str:
+def render_job_script(
+    *,
+    agent: AgentConfig,
+    array_index_variable: str | None,
+    job_id_variable: str | None,
+    words_directory: str | None = None,
+) -> str:
     """Return the complete POSIX shell script.
 
     The two names are those of the environment variables in which the LRM tells a job its index within the array
     (``SLURM_ARRAY_TASK_ID``, ``SGE_TASK_ID``; None or unset on the node: index 1) and its id (``SLURM_JOB_ID``,
-    ``JOB_ID``). Raises ConfigurationError when a value is missing or cannot be right.
+    ``JOB_ID``). In ``words_directory``, where the node has it, script and agent keep what they say themselves, in
+    ``BATCH.INDEX.out``, or ``BATCH.INDEX/BATCH.INDEX.out`` when others can write there, too. Raises ConfigurationError
+    when a value is missing or cannot be right.
     """
     _check(agent)
     configuration = asdict(agent) | {
@@ -81,11 +108,17 @@ def render_job_script(*, agent: AgentConfig, array_index_variable: str | None, j
     }
     return _TEMPLATE.format(
         batch=agent.batch,
+        words="" if words_directory is None else _words(agent.batch, array_index_variable, words_directory),
         pythons=" ".join(PYTHONS),
         end=END_OF_AGENT,
         configuration=json.dumps(configuration),
         agent=agent_source(),
     )
+
+
+def _words(batch: str, array_index_variable: str | None, directory: str) -> str:
+    index = "1" if array_index_variable is None else f"${{{array_index_variable}:-1}}"
+    return _WORDS.format(index=index, batch=shlex.quote(batch), directory=shlex.quote(directory))
 
 
 @cache

@@ -14,6 +14,7 @@ from koala_adapter.commands import login_name
 from koala_adapter.errors import LrmError, LrmRejectedError
 from koala_adapter.model import LrmJobState, Node, NodeState, Queue
 from koala_adapter.plugin import Capabilities, CheckResult, Lrm, RenderedSubmission
+from koala_adapter.privatedirectory import make_directory
 from koala_drmaa.classify import error_of
 from koala_drmaa.client import DrmaaClient
 from koala_drmaa.environment import HelperLaunch
@@ -247,7 +248,7 @@ def check_scripts(directory: Path, delivery: ScriptDelivery) -> CheckResult:
             "script_delivery = 'private' avoids that",
         )
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory)
         mode = directory.stat().st_mode & 0o077
     except OSError as error:
         found, remedy = f"{directory}: {error.strerror}", "set script_directory to a directory of yours"

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.privatedirectory import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -60,7 +61,7 @@ class ScriptStore:
         path = self.path(key)
         self._without_job.pop(key, None)
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self.directory)
             # A file left from an earlier try must not keep its mode or its hard links.
             path.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -51,7 +51,7 @@ def job_template(
         remote_command=SHELL if private else str(script),
         arguments=(str(script),) if private else (),
         working_directory=EVERYWHERE,
-        output_path=f"{submission.output_directory.rstrip('/')}/{submission.key}.{{index}}.out",
+        output_path=submission.output_pattern("{index}"),
         native_specification=" ".join(native),
         held=submission.held,
     )

@@ -15,6 +15,7 @@ from anyio.abc import SocketAttribute
 import koala_adapter
 import koala_local
 from koala_adapter.errors import LrmUnavailableError, ProtocolError
+from koala_adapter.privatedirectory import make_private_directory
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME
 from koala_local.protocol import LONGEST_MESSAGE, decode, encode, peer_user, raise_failure, short_path
 
@@ -48,8 +49,7 @@ class DaemonClient:
     def prepare(self) -> None:
         """Make the private directory and write down what the daemon must know. Raises LrmUnavailableError."""
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._directory.chmod(0o700)
+            make_private_directory(self._directory)
             new = self._directory / f"{LAYOUT_NAME}.{os.getpid()}"
             new.write_bytes(encode(self._layout.to_json()))
             new.replace(self._directory / LAYOUT_NAME)

@@ -157,7 +157,7 @@ class LocalLrm(Lrm):
             "count": submission.count,
             "script": submission.script,
             "walltime": submission.walltime,
-            "output_directory": submission.output_directory,
+            "output_directory": submission.output_directory or "",
             "queue": submission.queue,
             "held": submission.held,
         }

@@ -104,6 +104,8 @@ def start_gated(job: JobRecord, *, script: Path, environment: Mapping[str, str])
 
 def _open_output(job: JobRecord) -> int:
     """Open a file for the placeholder's own words; somebody else's file or a link of that name is refused."""
+    if not job.output_directory:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     path = Path(job.output_directory, f"{job.name}.{job.index}.out")
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)

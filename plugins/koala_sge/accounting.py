@@ -33,18 +33,20 @@ _SEPARATOR = re.compile(r"^=+$", re.MULTILINE)
 def parse_accounting(text: str) -> tuple[LrmJob, ...]:
     """Return the ended jobs of a ``qacct -j`` listing. A job that ran several times counts with its last end.
 
-    Times are read as UTC: the command must run with TZ=UTC.
+    Numbers of jobs are used again: the jobs of one number but another user or name are other jobs. Times are read as
+    UTC: the command must run with TZ=UTC.
     """
-    jobs: dict[LrmJobId, LrmJob] = {}
+    jobs: dict[tuple[LrmJobId, str, str], LrmJob] = {}
     for block in _SEPARATOR.split(text):
         record = {
             word: value.strip() for word, _, value in (line.partition(" ") for line in block.splitlines()) if word
         }
         if record.get("jobnumber", "").isdigit():
             job = _job(record)
-            known = jobs.get(job.id)
+            identity = (job.id, job.user, job.name)
+            known = jobs.get(identity)
             if known is None or (known.ends_at or 0) <= (job.ends_at or 0):
-                jobs[job.id] = job
+                jobs[identity] = job
     return tuple(jobs.values())
 
 

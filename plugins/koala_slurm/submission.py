@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
+from koala_adapter.plugin import NOWHERE
 from koala_slurm.directives import Option, arguments
 from koala_slurm.durations import minutes
 
@@ -49,7 +50,7 @@ def _options(submission: Submission, settings: SlurmSettings) -> Iterator[Option
     yield Option(name="--no-requeue")
     # Our own directory may not exist on the nodes.
     yield Option(name="--chdir", value="/")
-    yield Option(name="--output", value=f"{submission.output_directory.rstrip('/').replace('%', '%%')}/%x.%a.out")
+    yield Option(name="--output", value=_output(submission))
     # The directory may be everybody's: truncating would destroy a file that somebody else has put in the way.
     yield Option(name="--open-mode", value="append")
     # Anything but ALL makes slurmd run the user's login shell on the node and wait for it, NIL too before 23.11. The
@@ -67,6 +68,11 @@ def _options(submission: Submission, settings: SlurmSettings) -> Iterator[Option
             yield Option(name=f"--{name}", value=value)
 
 
+def _output(submission: Submission) -> str:
+    directory = submission.output_directory
+    return NOWHERE if directory is None else f"{directory.rstrip('/').replace('%', '%%')}/%x.%a.out"
+
+
 def _require(submission: Submission) -> None:
     demands = (
         (_KEY.fullmatch(submission.key), f"key {submission.key!r} is no usable job name"),
@@ -74,7 +80,7 @@ def _require(submission: Submission) -> None:
         (submission.walltime >= 1, f"walltime of {submission.walltime} s is none"),
         (submission.memory_mib is None or submission.memory_mib >= 1, f"memory of {submission.memory_mib} MiB is none"),
         (submission.queue is None or _WORD.fullmatch(submission.queue), f"{submission.queue!r} is no partition"),
-        (_is_path(submission.output_directory), f"{submission.output_directory!r} is no absolute path"),
+        (_is_path(submission.output_directory or "/"), f"{submission.output_directory!r} is no absolute path"),
         (submission.script.startswith("#!"), "the script does not begin with #!"),
         ("\0" not in submission.script, "the script contains a NUL character"),
     )

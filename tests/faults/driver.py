@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from koala_adapter.attribution import possibly_ours
 from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
 from koala_adapter.reconciliation import Witness, processors_held
 from koala_adapter.scheduler import Scheduler
@@ -53,6 +54,11 @@ REPEATABLE = (
     | ev.MoreRequested
 )
 """Events that may be told twice."""
+
+
+STRANGER = "mallory"
+UNUSED = 100_000
+"""Submissions of so high a number are none of ours, although their names look so."""
 
 
 class SimulatedService:
@@ -109,7 +115,7 @@ class SimulatedService:
     def _begin(self) -> None:
         self.connected: dict[PlaceholderId, SimulatedAgent] = {}
         self.under_way: set[BatchKey] = set()
-        self.witnesses = {name: Witness(cluster=name) for name in self.lrms}
+        self.witnesses = {name: Witness(cluster=name, user=self.user) for name in self.lrms}
         self.looked: dict[BatchKey, int] = {}
         self.polled: dict[ClusterName, tuple[int, int, int]] = {}
         self.began_at = self.clock.now
@@ -233,6 +239,9 @@ class SimulatedService:
                 on_start=lambda element: self._started(lrm, element),
                 on_killed=lambda element: self._agents.pop(element.id).killed(),
             )
+            if self.faults.imitated():
+                for name in (key, f"{self.prefix}{UNUSED + len(lrm.submissions)}"):
+                    lrm.imitate(name, action.count + 1, user=STRANGER)
             answer = ev.BatchSubmitted(time=self.clock.now, batch=key, lrm_ids=ids)
             if fate is SubmissionFate.TAKEN:
                 self.later(self.faults.delay(), lambda: self._answer(key, answer))
@@ -359,7 +368,8 @@ class SimulatedService:
             self.post(ev.ClusterUnavailable(time=self.clock.now, cluster=name, reason="no answer"))
             self.polled.pop(name, None)
             return
-        listing, counts = lrm.listing(self.prefix), (lrm.processors, lrm.idle)
+        listing = possibly_ours(lrm.listing(self.prefix), user=self.user, name_prefix=self.prefix)
+        counts = (lrm.processors, lrm.idle)
         if name not in self.lied and self.faults.hit(self.faults.lie):
             self.lied.add(name)  # for one poll: what two in a row say is believed
             kind = self.faults.chance.randrange(3)

@@ -34,10 +34,14 @@ class Faults:
     """Of an agent that never reports."""
     slow: float = 0.0
     """Of a message that takes many seconds."""
+    stranger: float = 0.0
+    """Of another user who submits an array with the name of one of ours that has just arrived."""
 
     def __post_init__(self) -> None:
         """Make the source of chance of this schedule."""
         self.chance = random.Random(self.seed)
+        # Apart, because a stranger may change nothing of what happens to us.
+        self._strange = random.Random(f"stranger/{self.seed}")
 
     @classmethod
     def drawn(cls, seed: int) -> Faults:
@@ -55,15 +59,20 @@ class Faults:
             lie=some(0.1),
             mute=some(0.15),
             slow=some(0.1),
+            stranger=random.Random(f"strangers/{seed}").choice([0.0, 0.5]),
         )
 
     def stop(self) -> None:
         """Let nothing go wrong any more."""
-        self.submission = self.refusal = self.duplicate = self.lie = self.mute = self.slow = 0.0
+        self.submission = self.refusal = self.duplicate = self.lie = self.mute = self.slow = self.stranger = 0.0
 
     def hit(self, probability: float) -> bool:
         """Tell whether a fault occurs now."""
         return probability > 0 and self.chance.random() < probability
+
+    def imitated(self) -> bool:
+        """Tell whether another user gives an array the name of one of ours."""
+        return self.stranger > 0 and self._strange.random() < self.stranger
 
     def delay(self) -> float:
         """Return the seconds that a message takes."""

@@ -70,7 +70,7 @@ class SimulatedLrm:
         self.up = True
         self.submissions: list[str] = []
         """Name of every submission that arrived."""
-        self._number = 0
+        self._number = self._strange = 0
 
     @property
     def processors(self) -> int:
@@ -104,6 +104,17 @@ class SimulatedLrm:
             self.elements[id_] = Element(id_, name, index, user, walltime, on_start, on_killed)
         self.clock.after(self.reaction, self.schedule)
         return ids
+
+    def imitate(self, name: str, count: int, *, user: str) -> None:
+        """Have a stranger submit an array: half of its elements have failed, the others are held for ever."""
+        self._strange += 1
+        for index in range(1, count + 1):
+            id_ = LrmJobId(f"{self.name}-x{self._strange}_{index}")
+            element = Element(id_, name, index, user, 0.0, on_start=lambda _: None, on_killed=lambda _: None)
+            failed = index % 2 == 1
+            element.state = LrmJobState.ENDED if failed else LrmJobState.HELD
+            element.end = EndReason.LAUNCH_FAILED if failed else None
+            self.elements[id_] = element
 
     def schedule(self) -> None:
         """Start what can start, in order."""
@@ -172,6 +183,6 @@ class SimulatedLrm:
             if e.name.startswith(prefix) and (e.live or self.shows_ended)
         )
 
-    def live(self, prefix: str) -> list[Element]:
-        """Return the elements that have not ended of the jobs whose names begin so."""
-        return [e for e in self.elements.values() if e.live and e.name.startswith(prefix)]
+    def live(self, prefix: str, *, user: str = "alice") -> list[Element]:
+        """Return the elements that have not ended of a user's jobs whose names begin so."""
+        return [e for e in self.elements.values() if e.live and e.user == user and e.name.startswith(prefix)]

@@ -9,6 +9,7 @@ from koala_adapter.errors import EXIT_WALLTIME
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobState
+from tests.faults.driver import STRANGER
 from tests.faults.world import JOBS, World
 
 SEEDS = range(100)
@@ -52,13 +53,14 @@ def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     kinds: set[type[ev.Event]] = set()
     states: set[JobState] = set()
-    crashes = hand_backs = exchanges = pieces = 0
+    crashes = hand_backs = exchanges = pieces = strange = 0
     for seed in range(30):
         world = World(seed)
         world.run()
         kinds |= {type(event) for event in world.service.journal}
         states |= {outcome.state for (outcome,) in world.service.outcomes.values()}
         crashes += world.service.life
+        strange += sum(e.user == STRANGER for lrm in world.lrms.values() for e in lrm.elements.values())
         hand_backs += sum(record.hand_backs for record in world.service.state.jobs.values())
         exchanges += sum(record.exchanges for record in world.service.state.jobs.values())
         claims = [claim for record in world.service.state.jobs.values() for claim in record.claims]
@@ -69,6 +71,7 @@ def test_schedules_contain_what_they_are_for() -> None:
     assert hand_backs > 10
     assert exchanges > 4
     assert pieces > 4
+    assert strange > 100
 
 
 def test_schedules_of_malleable_jobs_contain_what_they_are_for() -> None:

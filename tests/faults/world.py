@@ -17,7 +17,7 @@ from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.policies import POLICIES
 from koala_adapter.scheduler.timers import TimerKind
 from tests.faults.clock import Clock
-from tests.faults.driver import SimulatedService
+from tests.faults.driver import STRANGER, SimulatedService
 from tests.faults.faults import Faults
 from tests.faults.lrm import Element, SimulatedLrm
 from tests.unit.scheduler_site import component, job, recount
@@ -244,6 +244,8 @@ class World:
         check_progress(self.service.state)
 
     def _check_end(self) -> None:
+        strange = [e for lrm in self.lrms.values() for e in lrm.elements.values() if e.user == STRANGER]
+        assert all(e.live for e in strange if e.index % 2 == 0), "a stranger's job was cancelled"
         state = self.service.state
         assert not state.batches
         assert all(record.state.final for record in state.jobs.values())

@@ -11,6 +11,7 @@ import pytest
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
 from koala_drmaa import PLUGIN, DrmaaSettings
+from tests.real.test_sge_plugin import namesake_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,6 +53,7 @@ class TestDrmaa(LrmConformance):
             scratch=tmp_path,
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
+            namesake_job=namesake_job(sge_cell),
             walltime_precision=15,
         )
         await lrm.close()

@@ -77,6 +77,21 @@ def foreign_job(cell: GridEngineCell) -> Callable[[int], AbstractAsyncContextMan
     return running
 
 
+def namesake_job(cell: GridEngineCell) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which another user's array of a name is held."""
+
+    @contextlib.asynccontextmanager
+    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
+        options = ("-N", name, "-t", f"1-{count}", "-h", "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
+        number = cell.submit("#!/bin/sh\nexec sleep 600\n", *options, user="nobody")
+        try:
+            yield
+        finally:
+            cell.run("qdel", number)
+
+    return held
+
+
 def restart(cell: GridEngineCell) -> None:
     """Start sge_qmaster again, and sge_execd too.
 
@@ -121,6 +136,7 @@ class TestSge(LrmConformance):
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
             foreign_job=foreign_job(sge_cell),
+            namesake_job=namesake_job(sge_cell),
             stop_lrm=stop,
             start_lrm=start,
             patience=90,

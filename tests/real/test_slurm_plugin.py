@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from koala_adapter.model import BatchKey
     from koala_adapter.testing import Trial
     from tests.real.systems import SlurmCluster
 
@@ -59,6 +60,21 @@ def foreign_job(cluster: SlurmCluster) -> Callable[[int], AbstractAsyncContextMa
     return running
 
 
+def namesake_job(cluster: SlurmCluster) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which another user's array of a name is held."""
+
+    @contextlib.asynccontextmanager
+    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
+        options = ("-n1", f"--job-name={name}", f"--array=1-{count}", "--output=/dev/null", "--hold")
+        job = cluster.submit("#!/bin/sh\nexec sleep 600\n", *options, user="nobody")
+        try:
+            yield
+        finally:
+            cluster.run("scancel", job)
+
+    return held
+
+
 class TestSlurm(LrmConformance):
     """The conformance kit."""
 
@@ -87,6 +103,7 @@ class TestSlurm(LrmConformance):
             processors=slurm_a.cpus * len(slurm_a.nodes),
             unknown_id=LrmJobId("999999_1"),
             foreign_job=foreign_job(slurm_a),
+            namesake_job=namesake_job(slurm_a),
             stop_lrm=stop,
             start_lrm=start,
         )

@@ -37,6 +37,8 @@ class ScriptedLrm(Lrm):
         """By what is asked."""
         self.all_nodes: tuple[Node, ...] = (node(),)
         self.all_jobs: tuple[LrmJob, ...] = ()
+        self.ended: tuple[LrmJob, ...] = ()
+        """What accounting knows."""
         self.polls = 0
         self.order: list[str] = []
         self.cancelled: list[LrmJobId] = []
@@ -73,6 +75,10 @@ class ScriptedLrm(Lrm):
         self.polls += 1
         self._answer("jobs")
         return tuple(one for one in self.all_jobs if one.name.startswith(name_prefix))
+
+    async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
+        """See Lrm."""
+        return tuple(one for one in self.ended if one.id in ids)
 
     async def queues(self) -> tuple[Queue, ...]:
         """See Lrm."""

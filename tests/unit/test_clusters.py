@@ -12,8 +12,8 @@ import pytest
 from koala_adapter.clusters import ClusterDriver, Surroundings
 from koala_adapter.commands import CommandRunner
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.model import BatchKey, LrmJob, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
+from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.plugin import Capabilities, Submission
 from koala_adapter.scheduler import events as ev
 from koala_adapter.submissions import leave_token, token_path
 from tests.unit.scheduler_site import A, Site, component, job
@@ -45,6 +45,7 @@ class Driven:
             report=self._hear,
             in_contact=lambda _: False,
             name_prefix="koala-k-",
+            user="alice",
         )
         self.driver = ClusterDriver(config(**settings), self.lrm, CommandRunner(), around)
 
@@ -126,6 +127,28 @@ async def test_a_cancellation_that_was_not_heard_is_repeated() -> None:
         polls = driven.lrm.polls
         await driven.until(lambda: driven.lrm.polls >= polls + 2)
     assert driven.lrm.cancelled == ids
+
+
+@pytest.mark.parametrize("accounted", ["mallory", "alice", ""])
+async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str) -> None:
+    """Ids are used again after years: the end of another user's job of our id is not how ours ended."""
+    driven = Driven()
+    driven.site.take_all()
+    driven.site.hold_all("1")
+    driven.site.now += 1
+    driven.lrm.capabilities = Capabilities(accounting=True)
+    driven.lrm.ended = tuple(
+        LrmJob(
+            id=LrmJobId(f"{KEY}:{index}"), name=KEY, state=LrmJobState.ENDED, user=user, processors=1,
+            array_index=index, end=end,
+        )
+        for user, end in ((accounted, EndReason.MEMORY), ("mallory", EndReason.WALLTIME))
+        for index in (1, 2)
+    )  # fmt: skip
+    async with driven.running():
+        await driven.heard_of(ev.PlaceholderEnded)
+    (first, *_) = [event for event in driven.heard if isinstance(event, ev.PlaceholderEnded)]
+    assert first.reason is (EndReason.LOST if accounted == "mallory" else EndReason.MEMORY)
 
 
 async def test_a_cluster_that_cannot_be_started_is_told_of_and_tried_again() -> None:

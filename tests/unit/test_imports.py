@@ -38,14 +38,19 @@ WIKI_CODEC = tuple(f"{CORE}.wiki.{part}" for part in (
 FILES = tuple(f"{CORE}.{part}" for part in ("tomlfile", "diagnosis", "fields"))
 """Reading a file that a person wrote, and saying what is wrong with it."""
 
-PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.commands", f"{CORE}.plugin", f"{CORE}.testing")
+PLUGIN_SUPPORT = (
+    *BOTTOM,
+    *(f"{CORE}.{part}" for part in ("attribution", "commands", "plugin", "privatedirectory", "testing")),
+)
 """All that a plugin may import of the core: what a third party may rely on."""
 
 MAY_IMPORT = {
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
+    f"{CORE}.attribution": BOTTOM,
     f"{CORE}.limits": BOTTOM,
     f"{CORE}.serviceclock": BOTTOM,
+    f"{CORE}.privatedirectory": BOTTOM,
     f"{CORE}.commands": (*BOTTOM, f"{CORE}.limits"),
     f"{CORE}.plugin": (*BOTTOM, f"{CORE}.commands"),
     f"{CORE}.scheduler": (*BOTTOM, f"{CORE}.scheduler"),

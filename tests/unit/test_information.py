@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,6 +32,7 @@ class Polled:
             settings or config(),
             self.lrm,
             name_prefix="koala-k-",
+            user="alice",
             clock=lambda: 1000.0,
             on_reading=self._take,
             on_failure=self.failures.append,
@@ -51,12 +53,13 @@ class Polled:
 
 
 async def test_a_reading_counts_what_is_there() -> None:
-    """Nodes that are down have processors but no idle ones; ours are those on nodes; jobs are read before nodes."""
+    """Nodes that are down have processors but no idle ones; ours are our own user's on nodes; jobs come first."""
     polled = Polled()
     polled.lrm.all_nodes = (node("n1", used=1), node("n2", state=NodeState.DOWN))
     ours = LrmJob(id=LrmJobId("1"), name="koala-k-1", state=LrmJobState.RUNNING, user="alice", processors=1)
     foreign = LrmJob(id=LrmJobId("2"), name="other", state=LrmJobState.RUNNING, user="bob", processors=3)
-    polled.lrm.all_jobs = (ours, foreign)
+    namesake = replace(ours, id=LrmJobId("3"), user="bob")
+    polled.lrm.all_jobs = (ours, foreign, namesake)
     await polled.run_until(2)
     reading = polled.readings[0]
     assert (reading.processors, reading.idle, reading.ours, reading.read_at) == (8, 3, 1, 1000.0)

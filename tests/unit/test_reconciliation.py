@@ -31,7 +31,7 @@ class Watched:
         self.site.submit(job("1", component("x", 2, cluster="a")))
         if taken:
             self.site.take_all()
-        self.witness = Witness(cluster=A)
+        self.witness = Witness(cluster=A, user="alice")
         self.connected: set[PlaceholderId] = set()
         self.settled = False
 
@@ -201,11 +201,79 @@ def test_jobs_that_nobody_owns_are_to_be_cancelled() -> None:
     assert watched.look([*RUNNING, orphan, ending, over]).orphans == (orphan.id,)
 
 
+def strangers(job: LrmJob, *, user: str = "mallory") -> LrmJob:
+    """Return another user's job of the same name, as the LRM lists it."""
+    return replace(job, id=LrmJobId(f"{user or 'nobody'}:{job.id}"), user=user)
+
+
+FAILED = tuple(replace(strangers(listed(index, LrmJobState.ENDED)), end=EndReason.LAUNCH_FAILED) for index in (1, 2))
+
+
+@pytest.mark.parametrize("user", ["mallory", ""])
+def test_a_strangers_jobs_of_our_names_are_not_ours(user: str) -> None:
+    """Wherever they stand in the listing, and whether or not the LRM tells whose they are: ours are known by their ids.
+
+    A stranger's end is not ours, and what runs for a stranger does not make up for ours that are missing.
+    """
+    failed = tuple(replace(job, user=user) for job in FAILED)
+    for listing in ((*RUNNING, *failed), (*failed, *RUNNING), (*RUNNING, failed[0])):
+        watched = Watched()
+        watched.site.hold_all("1")
+        assert [watched.look(listing) for _ in range(4)] == [Findings(events=(), orphans=(), restless=False)] * 4
+    watched = Watched()
+    watched.site.hold_all("1")
+    theirs = tuple(strangers(job, user=user) for job in RUNNING)
+    assert [len(watched.events(theirs)) for _ in range(2)] == [0, 2]
+
+
+@pytest.mark.parametrize("user", ["mallory", ""])
+def test_a_strangers_jobs_are_never_cancelled(user: str) -> None:
+    """Not even those with names that no record of ours accounts for."""
+    watched = Watched()
+    theirs = [strangers(listed(index, key=f"koala-k-{index}"), user=user) for index in range(1, 5)]
+    assert watched.look([*RUNNING, *theirs]).orphans == ()
+
+
+@pytest.mark.parametrize("user", ["mallory", ""])
+def test_a_strangers_jobs_are_not_adopted(user: str) -> None:
+    """A submission of unknown outcome is found in jobs that are certainly of our user, and in no others."""
+    watched = Watched(taken=False)
+    watched.settled = True
+    theirs = tuple(strangers(job, user=user) for job in RUNNING)
+    (found,) = watched.events([*theirs, *RUNNING, *theirs])
+    assert found == ev.BatchSubmitted(time=watched.site.now, batch=KEY, lrm_ids=tuple(job.id for job in RUNNING))
+    watched = Watched(taken=False)
+    watched.settled = True
+    assert watched.events(theirs) == ()
+    (absent,) = watched.events(theirs)
+    assert isinstance(absent, ev.BatchAbsent)
+
+
+def test_of_several_that_could_be_ours_the_live_and_latest_is_adopted() -> None:
+    """An older job of ours of the same name, such as one of a state directory that was copied, does not shadow it."""
+    watched = Watched(taken=False)
+    latest = [replace(job, submitted_at=20.0) for job in RUNNING]
+    older = [replace(job, id=LrmJobId(f"old:{job.id}"), submitted_at=10.0) for job in RUNNING]
+    over = [replace(job, id=LrmJobId(f"over:{job.id}"), submitted_at=30.0, state=LrmJobState.ENDED) for job in RUNNING]
+    for listing in ([*older, *latest, *over], [*over, *latest, *older]):
+        (found,) = watched.events(listing)
+        assert isinstance(found, ev.BatchSubmitted)
+        assert found.lrm_ids == tuple(job.id for job in latest)
+
+
+def test_another_job_of_ours_of_the_same_name_says_nothing_of_a_known_one() -> None:
+    """Once the id is known, name and user are not enough; and as long as the submission is known, it is let be."""
+    watched = Watched()
+    watched.site.hold_all("1")
+    again = [replace(job, id=LrmJobId(f"again:{job.id}"), state=LrmJobState.ENDED) for job in RUNNING]
+    assert watched.look([*RUNNING, *again]) == Findings(events=(), orphans=(), restless=False)
+
+
 def test_other_clusters_are_not_judged() -> None:
     """The listing of one cluster says nothing of the placeholders of another."""
     watched = Watched()
     watched.site.hold_all("1")
-    other = Witness(cluster=B)
+    other = Witness(cluster=B, user="alice")
     for _ in range(4):
         found = other.examine(
             watched.site.state, [], read_at=1e9, now=1e9, in_contact=lambda _: False, settled=lambda _: True

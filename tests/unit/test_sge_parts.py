@@ -113,7 +113,7 @@ class TestRender:
         """It is the qsub that does the same, with the site's changes, and names the script by its private file."""
         rendered = lrm_of(tmp_path, queue="all.q").render(submission(held=True))
         assert " ".join(rendered.command) == (
-            "qsub -N k1 -t 1-3 -wd /tmp -o /tmp/k1.$TASK_ID.out -j y -h -b y -shell n -l h_rt=90 -l h_vmem=512M "
+            "qsub -N k1 -t 1-3 -wd /tmp -o /dev/null -j y -h -b y -shell n -l h_rt=90 -l h_vmem=512M "
             f"-q all.q -P physics /bin/sh {tmp_path}/scripts/k1.sh"
         )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import stat
@@ -10,11 +11,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.vjm.jobscript import PYTHONS, AgentConfig, render_job_script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TOKEN = "token-0123456789abcdef"
 AGENT = AgentConfig(
@@ -152,3 +157,90 @@ def test_places_of_python_cover_the_usual_nodes() -> None:
     assert "/usr/libexec/platform-python" in PYTHONS
     assert {"python3.6", "python3.14"} <= set(PYTHONS)
     assert "python3.5" not in PYTHONS
+
+
+FOREIGN = 54321
+"""A user id that nobody has."""
+
+
+def say(directory: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script that finds no Python, says so, and is to keep that in a directory."""
+    script = render_job_script(
+        agent=AGENT, array_index_variable="SGE_TASK_ID", job_id_variable=None, words_directory=str(directory)
+    )
+    script = script.replace('"$python" -I', "false -I")
+    work = tmp_path / "work"
+    work.mkdir()
+    ended = run(f"{script.removesuffix('exit 127' + chr(10))}pwd\nexit 127\n", "/usr/bin:/bin", work)
+    assert ended.returncode == 127
+    return ended
+
+
+def test_words_are_kept_in_a_directory_of_our_own(tmp_path: Path) -> None:
+    """In a new file that nobody else may read; the script goes on where it was."""
+    own = tmp_path / "it's own"
+    own.mkdir(mode=0o755)
+    ended = say(own, tmp_path)
+    (file,) = own.iterdir()
+    assert (file.name, file.stat().st_mode & 0o777) == (f"{AGENT.batch}.1.out", 0o600)
+    assert "no usable Python" in file.read_text()
+    assert file.read_text().splitlines()[-1] == str(tmp_path / "work")
+    assert ended.stdout + ended.stderr == ""
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o775])
+def test_words_are_kept_apart_where_others_can_write(tmp_path: Path, mode: int) -> None:
+    """In a private directory of their own, made for them."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    say(shared, tmp_path)
+    (made,) = shared.iterdir()
+    assert (made.name, made.stat().st_mode & 0o777) == (f"{AGENT.batch}.1", 0o700)
+    assert "no usable Python" in (made / f"{AGENT.batch}.1.out").read_text()
+
+
+def put_pipe(path: Path, _target: Path) -> None:
+    """Put a pipe that nobody reads."""
+    os.mkfifo(path)
+
+
+def put_link(path: Path, target: Path) -> None:
+    """Put a link to a directory of ours."""
+    path.symlink_to(target)
+
+
+def put_directory(path: Path, target: Path) -> None:
+    """Put a directory that has links in it."""
+    path.mkdir()
+    (path / f"{AGENT.batch}.1.out").symlink_to(target / "made")
+
+
+@pytest.mark.parametrize("put", [put_pipe, put_link, put_directory])
+@pytest.mark.parametrize("name", [f"{AGENT.batch}.1", f"{AGENT.batch}.1.out"])
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_what_stands_in_the_way_is_neither_followed_nor_waited_for(
+    tmp_path: Path, put: Callable[[Path, Path], None], name: str, mode: int
+) -> None:
+    """Nothing appears behind a link, and a pipe keeps nobody."""
+    target, shared = tmp_path / "target", tmp_path / "shared"
+    target.mkdir()
+    shared.mkdir()
+    shared.chmod(mode)
+    put(shared / name, target)
+    say(shared, tmp_path)
+    assert list(target.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_words_are_kept_apart_in_a_directory_of_somebody_else(tmp_path: Path) -> None:
+    """Also when it is closed to others: who owns it can exchange what is in it. Where there is none, none is made."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o755)
+    os.chown(theirs, FOREIGN, FOREIGN)
+    say(theirs, tmp_path)
+    assert [str(path.relative_to(theirs)) for path in theirs.rglob("*.out")] == [f"{AGENT.batch}.1/{AGENT.batch}.1.out"]
+    (tmp_path / "work").rmdir()
+    ended = say(tmp_path / "nowhere", tmp_path)
+    assert "no usable Python" in ended.stderr
+    assert not (tmp_path / "nowhere").exists()

@@ -288,6 +288,12 @@ class TestAccounting:
         (job,) = parse_accounting(run.format(7) + run.format(3))
         assert job.exit_code == 7
 
+    def test_a_number_that_was_used_again(self) -> None:
+        """A later job of the same number, but another user, does not take the place of the earlier one."""
+        run = "=====\njobnumber 5\nowner {0}\nend_time Sat Nov 21 11:00:0{1} 2026\nfailed 0\nexit_status {1}\n"
+        jobs = parse_accounting(run.format("alice", 3) + run.format("nobody", 7))
+        assert [(job.user, job.exit_code) for job in jobs] == [("alice", 3), ("nobody", 7)]
+
     def test_nothing_known(self) -> None:
         """No output is no jobs."""
         assert parse_accounting("") == ()

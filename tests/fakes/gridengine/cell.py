@@ -80,23 +80,7 @@ class FakeCell:
     @asynccontextmanager
     async def foreign_job(self, processors: int) -> AsyncIterator[None]:
         """Run a job of another user while the context is open."""
-        with self.engine.open() as state:
-            number = state.next_number
-            state.next_number += 1
-            tasks = [
-                Task(
-                    number=number,
-                    index=index,
-                    name="foreign",
-                    user="nobody",
-                    command=["sleep", "600"],
-                    output="/dev/null",
-                    state="qw",
-                    submitted_at=time.time(),
-                )
-                for index in range(1, processors + 1)
-            ]
-            state.tasks.extend(tasks)
+        number = self._strangers("foreign", processors, "qw")
 
         async def occupied() -> int:
             return sum(task.occupies for task in self._tasks(number))
@@ -106,6 +90,35 @@ class FakeCell:
             yield
         finally:
             self._delete(number)
+
+    @asynccontextmanager
+    async def namesake_job(self, name: str, count: int) -> AsyncIterator[None]:
+        """Have another user hold an array of a name while the context is open."""
+        number = self._strangers(name, count, "hqw")
+        try:
+            yield
+        finally:
+            self._delete(number)
+
+    def _strangers(self, name: str, count: int, letters: str) -> int:
+        with self.engine.open() as state:
+            number = state.next_number
+            state.next_number += 1
+            tasks = [
+                Task(
+                    number=number,
+                    index=index,
+                    name=name,
+                    user="nobody",
+                    command=["sleep", "600"],
+                    output="/dev/null",
+                    state=letters,
+                    submitted_at=time.time(),
+                )
+                for index in range(1, count + 1)
+            ]
+            state.tasks.extend(tasks)
+        return number
 
     def _tasks(self, number: int) -> list[Task]:
         with self.engine.open() as state:
