@@ -92,6 +92,7 @@ class Reception:
             on_event=self._on_agent,
             output_path=self._applications.output_path,
             on_output=self._on_output,
+            results=self._applications.results,
             on_rejected=self._on_rejected,
             lease=settings.lease,
             heartbeat=settings.heartbeat,

@@ -4,20 +4,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
+from koala_adapter.results import NO_FILES, FilesReport, files_report
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.placement import Placed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from koala_adapter.clusters import ClusterDriver
     from koala_adapter.model import Job
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+    from koala_adapter.vjm.channel import TaskFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,8 @@ class JobReport:
     placeholders_left: int
     """Placeholders that are not gone yet; a job is over when this is 0 and ``outcome`` is set."""
     output_directory: str
+    files: FilesReport = NO_FILES
+    """Files that the ranks left."""
 
     @property
     def over(self) -> bool:
@@ -153,8 +160,15 @@ def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
     )
 
 
-def job_report(scheduler: Scheduler, record: JobRecord, *, now: float, output_directory: str) -> JobReport:
-    """Return the report of a job of the scheduler."""
+def job_report(
+    scheduler: Scheduler,
+    record: JobRecord,
+    *,
+    now: float,
+    output_directory: str,
+    files: Mapping[str, TaskFiles] = MappingProxyType({}),
+) -> JobReport:
+    """Return the report of a job of the scheduler; ``files``: what is known of those of its ranks."""
     job = record.job
     position = scheduler.queue_position(job.id) if record.state is JobState.WAITING else None
     return JobReport(
@@ -177,6 +191,7 @@ def job_report(scheduler: Scheduler, record: JobRecord, *, now: float, output_di
         explanation=explain(scheduler.state, position, record, now),
         placeholders_left=record.live,
         output_directory=output_directory,
+        files=files_report(record, files),
     )
 
 

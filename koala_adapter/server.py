@@ -155,8 +155,9 @@ class Server:
     def _report_of(self, job_id: JobId) -> JobReport:
         service = self._service
         record = service.scheduler.job(job_id)
-        directory = str(service.applications.directory / job_id)
-        return job_report(service.scheduler, record, now=service.now(), output_directory=directory)
+        directory = service.applications.directory / job_id
+        files = service.applications.results.concluded(directory)
+        return job_report(service.scheduler, record, now=service.now(), output_directory=str(directory), files=files)
 
     def _reports(self, limit: int) -> list[JobReport]:
         live = [self._report_of(job_id) for job_id in list(self._service.state.jobs)[-limit:]]

@@ -18,6 +18,7 @@ from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableE
 from koala_adapter.information import read_cluster
 from koala_adapter.journal import Journal
 from koala_adapter.reports import JOB_REPORT, ClusterReport, job_report
+from koala_adapter.results import read_ledger
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
 from koala_adapter.scheduler.records import State
@@ -65,8 +66,9 @@ class Record:
             if job_id in self.archived:
                 return self.archived[job_id]
             raise
-        directory = str(self.directory / "jobs" / record.job.id)
-        return job_report(self.scheduler, record, now=self.now, output_directory=directory)
+        directory = self.directory / "jobs" / record.job.id
+        files = read_ledger(directory)
+        return job_report(self.scheduler, record, now=self.now, output_directory=str(directory), files=files)
 
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""

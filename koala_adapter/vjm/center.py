@@ -88,6 +88,16 @@ class _Connection:
         self.scope.cancel()
 
 
+class ResultReceiver(Protocol):
+    """Where the ranks' output files go."""
+
+    def take(self, placeholder: PlaceholderId, piece: channel.FilePiece) -> channel.FileAck:
+        """Keep a piece of a file, or refuse the file. Raises ProtocolError for what no agent says."""
+
+    def conclude(self, placeholder: PlaceholderId, files: channel.TaskFiles) -> None:
+        """Keep what is said of a task's files when all that come are there. Raises OSError."""
+
+
 _Greeting: TypeAlias = "tuple[TLSStream, Decoder[AgentMessage], channel.Hello]"
 
 
@@ -106,6 +116,7 @@ class ControlCenter:
         heartbeat: float,
         on_rejected: Callable[[str, str], None] | None = None,
         on_output: Callable[[str, str, int, bytes], None] | None = None,
+        results: ResultReceiver | None = None,
     ) -> None:
         """Make a center that does nothing before ``serve``.
 
@@ -114,7 +125,7 @@ class ControlCenter:
         ending, of a task's output: ``.out`` and ``.err`` are added; None drops the output. ``lease`` and ``heartbeat``
         are seconds. ``on_rejected`` hears address and fault of peers that did not prove themselves: for a log only, and
         not for every one of them, since anybody can be one. ``on_output`` gets task, stream, offset and bytes of each
-        piece of output once it is in its file.
+        piece of output once it is in its file. ``results`` takes output files; without it they are refused.
         """
         self._ssl_context = ssl_context
         self._authenticate = authenticate
@@ -125,6 +136,7 @@ class ControlCenter:
         self._silence = SILENT_INTERVALS * heartbeat
         self._on_rejected = on_rejected
         self._on_output = on_output
+        self._results = results
         self._output = OutputStore()
         self._connected: dict[PlaceholderId, _Connection] = {}
         self._tasks: TaskGroup | None = None
@@ -292,6 +304,11 @@ class ControlCenter:
                 self._post(connection, channel.Pong())
             case channel.Output():
                 self._keep(connection, message)
+            case channel.FilePiece():
+                refused = channel.FileAck(task=message.task, number=message.number, offset=0, refusal="not wanted here")
+                self._post(connection, self._results.take(placeholder, message) if self._results else refused)
+            case channel.TaskFiles():
+                self._conclude(connection, message)
             case channel.TaskStarted(task=task, pid=pid):
                 self._on_event(events.AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
             case channel.TaskEnded(task=task, end=end):
@@ -300,6 +317,14 @@ class ControlCenter:
                 self._on_event(events.AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
             case channel.Hello():
                 raise ProtocolError("a second Hello")
+
+    def _conclude(self, connection: _Connection, files: channel.TaskFiles) -> None:
+        if self._results is not None:
+            try:
+                self._results.conclude(connection.placeholder, files)
+            except OSError as error:  # the agent says it again
+                raise ProtocolError(f"cannot write of output files: {error.strerror or error}") from None
+        self._post(connection, channel.FilesAck(task=files.task))
 
     def _keep(self, connection: _Connection, piece: channel.Output) -> None:
         size = piece.offset + len(piece.data)

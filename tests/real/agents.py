@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from koala_adapter.vjm.center import ResultReceiver
     from koala_adapter.vjm.events import AgentEvent
 
 E = TypeVar("E")
@@ -49,6 +50,7 @@ class Site:
         self.rejected: list[str] = []
         self.bound: dict[PlaceholderId, str] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.results: ResultReceiver | None = None
         self.at_end = AsyncExitStack()
         """Takes what is to be closed before the center goes."""
         self._news = anyio.Event()
@@ -153,6 +155,7 @@ class Site:
             lease=self.lease,
             heartbeat=self.heartbeat,
             on_rejected=lambda _, fault: self._on_rejected(fault),
+            results=self.results,
         )
 
     def _on_event(self, event: AgentEvent) -> None:
