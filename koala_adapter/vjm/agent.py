@@ -33,7 +33,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 VERSION = 1
 KEPT = 1024 * 1024  # bytes of one output stream kept until acknowledged; beyond that its pipe is not read
@@ -56,11 +56,10 @@ SEEN = 100000  # most entries of its directory that are looked at for them
 LONGEST_PATH = 3500  # bytes of a path below it; what is deeper is not looked at
 NAMED = 20  # most files that are named among those which do not arrive
 LONGEST_NAME = 200  # characters of such a name
-PROMPT = (
-    2.0  # seconds before the end of a task's time limit at which its good end is told, whatever is still to be sent
-)
+SLICE = 0.05  # seconds
+PROMPT = 2.0  # seconds before its time limit, after which the good end of a task does not wait for its files
 
-OWNER = "owner"  # the file in an agent's directory that says on which machine the lock on the directory means something
+OWNER = "owner"  # the file in an agent's directory that says on which machine the directory's lock is to be asked
 
 NO_SESSION = -1  # not 0: so those are shown whose session is outside of a container
 
@@ -187,53 +186,73 @@ def write_file(directory: str, target: str, mode: int, content: bytes) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a private directory as far as possible, following no link, however deep and however locked it is.
-
-    What is in a subdirectory is removed, or moved up to the top when it is a directory itself: so neither a path nor
-    the number of open files grows with the depth.
-    """
-    try:
-        top = open_directory(directory)
-    except OSError:
-        return
-    try:
-        unused, serial = ".koala-" + random_name(), 0
-        entries = sorted(os.listdir(top), key=lambda name: name != OWNER)  # that one is taken last
-        while entries:
-            entries += remove_entry(top, entries.pop(), f"{unused}-{serial}")
-            serial += 1
-    except OSError:
+    """Remove a private directory as far as possible, following no link, however deep and however locked it is."""
+    for _ in Removal(directory).steps():
         pass
-    finally:
-        os.close(top)
-    with contextlib.suppress(OSError):
-        os.rmdir(raw(directory))
 
 
-def remove_entry(top: int, name: str, unused: str) -> "List[str]":
-    """Remove a file or directory in ``top``; return the subdirectories moved to there, by names that begin so."""
-    moved = []
-    try:
-        if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=top)
-            return []
-        inner = open_directory(name, top)
+class Removal:
+    """Removes a tree in short steps. One directory is open at a time, so the depth does not matter."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._place = -1
+        self._way: "List[Tuple[str, Tuple[int, int], List[str]]]" = []  # name, identity, subdirectories to be emptied
+
+    def steps(self) -> "Iterator[None]":
+        """Do a step each time; what cannot be removed stays."""
         try:
-            for entry in os.listdir(inner):
-                with contextlib.suppress(OSError):
-                    if stat.S_ISDIR(os.stat(entry, dir_fd=inner, follow_symlinks=False).st_mode):
-                        os.close(open_directory(entry, inner))  # only what is writable can be moved
-                        target = f"{unused}-{len(moved)}"
-                        os.rename(entry, target, src_dir_fd=inner, dst_dir_fd=top)
-                        moved.append(target)
-                    else:
-                        os.unlink(entry, dir_fd=inner)
+            self._enter(open_directory(self._directory), "")
+            while self._way:
+                if self._way[-1][2]:
+                    name = self._way[-1][2].pop()
+                    with contextlib.suppress(OSError):
+                        self._enter(open_directory(name, self._place), name)
+                else:
+                    self._leave()
+                yield
+        except OSError:
+            pass
         finally:
-            os.close(inner)
-        os.rmdir(name, dir_fd=top)
-    except OSError:  # such as a mount point: it stays, and so does what is above it
-        pass
-    return moved
+            if self._place >= 0:
+                os.close(self._place)
+
+    def _enter(self, place: int, name: str) -> None:
+        """Go into a directory and remove the files in it."""
+        if self._place >= 0:
+            os.close(self._place)
+        self._place = place
+        subdirectories: "List[str]" = []
+        self._way.append((name, identity(place), subdirectories))
+        for entry in os.listdir(place):
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(os.stat(entry, dir_fd=place, follow_symlinks=False).st_mode):
+                    subdirectories.append(entry)
+                elif entry != OWNER or len(self._way) > 1:
+                    os.unlink(entry, dir_fd=place)
+
+    def _leave(self) -> None:
+        """Go to the directory above and remove the one that is empty now."""
+        name, _, _ = self._way.pop()
+        if not self._way:
+            # Last of all: who finds this file may go on where we could not.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(OWNER, dir_fd=self._place)
+            os.rmdir(raw(self._directory))
+            return
+        outer = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._place)
+        os.close(self._place)
+        self._place = outer
+        if identity(outer) != self._way[-1][1]:  # somebody moved it meanwhile
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        with contextlib.suppress(OSError):  # something in it stays, such as a mount point
+            os.rmdir(name, dir_fd=outer)
+
+
+def identity(descriptor: int) -> "Tuple[int, int]":
+    """Return what tells a directory from all others."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def open_directory(name: str, place: "Optional[int]" = None) -> int:
@@ -1196,7 +1215,7 @@ class Task:
     def _tidy(self) -> None:
         self._sources = []
         if self._directory:
-            remove_tree(self._directory)
+            self._agent.remove(self._directory)
             self._directory = None
 
 
@@ -1239,6 +1258,8 @@ class Agent:
         self._directories = 0
         self._lock: "Optional[int]" = None
         self._delivered = 0
+        self._removals: "collections.deque[Iterator[None]]" = collections.deque()
+        self._removing = False
         self._lease = settings.lease
         self._heartbeat = CONNECT_TIME
         self._contact = time.monotonic()
@@ -1292,10 +1313,27 @@ class Agent:
         os.mkdir(path, 0o700)
         return path
 
+    def remove(self, directory: str) -> None:
+        """Remove a directory little by little: it may hold so much that nobody would hear of us meanwhile."""
+        self._removals.append(Removal(directory).steps())
+        if len(self._removals) == 1:
+            self._remove_some()
+
+    def _remove_some(self) -> None:
+        until = time.monotonic() + SLICE
+        while self._removals:
+            for _ in self._removals[0]:
+                if time.monotonic() > until:
+                    self.timers.after(SLICE / 4, self._remove_some)
+                    return
+            self._removals.popleft()
+
     def _remove_directory(self) -> None:
+        for steps in self._removals:
+            for _ in steps:
+                pass
         if self._directory:
             remove_tree(self._directory)
-            self._directory = None
 
     # The connection
 
@@ -1435,8 +1473,9 @@ class Agent:
         self._channel.flush()
         if self._leaving is None or self._parting or not all(task.complete for task in self._tasks.values()):
             return
-        if not self._delivering:  # at once, because whoever ends us may not wait until all is said
-            self._remove_directory()
+        if self._directory and not self._delivering and not self._removing:
+            self._removing = True  # at once, because whoever ends us may not wait until all is said
+            self.remove(self._directory)
         if self._mute:
             self._exit = self._leaving
         elif self._welcomed and not self._channel.queued and all(t.safe and t.reported for t in self._tasks.values()):

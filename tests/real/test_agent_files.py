@@ -227,7 +227,7 @@ async def test_a_tree_without_bottom_costs_nobody_anything(deliveries: Deliverie
         process = deliveries.site.start_agent()
         await deliveries.site.wait_for(AgentRegistered)
         program = (
-            "import os\nfor depth in range(5000):\n    os.mkdir('deep')\n    os.chdir('deep')\n"
+            "import os\nfor depth in range(1500):\n    os.mkdir('deep')\n    os.chdir('deep')\n"
             "open('bottom', 'w').close()\nos.chdir('..')\nos.chmod('deep', 0o500)\nos.chmod('.', 0)\n"
         )
         files = (LaunchFile(target="dig.py", mode=0o600, content=program.encode()),)
