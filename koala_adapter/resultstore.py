@@ -186,4 +186,5 @@ def _write(descriptor: int, piece: FilePiece) -> int:
 
 def _size(directory: Path) -> int:
     """Return the bytes of all files below a directory."""
-    return sum(path.lstat().st_size for path in directory.rglob("*") if not path.is_dir())
+    found = (path.lstat() for path in directory.rglob("*"))
+    return sum(status.st_size for status in found if stat.S_ISREG(status.st_mode))

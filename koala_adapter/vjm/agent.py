@@ -732,7 +732,7 @@ class NamePattern:
     def __init__(self, segment: str) -> None:
         self.hidden = segment.startswith(".")
         pieces: "List[List[str]]" = [[]]
-        for part in re.findall(r"\[!?.[^\]]*\]|.", segment, re.DOTALL):
+        for part in re.findall(r"\[(?:!.|[^!])[^\]]*\]|.", segment, re.DOTALL):
             if part == "*":
                 pieces.append([])
             else:
