@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import PlaceholderId
     from koala_adapter.resultstore import ResultStore
+    from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.vjm.channel import FilePiece
 
@@ -151,11 +152,16 @@ def _note(job_directory: Path, one: RankFiles) -> None:
         file.write(b"\n" + _RANK_FILES.dump_json(one) + b"\n")
 
 
+def _name(rank: Rank) -> str:
+    return f"{rank.component}/{rank.component_rank}"
+
+
 def files_report(record: JobRecord, said: Mapping[str, TaskFiles]) -> FilesReport:
     """Return what became of the files of a job's ranks, from what was ``said`` of each."""
     wanting = {component.name for component in record.job.components if component.output_files}
     ranks = [rank for rank in record.ranks if rank.component in wanting and rank.rank in record.started]
-    names = [f"{rank.component}/{rank.component_rank}" for rank in ranks]
+    names = [_name(rank) for rank in ranks]
+    said = {name: said[name] for name in map(_name, record.ranks) if name in said}
     awaited = [name for name in names if name not in said]
     refusals = (f"{rank}: {one.path}: {one.reason}" for rank, files in said.items() for one in files.omissions)
     left_names = (f"{rank}: {name}" for rank, files in said.items() for name in files.left_names)

@@ -52,6 +52,7 @@ FAREWELL = 2.0  # seconds for the control center to see the end of the connectio
 NEAR = 30.0  # a SIGTERM so many seconds before the end of the walltime is taken for that end
 
 FILES = 10000  # most files of a task that are sent
+LARGEST = 2**50  # most bytes of one of them, however few a sparse file occupies
 SEEN = 100000  # most entries of its directory that are looked at for them
 LONGEST_PATH = 3500  # bytes of a path below it; what is deeper is not looked at
 NAMED = 20  # most files that are named among those which do not arrive
@@ -274,7 +275,7 @@ def machine() -> bytes:
 
 def claim_directory(directory: str) -> "Optional[int]":
     """Lock a new directory of ours for as long as somebody has the descriptor; None where that cannot be."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    descriptor = open_directory(directory)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -852,6 +853,11 @@ class Results:
         self.safe = False  # and has arrived
         self.progress = 0  # answers of the control center
 
+    @property
+    def has_files(self) -> bool:
+        """Whether files have not arrived yet."""
+        return bool(self._files)
+
     def note_input(self, target: str) -> None:
         """Remember an input file as it is before the task starts: unchanged, it is no result."""
         with contextlib.suppress(OSError):
@@ -1012,6 +1018,8 @@ class Results:
                 status = os.stat(there)
         if not stat.S_ISREG(status.st_mode):
             self._omit(path, "no regular file, nor a link to one")
+        elif status.st_size > LARGEST:
+            self._omit(path, f"its size of {status.st_size} bytes is beyond all measure")
         elif self._found == FILES:
             self._omit(path, f"a rank may send {FILES} files")
         else:
@@ -1069,6 +1077,11 @@ class Task:
     def delivering(self) -> bool:
         """Whether files that it left are still to be sent, or to be told of."""
         return self.results is not None and not self.results.safe
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether its directory holds files that are still to be sent."""
+        return self.results is not None and self.results.has_files
 
     @property
     def tellable(self) -> bool:
@@ -1135,7 +1148,7 @@ class Task:
             self._sources = []
             if self.results is not None:
                 self.results.collect()
-        if self.complete and not self.delivering:
+        if self.complete and not self.keeps_files:
             self._tidy()
 
     def _conclude(
@@ -1473,7 +1486,7 @@ class Agent:
         self._channel.flush()
         if self._leaving is None or self._parting or not all(task.complete for task in self._tasks.values()):
             return
-        if self._directory and not self._delivering and not self._removing:
+        if self._directory and not self._keeps_files and not self._removing:
             self._removing = True  # at once, because whoever ends us may not wait until all is said
             self.remove(self._directory)
         if self._mute:
@@ -1554,11 +1567,15 @@ class Agent:
     def _delivering(self) -> bool:
         return any(task.delivering for task in self._tasks.values())
 
+    @property
+    def _keeps_files(self) -> bool:
+        return any(task.keeps_files for task in self._tasks.values())
+
     def _depart_unless_delivering(self) -> None:
         # Files go on as long as they make progress. When the control center wants us gone and is away itself, which it
         # is when it is started anew, they wait for it until the lease is over.
         delivered = sum(task.results.progress for task in self._tasks.values() if task.results is not None)
-        away = self._leaving == EXIT_RELEASED and not self._welcomed
+        away = self._leaving == EXIT_RELEASED and not self._welcomed and self._keeps_files
         if not self._mute and self._delivering and (away or delivered > self._delivered):
             self._delivered = delivered
             self.timers.after(FLUSH, self._depart_unless_delivering)

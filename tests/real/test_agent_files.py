@@ -168,6 +168,10 @@ async def test_files_beyond_the_bounds_are_named(tmp_path: Path) -> None:
             told = "it has 200 bytes, and 900 bytes of other files are there: a rank may leave 1000 bytes"
             assert reasons["b"] == told
             assert "it has 1.907 MiB" in reasons["c"]
+            assert await deliveries.run("truncate -s 8T vast || exit 1; echo x >x", "*", task="2") == EXITED
+            said = await deliveries.said("2")
+            assert (said.arrived, [one.path for one in said.omissions]) == (1, ["vast"])
+            assert "it has 8 TiB" in said.omissions[0].reason
         assert sorted(deliveries.arrived) == ["a", "d"]
         deliveries.restart()
         async with deliveries.site.serving():
