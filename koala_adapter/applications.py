@@ -14,6 +14,7 @@ import structlog
 from koala_adapter.errors import KoalaError, ProtocolError
 from koala_adapter.inputfiles import LARGEST_SUM
 from koala_adapter.model import EndReason, JobId, Launcher, TaskEnd
+from koala_adapter.results import Results
 from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
 from koala_adapter.runners.process import ProcessRunner
 from koala_adapter.runners.runner import Application, Reaction, Runner
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.model import Component, Job, PlaceholderId
+    from koala_adapter.resultstore import ResultStore
     from koala_adapter.runners.runner import AddressedLaunch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
@@ -49,8 +51,9 @@ class Applications:
         state: Callable[[], State],
         clock: Callable[[], float],
         report: Callable[[Event], None],
+        store: ResultStore,
     ) -> None:
-        """``jobs_directory``: output and input files, a directory for each job."""
+        """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks."""
         self.directory = jobs_directory
         self._state = state
         self._clock = clock
@@ -58,6 +61,8 @@ class Applications:
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()
+        self.results = Results(self._rank_directory, store)
+        """What ranks leave in files."""
         self.center: ControlCenter | None = None
         """Set once it listens."""
 
@@ -180,6 +185,19 @@ class Applications:
         if rank.placeholder != placeholder:
             return None
         return self.directory / job_id / rank.component / str(rank.component_rank)
+
+    def _rank_directory(self, placeholder: PlaceholderId, task: str) -> Path | None:
+        return None if task.endswith(f":{LAUNCHER_TASK}") else self.output_path(placeholder, task)
+
+    def files_under_way(self, placeholder: PlaceholderId) -> bool:
+        """Tell whether wanted files of the rank in a placeholder are coming in, or may still come."""
+        found = self._state().placeholders.get(placeholder)
+        record = None if found is None else self._state().jobs.get(found.job_id)
+        ranks = () if record is None else record.ranks
+        rank = next((rank for rank in ranks if rank.placeholder == placeholder), None)
+        if record is None or rank is None or not record.job.component(rank.component).output_files:
+            return False
+        return rank.rank in record.started and self.results.under_way(placeholder, f"{record.job.id}:{rank.rank}")
 
     def _send(self, launches: Iterable[AddressedLaunch]) -> None:
         self._sending.add(launches)

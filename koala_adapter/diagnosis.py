@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.fields import PATTERN_WORDS, NotAllowedError
-from koala_adapter.tomlfile import key_lines, nearest_line, show_path, show_text
+from koala_adapter.tomlfile import key_lines, nearest_line, shortened, show_path, show_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -155,7 +155,7 @@ class Problems:
         for line, problem in placed[:MOST_SHOWN]:
             where = f"{self._document.source}:{line}" if line else self._document.source
             key = f"{show_path(problem.path)}: " if problem.path else ""
-            shown.append(f"{where}: {key}{problem.text}")
+            shown.append(f"{where}: {shortened(f'{key}{problem.text}')}")
         if len(placed) > MOST_SHOWN:
             shown.append(f"{self._document.source}: and {len(placed) - MOST_SHOWN} more")
         return shown
@@ -270,6 +270,8 @@ def _in_words(kind: str, context: Mapping[str, object]) -> str:
             return PATTERN_WORDS.get(pattern, f"a text that matches {pattern}")
         case "too_short":
             return f"a list of at least {context.get('min_length', 1)}"
+        case "too_long":
+            return f"a list of at most {context.get('max_length', 0)}"
     return ""
 
 

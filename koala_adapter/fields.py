@@ -46,6 +46,11 @@ QUEUE_PATTERN = r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]{0,127}$"
 FLAG_PATTERN = r"^--?[A-Za-z][A-Za-z0-9_-]*$"
 ARGUMENT_PATTERN = r"^-[^\x00-\x1f\x7f]+$"
 
+LONGEST_NAME = 255
+"""Bytes of a name in a directory (NAME_MAX, limits.h)."""
+LONGEST_PATH = 4095
+"""Bytes of a path in a system call (PATH_MAX, which counts the NUL at its end)."""
+
 PATTERN_WORDS: Mapping[str, str] = {
     NAME_PATTERN: "a letter, then letters, digits, _ or -, at most 63 in all",
     ABSOLUTE_PATH_PATTERN: "an absolute path: it begins with /",
@@ -91,6 +96,14 @@ def show_duration(seconds: float) -> str:
     return f"{hours:02}:{minutes:02}:{rest:02}"
 
 
+def show_size(size: int) -> str:
+    """Return a number of bytes in the unit that a person would choose, for messages."""
+    power = max(0, (size.bit_length() - 1) // 10)
+    if power == 0:
+        return "1 byte" if size == 1 else f"{size} bytes"
+    return f"{size / 1024**power:.4g} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power - 1]}"
+
+
 def _host(value: str) -> str:
     try:
         return str(ipaddress.ip_address(value))
@@ -112,6 +125,21 @@ def _variable(value: str) -> str:
     return value
 
 
+def _short_enough(value: str) -> str:
+    if (fault := path_fault(value)) is not None:
+        raise NotAllowedError(fault)
+    return value
+
+
+def path_fault(path: str, *, before: int = 0) -> str | None:
+    """Return what is allowed when no system call takes a path, with ``before`` bytes in front of it; else None."""
+    if any(len(part.encode()) > LONGEST_NAME for part in path.split("/")):
+        return f"a path each part of which has at most {LONGEST_NAME} bytes"
+    if before + len(path.encode()) > LONGEST_PATH:
+        return f"a path of at most {LONGEST_PATH - before} bytes"
+    return None
+
+
 def _no_null(value: str) -> str:
     if "\0" in value:
         raise NotAllowedError("text without the character U+0000")
@@ -126,7 +154,7 @@ WholeSeconds = Annotated[int, Strict(), BeforeValidator(parse_duration)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Title = Annotated[str, StringConstraints(pattern=TITLE_PATTERN)]
 QueueName = Annotated[str, StringConstraints(pattern=QUEUE_PATTERN)]
-AbsolutePath = Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH_PATTERN)]
+AbsolutePath = Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH_PATTERN), AfterValidator(_short_enough)]
 FlagName = Annotated[str, StringConstraints(pattern=FLAG_PATTERN)]
 DirectiveArgument = Annotated[str, StringConstraints(pattern=ARGUMENT_PATTERN)]
 Host = Annotated[str, AfterValidator(_host)]

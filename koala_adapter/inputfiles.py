@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from koala_adapter.diagnosis import show_value
-from koala_adapter.fields import NotAllowedError
+from koala_adapter.fields import NotAllowedError, path_fault
 from koala_adapter.model import InputFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from koala_adapter.diagnosis import Problems
     from koala_adapter.tomlfile import KeyPath
 
+PRIVATE_DIRECTORY = 256
+"""Bytes that are left for the path of a rank's private directory on a node (TMPDIR may be long), and a slash."""
 LARGEST_SUM = 20 * 1024 * 1024
 """Bytes of the input files of a component together: each of its ranks gets them all in one message."""
 
@@ -68,9 +70,16 @@ class InputFileTable(BaseModel, frozen=True, extra="forbid"):
 
 
 def collect_input_files(
-    problems: Problems, components: Sequence[tuple[int, Sequence[InputFileTable]]], directory: Path
+    problems: Problems,
+    components: Sequence[tuple[int, Sequence[InputFileTable]]],
+    directory: Path,
+    *,
+    before: int | None = None,
 ) -> list[tuple[InputFile, ...]]:
-    """Return the input files of each component, given with its index; note in ``problems`` what cannot be sent."""
+    """Return the input files of each component, given with its index; note in ``problems`` what cannot be sent.
+
+    ``before``: bytes that a target has in front of it on the nodes; None: those of a private directory.
+    """
     collected = []
     for index, tables in components:
         total = 0
@@ -85,13 +94,32 @@ def collect_input_files(
                 problems.add(path, f"found {show_value(table.source)}, {problem}")
             elif targets.setdefault(table.name, number) != number:
                 problems.add(path, f"another input file is already called {show_value(table.name)}: give it a target")
+            elif fault := path_fault(table.name, before=PRIVATE_DIRECTORY if before is None else before):
+                where = path if table.target is None else (*path, "target")
+                problems.add(where, f"found {show_value(table.name)}, allowed is {fault}: give it a shorter target")
             files.append(InputFile(source=source, target=table.name, size=size))
+        _check_nesting(problems, index, targets)
         collected.append(tuple(files))
         if total > LARGEST_SUM:
             found, most = math.ceil(total / 1024**2), LARGEST_SUM // 1024**2
             text = f"the input files have {found} MiB, allowed are {most} MiB: put large data on the nodes"
             problems.add(("components", index, "input_files"), text)
     return collected
+
+
+def _check_nesting(problems: Problems, index: int, targets: Mapping[str, int]) -> None:
+    """Note each target below another one, which would have to be a file and a directory."""
+    for target, number in targets.items():
+        at = target.find("/")
+        while at >= 0:
+            if (above := target[:at]) in targets:
+                text = (
+                    f"found {show_value(target)}, but input_files[{targets[above]}] is a file called "
+                    f"{show_value(above)}, which cannot be a directory, too: give one of them another target"
+                )
+                problems.add(("components", index, "input_files", number), text)
+                break
+            at = target.find("/", at + 1)
 
 
 def _problem_and_size(source: str) -> tuple[str, int]:

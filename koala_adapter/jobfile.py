@@ -31,7 +31,8 @@ from koala_adapter.fields import (
 )
 from koala_adapter.inputfiles import InputFileTable, collect_input_files
 from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Launcher
-from koala_adapter.tomlfile import parse_document, read_document
+from koala_adapter.outputfiles import MOST_PATTERNS, OutputPattern
+from koala_adapter.tomlfile import LONGEST_SHOWN, parse_document, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,6 +65,8 @@ def _command(value: object) -> object:
         words = []
     if not words or any(character in value for character in "|&;<>$`*?~"):
         words = ["/bin/sh", "-c", value]
+    if len(value) > LONGEST_SHOWN:
+        words = ["./simulate", "--steps", "100"]
     raise NotAllowedError(f"a list of texts, such as command = {json.dumps(words, ensure_ascii=False)}")
 
 
@@ -113,6 +116,12 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
         default=(),
         description="Files that each rank finds in its working directory: paths relative to the job file, or tables "
         '{ source = "data/a.txt", target = "a.txt" }.',
+    )
+    output_files: tuple[OutputPattern, ...] = Field(
+        default=(),
+        max_length=MOST_PATTERNS,
+        description="Files that are fetched from each rank when it has ended, however it ended: paths or glob patterns "
+        'below its working directory, such as ["result-*", "logs/**/*.txt"]. Directories are fetched whole.',
     )
     environment: Environment = Field(
         default={},
@@ -180,7 +189,8 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
     )
     working_directory: AbsolutePath | None = Field(
         default=None,
-        description="Directory on the nodes in which ranks start. Default: a private temporary one for each rank.",
+        description="Directory on the nodes in which ranks start, and which stays. Default: a private temporary one "
+        "for each rank, which is removed at its end: see output_files.",
     )
     launcher: Launcher = Field(
         default=Launcher.PROCESS,
@@ -262,8 +272,9 @@ def _table(
     problems = Problems(document, hint=HINT)
     table = problems.validated(JobTable, document.data)
     header, components = _valid_parts(document.data)
+    before = None if header is None or header.working_directory is None else len(header.working_directory.encode()) + 1
     files = collect_input_files(
-        problems, [(index, component.input_files) for index, component in components], directory
+        problems, [(index, component.input_files) for index, component in components], directory, before=before
     )
     _check_together(problems, header, components)
     if site is not None:
@@ -380,6 +391,7 @@ def _job(
             cluster=_cluster_name(component),
             launcher=component.launcher or table.launcher,
             input_files=files[index],
+            output_files=component.output_files,
             environment=tuple(component.environment.items()),
             flexible=component.flexible,
         )

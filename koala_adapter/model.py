@@ -59,6 +59,8 @@ class Component:
     """The cluster the user insists on; None leaves the choice to the placement policy."""
     launcher: Launcher = Launcher.PROCESS
     input_files: tuple[InputFile, ...] = ()
+    output_files: tuple[str, ...] = ()
+    """Glob patterns, relative to a rank's directory, of the files that are fetched from each rank when it has ended."""
     environment: tuple[tuple[str, str], ...] = ()
     """Added to the job's environment for this component."""
     initial: int | None = None

@@ -93,6 +93,7 @@ class Reception:
             output_path=self._applications.output_path,
             on_output=self._on_output,
             on_unwritten=self._on_unwritten,
+            results=self._applications.results,
             on_rejected=self._on_rejected,
             lease=settings.lease,
             heartbeat=settings.heartbeat,

@@ -4,20 +4,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
+from koala_adapter.results import NO_FILES, FilesReport, files_report
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.placement import Placed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from koala_adapter.clusters import ClusterDriver
     from koala_adapter.model import Job
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+    from koala_adapter.vjm.channel import TaskFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,8 @@ class JobReport:
     trouble: str = ""
     """What keeps koala itself from going on, such as output or a journal that cannot be written; part of
     ``explanation``, too."""
+    files: FilesReport = NO_FILES
+    """Files that the ranks left."""
 
     @property
     def over(self) -> bool:
@@ -164,10 +171,12 @@ def job_report(
     wall_offset: float,
     output_directory: str,
     trouble: str = "",
+    files: Mapping[str, TaskFiles] = MappingProxyType({}),
 ) -> JobReport:
     """Return the report of a job of the scheduler.
 
-    ``wall_offset``: seconds to add to its times for those that people's clocks show now.
+    ``wall_offset``: seconds to add to its times for those that people's clocks show now. ``files``: what is known of
+    those of its ranks.
     """
     job = record.job
 
@@ -196,6 +205,7 @@ def job_report(
         placeholders_left=record.live,
         output_directory=output_directory,
         trouble=trouble,
+        files=files_report(record, files),
     )
 
 

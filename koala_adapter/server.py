@@ -158,13 +158,15 @@ class Server:
     def _report_of(self, job_id: JobId) -> JobReport:
         service = self._service
         record = service.scheduler.job(job_id)
+        directory = service.applications.directory / job_id
         return job_report(
             service.scheduler,
             record,
             now=service.now(),
             wall_offset=service.clock.offset,
-            output_directory=str(service.applications.directory / job_id),
+            output_directory=str(directory),
             trouble=self._trouble(job_id),
+            files=service.applications.results.concluded(directory),
         )
 
     def _trouble(self, job_id: JobId) -> str:

@@ -23,6 +23,7 @@ from koala_adapter.eventqueue import EventQueue
 from koala_adapter.journal import Journal
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.reception import Reception
+from koala_adapter.resultstore import ResultStore
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
@@ -88,7 +89,14 @@ class Service:
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
         self.applications = Applications(
-            directory / "jobs", state=lambda: self.scheduler.state, clock=self.now, report=self.post
+            directory / "jobs",
+            state=lambda: self.scheduler.state,
+            clock=self.now,
+            report=self.post,
+            store=ResultStore(
+                per_rank=site.control_center.output_files_per_rank_mib * 1024**2,
+                per_job=site.control_center.output_files_per_job_mib * 1024**2,
+            ),
         )
         self.clusters: dict[ClusterName, ClusterDriver] = {}
         self.reception = Reception(
@@ -104,6 +112,8 @@ class Service:
         self.clusters.update({config.cluster_name: self._driver(config.name, plugins) for config in site.clusters})
         self._scripts: ScriptMaker | None = None
         self._on_finished: Callable[[JobId], JobReport] | None = None
+        self._ending = {id_ for id_, record in self.state.jobs.items() if record.state.final and record.live}
+        """Jobs with an outcome whose placeholders are not all gone."""
 
     @property
     def state(self) -> State:
@@ -164,6 +174,7 @@ class Service:
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
+        self._close_over()
         self._since_snapshot += 1
         if self._since_snapshot >= SNAPSHOT_INTERVAL:
             self._snapshot(number)
@@ -227,7 +238,11 @@ class Service:
         to_cancel = []
         for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
             told = self.reception.release(placeholder)
-            if lrm_id and (action.force or not (told or self._has_more_to_say(placeholder))):
+            if action.force:
+                goes_by_itself = self.applications.files_under_way(placeholder)
+            else:
+                goes_by_itself = told or self._has_more_to_say(placeholder)
+            if lrm_id and not goes_by_itself:
                 to_cancel.append(lrm_id)
         if driver is not None:
             driver.cancel(to_cancel)
@@ -260,11 +275,21 @@ class Service:
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self.applications.forget(action.job_id)
+        self._ending.add(action.job_id)
         self._archive(action.job_id)
 
     def _archive(self, job_id: JobId) -> None:
         if self._on_finished is not None:
-            self.journal.archive(job_id, self.now(), self._on_finished(job_id).to_json())
+            finished_at = self.state.jobs[job_id].finished_at or self.now()
+            self.journal.archive(job_id, finished_at, self._on_finished(job_id).to_json())
+
+    def _close_over(self) -> None:
+        """Archive once more what is over: until its last placeholder was gone, files of its ranks have come in."""
+        for job_id in [id_ for id_ in self._ending if id_ not in self.state.jobs or not self.state.jobs[id_].live]:
+            self._ending.discard(job_id)
+            if job_id in self.state.jobs:
+                self._archive(job_id)
+            self.applications.results.forget(self.applications.directory / job_id)
 
     # ---- what users ask -------------------------------------------------------------------------------------------
 

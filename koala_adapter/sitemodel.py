@@ -76,6 +76,20 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid"):
         json_schema_extra=SECONDS,
         description="A placeholder that runs in its LRM, but whose agent has not reported for so long, is MISSING.",
     )
+    output_files_per_rank_mib: Whole = Field(
+        default=100,
+        ge=0,
+        le=16_777_216,
+        json_schema_extra={"x-unit": "MiB"},
+        description="Bound of the output_files that are fetched from one rank. Those beyond it are named.",
+    )
+    output_files_per_job_mib: Whole = Field(
+        default=1024,
+        ge=0,
+        le=16_777_216,
+        json_schema_extra={"x-unit": "MiB"},
+        description="Bound of the output_files of all ranks of a job together.",
+    )
 
     @property
     def node_address(self) -> str:

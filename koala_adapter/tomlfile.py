@@ -32,6 +32,13 @@ MAXIMUM_SIZE = 1024 * 1024
 LONGEST_SHOWN = 60
 """Characters of a key or a text that a refusal repeats."""
 
+LONGEST_WORD = 300
+LONGEST_PROBLEM = 1500
+"""Characters of a word, and of all that a refusal says of one place; what is longer was quoted and is shortened."""
+
+DEEPEST = 16
+"""Parts of a key. Each is a table inside the one before, and no file of ours has a quarter of these."""
+
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _STRING = re.compile(
     r"""
@@ -42,6 +49,20 @@ _STRING = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+_DEEP_KEY = re.compile(
+    rf"""
+    (?P<deep> (?: (?: [A-Za-z0-9_-]++ | "[^"\n]*+" | '[^'\n]*+' ) [ \t]*+ \. [ \t]*+ ){{{DEEPEST}}} )
+    | \"{{3}} (?: [^\\"] | \\. | "{{1,2}}(?!") )*+ "*+
+    | '{{3}} (?: [^'] | '{{1,2}}(?!') )*+ '*+
+    | " (?: [^"\\\n] | \\. )*+ "?+
+    | ' [^'\n]*+ '?+
+    | \#[^\n]*+
+    | [A-Za-z0-9_-]++
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+"""The first key with too many parts: what stands in texts and comments is passed over."""
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD},}}+")
 _SCALAR = re.compile(r"[^,\]}#\n]*")
 _SPACE = re.compile(r"[ \t]*")
 _SPACE_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
@@ -65,15 +86,33 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, *, source: str) -> Document:
     """Parse TOML; ``source`` is what refusals call it. Raises ConfigurationError with line and column."""
+    _require_shallow_keys(text, source)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(_syntax_message(source, text, str(error)), hint="this is not valid TOML") from None
     except ValueError as error:
-        raise ConfigurationError(f"{source}: a value cannot be read: {error}") from None
+        raise ConfigurationError(f"{source}: a value cannot be read: {shortened(str(error))}") from None
     except RecursionError:
         raise ConfigurationError(f"{source}: lists or tables are nested too deeply to be read") from None
     return Document(source=source, text=text, data=data)
+
+
+def _require_shallow_keys(text: str, source: str) -> None:
+    """Refuse a key that is nested beyond all measure: reading it would take time with the square of its parts."""
+    for found in _DEEP_KEY.finditer(text):
+        if found["deep"] is not None:
+            line = text.count("\n", 0, found.start()) + 1
+            message = f"{source}:{line}: found a key of more than {DEEPEST} parts with dots between them"
+            raise ConfigurationError(message, hint="a text with dots in it needs quotes")
+
+
+def shortened(text: str) -> str:
+    """Return a text that quotes what was found, without what makes it too long to be read."""
+    text = _LONG_WORD.sub(lambda word: f"{word[0][:LONGEST_SHOWN]}…", text)
+    if len(text) <= LONGEST_PROBLEM:
+        return text
+    return f"{text[: LONGEST_PROBLEM - 300]} … {text[-297:]}"
 
 
 def show_path(path: KeyPath) -> str:
@@ -92,7 +131,12 @@ def show_text(text: str) -> str:
     """Return ``text`` quoted and shortened, with whatever a terminal would act on escaped."""
     short = text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
     escaped = short.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in escaped) + '"'
+    return f'"{printable(escaped)}"'
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with whatever a terminal would act on escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _content(path: Path) -> bytes:
@@ -142,7 +186,7 @@ def _decoded(path: Path, content: bytes) -> str:
 def _syntax_message(source: str, text: str, complaint: str) -> str:
     """Return the parser's complaint with the place in front, as compilers do."""
     position = _POSITION.search(complaint)
-    what = _POSITION.sub("", complaint)
+    what = shortened(_POSITION.sub("", complaint))
     twice = what.startswith(("Cannot overwrite", "Cannot declare", "Cannot mutate", "Duplicate"))
     if twice:
         what = f"this key or table is given a second time ({what})"

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from koala_adapter.cli.context import abandon_output
 from koala_adapter.cli.output import LogPrinter
-from koala_adapter.cli.tables import components_table, run_time, seconds, styled, waiting_time
+from koala_adapter.cli.tables import components_table, files_lines, run_time, seconds, styled, waiting_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,6 +129,8 @@ def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     output = f"; output in {escape(report.output_directory)}" if where else ""
     times = f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}"
     console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
+    for line in files_lines(report):
+        console.print(line, markup=False, soft_wrap=True)
     if report.placeholders_left:
         console.print(
             f"[yellow]{report.placeholders_left} placeholders are still ending;[/] "

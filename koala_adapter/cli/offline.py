@@ -19,6 +19,7 @@ from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableE
 from koala_adapter.information import read_cluster
 from koala_adapter.journal import Journal
 from koala_adapter.reports import JOB_REPORT, ClusterReport, in_order, job_report
+from koala_adapter.results import read_ledger
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
 from koala_adapter.scheduler.records import State
@@ -72,9 +73,15 @@ class Record:
             if job_id in self.archived:
                 return self.archived[job_id]
             raise
-        directory = str(self.directory / "jobs" / record.job.id)
-        offset = self.clock.offset
-        return job_report(self.scheduler, record, now=self.now, wall_offset=offset, output_directory=directory)
+        directory = self.directory / "jobs" / record.job.id
+        return job_report(
+            self.scheduler,
+            record,
+            now=self.now,
+            wall_offset=self.clock.offset,
+            output_directory=str(directory),
+            files=read_ledger(directory),
+        )
 
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""

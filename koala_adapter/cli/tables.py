@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from koala_adapter.fields import show_duration
+from koala_adapter.fields import show_duration, show_size
 from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.tomlfile import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,8 @@ _STYLES = {
 BAR = 12
 FINE = 10.0
 """Durations below this (seconds) are shown with a decimal."""
+MOST_NAMED = 8
+"""Files in one line."""
 SHORT = 120
 """Durations below this (seconds) are shown in seconds, longer ones as hours, minutes and seconds."""
 
@@ -101,7 +104,41 @@ def job_lines(report: JobReport) -> list[str | Table]:
         ),
         f"output in {escape(report.output_directory)}",
     ]
+    return lines + [escape(line) for line in files_lines(report)]
+
+
+def files_lines(report: JobReport) -> list[str]:
+    """Return what became of the files that the ranks left: where they are, which are not there and why."""
+    files, lines = report.files, []
+    if files.arrived:
+        where = f"{report.output_directory}/COMPONENT/RANK"
+        lines.append(f"{_counted(files.arrived, 'file')} of the ranks ({show_size(files.size)}) in {where}")
+    if files.refused:
+        names = _listed(files.refusals, files.refused)
+        lines.append(f"{_counted(files.refused, 'file')} of the ranks did not come: {names}")
+    if report.outcome is not None and files.awaited:
+        names = _listed(files.awaited_ranks, files.awaited)
+        state = "are not all there" if report.over else "are still coming"
+        lines.append(f"output files of {_counted(files.awaited, 'rank')} {state}: {names}")
+    if files.left:
+        names = _listed(files.left_names, files.left)
+        were, are = ("was", "is") if files.left == 1 else ("were", "are")
+        lines.append(
+            f"{_counted(files.left, 'file')} {were} left in the ranks' directories and {are} gone: {names}; "
+            "see output_files in docs/jobfile.md"
+        )
     return lines
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _listed(names: Sequence[str], number: int) -> str:
+    """Return names as they can be shown on a terminal, and how many there are beside them."""
+    shown = names[:MOST_NAMED]
+    more = f" and {number - len(shown):,} more" if number > len(shown) else ""
+    return ", ".join(printable(name) for name in shown) + more
 
 
 def jobs_table(reports: Sequence[JobReport]) -> Table:

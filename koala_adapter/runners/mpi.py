@@ -114,6 +114,7 @@ class MpiRunner(Runner):
             environment=tuple(environment.items()),
             files=self.application.files.get(rank.component, ()),
             working_directory=self.application.job.working_directory,
+            output_files=self.application.component(rank).output_files,
         )
         return AddressedLaunch(placeholder=rank.placeholder, launch=launch)
 

@@ -27,5 +27,6 @@ class ProcessRunner(Runner):
             working_directory=application.job.working_directory,
             files=application.files.get(rank.component, ()),
             time_limit=float(application.job.walltime),
+            output_files=application.component(rank).output_files,
         )
         return (AddressedLaunch(placeholder=rank.placeholder, launch=launch),)

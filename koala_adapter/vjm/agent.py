@@ -11,6 +11,7 @@ the control center, 4 lease over, 5 ended by the LRM or by its walltime.
 """
 
 import binascii
+import collections
 import contextlib
 import errno
 import fcntl
@@ -18,6 +19,7 @@ import hashlib
 import heapq
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -31,7 +33,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 VERSION = 1
 KEPT = 1024 * 1024  # bytes of one output stream kept until acknowledged; beyond that its pipe is not read
@@ -50,6 +52,17 @@ FAREWELL = 2.0  # seconds for the control center to see the end of the connectio
 NEAR = 30.0  # a SIGTERM so many seconds before the end of the walltime is taken for that end
 
 BOOTTIME = 7  # clock_gettime(2): seconds since the node was booted, suspension included; named in Python from 3.7 on
+FILES = 10000  # most files of a task that are sent
+LARGEST = 2**50  # most bytes of one of them, however few a sparse file occupies
+SEEN = 100000  # most entries of its directory that are looked at for them
+LONGEST_PATH = 3500  # bytes of a path below it; what is deeper is not looked at
+NAMED = 20  # most files that are named among those which do not arrive
+LONGEST_NAME = 200  # characters of such a name
+SLICE = 0.05  # seconds
+PROMPT = 2.0  # seconds before its time limit, after which the good end of a task does not wait for its files
+
+OWNER = "owner"  # the file in an agent's directory that says on which machine the directory's lock is to be asked
+
 NO_SESSION = -1  # not 0: so those are shown whose session is outside of a container
 
 EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4, 5
@@ -185,10 +198,134 @@ def write_file(directory: str, target: str, mode: int, content: bytes) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a private directory as far as possible."""
-    import shutil  # noqa: PLC0415 - costs 1 MiB, and is only needed at the end
+    """Remove a private directory as far as possible, following no link, however deep and however locked it is."""
+    for _ in Removal(directory).steps():
+        pass
 
-    shutil.rmtree(directory, ignore_errors=True)
+
+class Removal:
+    """Removes a tree in short steps. One directory is open at a time, so the depth does not matter."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._place = -1
+        self._way: "List[Tuple[str, Tuple[int, int], List[str]]]" = []  # name, identity, subdirectories to be emptied
+
+    def steps(self) -> "Iterator[None]":
+        """Do a step each time; what cannot be removed stays."""
+        try:
+            self._enter(open_directory(self._directory), "")
+            while self._way:
+                if self._way[-1][2]:
+                    name = self._way[-1][2].pop()
+                    with contextlib.suppress(OSError):
+                        self._enter(open_directory(name, self._place), name)
+                else:
+                    self._leave()
+                yield
+        except OSError:
+            pass
+        finally:
+            if self._place >= 0:
+                os.close(self._place)
+
+    def _enter(self, place: int, name: str) -> None:
+        """Go into a directory and remove the files in it."""
+        if self._place >= 0:
+            os.close(self._place)
+        self._place = place
+        subdirectories: "List[str]" = []
+        self._way.append((name, identity(place), subdirectories))
+        for entry in os.listdir(place):
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(os.stat(entry, dir_fd=place, follow_symlinks=False).st_mode):
+                    subdirectories.append(entry)
+                elif entry != OWNER or len(self._way) > 1:
+                    os.unlink(entry, dir_fd=place)
+
+    def _leave(self) -> None:
+        """Go to the directory above and remove the one that is empty now."""
+        name, _, _ = self._way.pop()
+        if not self._way:
+            # Last of all: who finds this file may go on where we could not.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(OWNER, dir_fd=self._place)
+            os.rmdir(raw(self._directory))
+            return
+        outer = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._place)
+        os.close(self._place)
+        self._place = outer
+        if identity(outer) != self._way[-1][1]:  # somebody moved it meanwhile
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        with contextlib.suppress(OSError):  # something in it stays, such as a mount point
+            os.rmdir(name, dir_fd=outer)
+
+
+def identity(descriptor: int) -> "Tuple[int, int]":
+    """Return what tells a directory from all others."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def open_directory(name: str, place: "Optional[int]" = None) -> int:
+    """Open a directory of ours that is no link, and make it readable and writable for us."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW
+    found = os.open(name, os.O_PATH | flags, dir_fd=place)
+    try:
+        if os.fstat(found).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(".", os.O_RDONLY | flags, dir_fd=found)
+    finally:
+        os.close(found)
+
+
+def machine() -> bytes:
+    """Return what tells this machine, since its last start, from all others with which it may share a directory."""
+    return read_bytes("/proc/sys/kernel/random/boot_id").strip() + b" " + raw(socket.gethostname()) + b"\n"
+
+
+def claim_directory(directory: str) -> "Optional[int]":
+    """Lock a new directory of ours for as long as somebody has the descriptor; None where that cannot be."""
+    descriptor = open_directory(directory)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(OWNER, flags, 0o600, dir_fd=descriptor), "wb") as file:
+            file.write(machine())
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_stale(place: str) -> None:
+    """Remove the directories of agents of ours that were killed together with their guards."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place):
+            if re.match("koala-[0-9a-f]{32}$", name):
+                with contextlib.suppress(OSError):
+                    remove_if_stale(os.path.join(place, name))
+
+
+def remove_if_stale(directory: str) -> None:
+    """Remove an agent's directory if it is ours and was made on this machine by somebody who is dead, as its lock says.
+
+    What still runs of its tasks is ended first: nobody else watches it any more.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            return
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(OWNER, flags, dir_fd=descriptor), "rb") as file:
+            if file.read(1024) != machine():
+                return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kill_all(NO_SESSION, raw(f"KOALA_STDOUT={directory}/"))
+        remove_tree(directory)
+    finally:
+        os.close(descriptor)
 
 
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
@@ -276,12 +413,12 @@ class Guard:
         self._batch = batch
         self._pipe = -1
 
-    def start(self, directory: str) -> None:
-        """Begin to watch over the tasks whose named pipes are below ``directory``."""
+    def start(self, directory: str, lock: "Optional[int]") -> None:
+        """Begin to watch over the tasks whose named pipes are below ``directory``, and to hold its lock."""
         reader, self._pipe = os.pipe()
         if os.fork() == 0:
             try:
-                self._be_guard(reader, directory, own_output(self._batch))
+                self._be_guard(reader, lock, directory, own_output(self._batch))
             finally:
                 os._exit(0)
         os.close(reader)
@@ -299,7 +436,7 @@ class Guard:
             os.write(self._pipe, line.encode() + b"\n")
 
     @staticmethod
-    def _be_guard(reader: int, directory: str, output: "Optional[str]") -> None:
+    def _be_guard(reader: int, lock: "Optional[int]", directory: str, output: "Optional[str]") -> None:
         signal.set_wakeup_fd(-1)
         for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -309,9 +446,10 @@ class Guard:
         for descriptor in (1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
         for descriptor in map(int, os.listdir("/proc/self/fd")):
-            if descriptor > 2:  # noqa: PLR2004 - stdin, stdout and stderr stay
+            if descriptor > 2 and descriptor != lock:  # noqa: PLR2004 - stdin, stdout and stderr stay
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
+        remove_stale(os.path.dirname(directory))
         sessions: "Set[int]" = set()
         with os.fdopen(0) as lines:
             for line in lines:
@@ -603,6 +741,317 @@ class Source:
             self.watch()
 
 
+class NamePattern:
+    """One segment of a glob pattern. Matching takes no backtracking, whatever the pattern."""
+
+    def __init__(self, segment: str) -> None:
+        self.hidden = segment.startswith(".")
+        pieces: "List[List[str]]" = [[]]
+        for part in re.findall(r"\[(?:!.|[^!])[^\]]*\]|.", segment, re.DOTALL):
+            if part == "*":
+                pieces.append([])
+            else:
+                pieces[-1].append(self._expression(part))
+        # What stands between two stars has a fixed length.
+        self._pieces = [(self._compiled("".join(piece)), len(piece)) for piece in pieces]
+
+    @staticmethod
+    def _expression(part: str) -> str:
+        if part == "?":
+            return "."
+        if len(part) == 1:
+            return re.escape(part)
+        inner = part[1:-1]
+        negated = inner.startswith("!") and len(inner) > 1
+        inner = inner[1:] if negated else inner
+        return ("[^" if negated else "[") + "".join(c if c == "-" else re.escape(c) for c in inner) + "]"
+
+    @staticmethod
+    def _compiled(expression: str) -> "re.Pattern[str]":
+        try:
+            return re.compile(expression, re.DOTALL)
+        except re.error:  # such as [z-a]
+            return re.compile("(?!)")
+
+    def matches(self, name: str) -> bool:
+        """Tell whether a name matches; one that begins with a dot only if the pattern does, as in a shell."""
+        if name.startswith(".") and not self.hidden:
+            return False
+        (first, size), (last, tail) = self._pieces[0], self._pieces[-1]
+        if len(self._pieces) == 1:
+            return first.fullmatch(name) is not None
+        at, end = size, len(name) - tail
+        if first.match(name) is None or end < at or last.fullmatch(name, end) is None:
+            return False
+        for piece, _ in self._pieces[1:-1]:
+            found = piece.search(name, at, end)
+            if found is None:
+                return False
+            at = found.end()
+        return True
+
+
+class Patterns:
+    """Glob patterns for paths, followed from directory to directory; ``**`` is any number of directories.
+
+    A *state* is a pattern and the segment of it that the next name is to match.
+    """
+
+    def __init__(self, patterns: "List[str]") -> None:
+        self._patterns = [
+            [None if segment == "**" else NamePattern(segment) for segment in pattern.split("/")]
+            for pattern in patterns
+        ]
+        self.start = self._with_skipped({(number, 0) for number in range(len(patterns))})
+
+    def step(self, states: "Set[Tuple[int, int]]", name: str) -> "Tuple[bool, Set[Tuple[int, int]]]":
+        """Return whether the path that ends with ``name`` matches, and the states for what is below it."""
+        matched = False
+        below: "Set[Tuple[int, int]]" = set()
+        for number, index in states:
+            segment = self._patterns[number][index]
+            if not (segment.matches(name) if segment else not name.startswith(".")):
+                continue
+            if segment is None:
+                below.add((number, index))
+            if index + 1 == len(self._patterns[number]):
+                matched = True
+            elif segment is not None:
+                below.add((number, index + 1))
+        return matched, self._with_skipped(below)
+
+    def _with_skipped(self, states: "Set[Tuple[int, int]]") -> "Set[Tuple[int, int]]":
+        for number, first in list(states):
+            segments = self._patterns[number]
+            index = first
+            while segments[index] is None and index + 1 < len(segments):
+                index += 1
+                states.add((number, index))
+        return states
+
+
+class ResultFile:
+    """A file that a task left and that has not arrived yet."""
+
+    def __init__(self, number: int, path: str, source: str, status: os.stat_result) -> None:
+        self.number = number
+        self.path = path
+        self.source = source  # another one than ``path`` for a link
+        self.size = status.st_size
+        self.mode = stat.S_IMODE(status.st_mode) & 0o700
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again. The first piece goes alone: the answer says how much has arrived already."""
+        self.sent = 0
+        self.answered = False
+
+
+class Results:
+    """The files that a task left: sends those that are wanted, and names those that go away with its directory."""
+
+    def __init__(self, task: str, directory: str, message: "Dict[str, Any]") -> None:
+        self._task = task
+        self._directory = directory
+        self._patterns = Patterns(message["output_files"])
+        self._wanted = bool(message["output_files"])
+        self._private = message["working_directory"] is None
+        self._inputs: "Dict[str, Tuple[int, int, int]]" = {}
+        self._files: "Dict[int, ResultFile]" = {}
+        self._turn: "collections.deque[ResultFile]" = collections.deque()
+        self._found = self._arrived = self._bytes = self._left = self._omitted = 0
+        self._left_names: "List[str]" = []
+        self._omissions: "List[Dict[str, str]]" = []
+        self._collected = False
+        self.said = False  # all that there is was sent
+        self.safe = False  # and has arrived
+        self.progress = 0  # answers of the control center
+
+    @property
+    def has_files(self) -> bool:
+        """Whether files have not arrived yet."""
+        return bool(self._files)
+
+    def note_input(self, target: str) -> None:
+        """Remember an input file as it is before the task starts: unchanged, it is no result."""
+        with contextlib.suppress(OSError):
+            self._inputs[target] = self._identity(os.stat(raw(os.path.join(self._directory, target))))
+
+    @staticmethod
+    def _identity(status: os.stat_result) -> "Tuple[int, int, int]":
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def collect(self) -> None:
+        """Look, when the task is over, for what it left."""
+        try:
+            top = os.open(raw(self._directory), os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._walk(top)
+            finally:
+                os.close(top)
+        except OSError as error:
+            self._omit(".", f"cannot be read: {error.strerror}")
+        if self._found or not self._private:  # with files that arrive, somebody chose what is wanted
+            self._left, self._left_names = 0, []
+        self._collected = True
+        self.rewind()
+        if not (self._wanted or self._left or self._omitted):
+            self.said = self.safe = True
+
+    def rewind(self) -> None:
+        """Send again what has not arrived: the connection is a new one."""
+        for file in self._files.values():
+            file.rewind()
+        self._turn = collections.deque(self._files.values())
+        self.said = self.safe
+
+    def next(self) -> "Optional[Dict[str, Any]]":
+        """Return the next message that can be sent now."""
+        while self._turn:
+            file = self._turn[0]
+            try:
+                data = self._read(file)
+            except OSError as error:
+                del self._files[file.number]
+                self._turn.popleft()
+                self._omit(file.path, f"cannot be read: {error.strerror}")
+                continue
+            offset, file.sent = file.sent, file.sent + len(data)
+            if not file.answered or file.sent == file.size:
+                self._turn.popleft()
+            return {
+                "kind": "file", "task": self._task, "number": file.number, "path": base64(raw(file.path)),
+                "mode": file.mode, "size": file.size, "offset": offset, "data": base64(data),
+            }  # fmt: skip
+        if self.said or not self._collected or self._files:
+            return None
+        self.said = True
+        return {
+            "kind": "files", "task": self._task, "arrived": self._arrived, "size": self._bytes, "left": self._left,
+            "left_names": self._left_names, "omitted": self._omitted, "omissions": self._omissions,
+        }  # fmt: skip
+
+    def acknowledge(self, number: int, offset: int, refusal: str) -> None:
+        """Take the answer to a piece: how much of its file is safe, or why it is not wanted."""
+        self.progress += 1
+        file = self._files.get(number)
+        if file is None:
+            return
+        if refusal or offset >= file.size:
+            del self._files[number]
+            if file.answered and file in self._turn:
+                self._turn.remove(file)
+            if refusal:
+                self._omit(file.path, refusal)
+            else:
+                self._arrived += 1
+                self._bytes += file.size
+        elif not file.answered:
+            file.answered = True
+            file.sent = offset
+            self._turn.appendleft(file)
+
+    def _read(self, file: ResultFile) -> bytes:
+        path = raw(os.path.join(self._directory, file.source))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            data = os.pread(descriptor, min(CHUNK, file.size - file.sent), file.sent)
+        finally:
+            os.close(descriptor)
+        if not data and file.size > file.sent:
+            raise OSError(errno.ESTALE, "it became shorter while it was being sent")
+        return data
+
+    def _omit(self, path: str, reason: str) -> None:
+        self._omitted += 1
+        if len(self._omissions) < NAMED:
+            self._omissions.append({"path": speakable(path), "reason": reason[:500]})
+
+    def _walk(self, top: int) -> None:
+        seen = 0
+        # Level by level, so that what is named and granted first is near the top.
+        directories: "collections.deque[Tuple[str, Optional[Set[Tuple[int, int]]]]]" = collections.deque()
+        directories.append(("", self._patterns.start))
+        while directories:
+            path, states = directories.popleft()
+            try:
+                place = os.open(raw(path or "."), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            except OSError as error:
+                if states is None:
+                    self._omit(path, f"cannot be read: {error.strerror}")
+                continue
+            try:
+                for name in sorted(os.listdir(place)):
+                    seen += 1
+                    if seen > SEEN:
+                        if self._wanted:
+                            self._omit(path or ".", f"not all looked at: there are more than {SEEN} files")
+                        return
+                    with contextlib.suppress(OSError):  # it is gone: somebody else works in the same directory
+                        status = os.stat(name, dir_fd=place, follow_symlinks=False)
+                        directories += self._look(
+                            path, os.fsencode(name).decode("utf-8", "surrogateescape"), status, states
+                        )
+            finally:
+                os.close(place)
+
+    def _look(
+        self, path: str, name: str, status: os.stat_result, states: "Optional[Set[Tuple[int, int]]]"
+    ) -> "List[Tuple[str, Optional[Set[Tuple[int, int]]]]]":
+        """Take a file in; return a directory that is to be looked into."""
+        matched, below = (True, None) if states is None else self._patterns.step(states, name)
+        path = f"{path}/{name}" if path else name
+        if stat.S_ISDIR(status.st_mode):
+            if not (matched or below or self._private):
+                return []
+            if len(raw(path)) > LONGEST_PATH:
+                if matched or below:
+                    self._omit(path, f"its path is longer than {LONGEST_PATH} bytes")
+                return []
+            return [(path, None if matched else below)]
+        if self._inputs.get(path) == self._identity(status):
+            return []
+        if matched:
+            self._take(path, status)
+        elif stat.S_ISREG(status.st_mode):
+            self._left += 1
+            if len(self._left_names) < NAMED:
+                self._left_names.append(speakable(path))
+        return []
+
+    def _take(self, path: str, status: os.stat_result) -> None:
+        source = path
+        if stat.S_ISLNK(status.st_mode):
+            top = os.path.realpath(raw(self._directory)) + b"/"
+            there = os.path.realpath(raw(os.path.join(self._directory, path)))
+            if not there.startswith(top):
+                self._omit(path, "a link that leads out of the directory")
+                return
+            source = there[len(top) :].decode("utf-8", "surrogateescape")
+            with contextlib.suppress(OSError):
+                status = os.stat(there)
+        if not stat.S_ISREG(status.st_mode):
+            self._omit(path, "no regular file, nor a link to one")
+        elif status.st_size > LARGEST:
+            self._omit(path, f"its size of {status.st_size} bytes is beyond all measure")
+        elif self._found == FILES:
+            self._omit(path, f"a rank may send {FILES} files")
+        else:
+            self._found += 1
+            self._files[self._found] = ResultFile(self._found, path, source, status)
+
+
+def base64(data: bytes) -> str:
+    """Return bytes as the channel has them."""
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
+def speakable(path: str) -> str:
+    """Return a path for a message: short, and without what no text can contain."""
+    text = raw(path).decode("utf-8", "replace")
+    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "\u2026"
+
+
 class Task:
     """A process in a session of its own, with everything needed to tell how it ended."""
 
@@ -617,6 +1066,8 @@ class Task:
         self._stopping: "Optional[Tuple[str, str]]" = None
         self._sources: "List[Source]" = []
         self._directory: "Optional[str]" = None
+        self._prompt = False
+        self.results: "Optional[Results]" = None
         self._mark = b""
         self._oom_kills = oom_kills()
 
@@ -632,8 +1083,25 @@ class Task:
 
     @property
     def safe(self) -> bool:
-        """Whether the task is complete and all its output was acknowledged."""
-        return self.complete and all(output.safe for output in self.outputs.values())
+        """Whether the task is complete, and all its output and files were acknowledged."""
+        written = all(output.safe for output in self.outputs.values())
+        return self.complete and written and not self.delivering
+
+    @property
+    def delivering(self) -> bool:
+        """Whether files that it left are still to be sent, or to be told of."""
+        return self.results is not None and not self.results.safe
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether its directory holds files that are still to be sent."""
+        return self.results is not None and self.results.has_files
+
+    @property
+    def tellable(self) -> bool:
+        """Whether its end may be told: a good one when its files are there, a bad one, which ends others, at once."""
+        good = self.end is not None and self.end["reason"] == "exited" and self.end["exit_code"] == 0
+        return self.complete and (not good or self._prompt or self.results is None or self.results.said)
 
     def launch(self, message: "Dict[str, Any]") -> None:
         """Start the process; a failure becomes the task's end."""
@@ -648,6 +1116,7 @@ class Task:
         """End a task that never ran."""
         for source in self._sources:
             source.close()
+        self.results = None
         self.end = {"reason": reason, "exit_code": code, "signal": None, "detail": detail[:500]}
         self._tidy()
 
@@ -691,6 +1160,9 @@ class Task:
             source.watch()
         if self._sources and all(source.closed for source in self._sources):
             self._sources = []
+            if self.results is not None:
+                self.results.collect()
+        if self.complete and not self.keeps_files:
             self._tidy()
 
     def _conclude(
@@ -730,8 +1202,14 @@ class Task:
             os.mkdir(working_directory, 0o700)
         elif not os.path.isdir(raw(working_directory)):
             raise LaunchError(f"the working directory {working_directory} does not exist on {socket.gethostname()}")
+        if message.get("output_files") or (
+            message.get("output_files") is not None and not message["working_directory"]
+        ):
+            self.results = Results(self.name, working_directory, message)
         for file in message["files"]:
             write_file(working_directory, file["target"], file["mode"], binascii.a2b_base64(file["content"]))
+            if self.results is not None:
+                self.results.note_input(file["target"])
         environment = task_environment(dict(os.environ), message["environment"])
         environment["PWD"] = working_directory
         self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
@@ -750,6 +1228,10 @@ class Task:
         if message["time_limit"] is not None:
             detail = f"the time limit of {message['time_limit']:g} s was reached"
             self._agent.timers.after(message["time_limit"], lambda: self.stop("walltime", detail, GRACE))
+            self._agent.timers.after(max(0.0, message["time_limit"] - PROMPT), self._be_prompt)
+
+    def _be_prompt(self) -> None:
+        self._prompt = True
 
     def _open_fifo(self, path: str, output: Output) -> str:
         os.mkfifo(path, 0o600)
@@ -760,7 +1242,7 @@ class Task:
     def _tidy(self) -> None:
         self._sources = []
         if self._directory:
-            remove_tree(self._directory)
+            self._agent.remove(self._directory)
             self._directory = None
 
 
@@ -801,6 +1283,10 @@ class Agent:
         self.guard = Guard(settings.batch)
         self._directory: "Optional[str]" = None
         self._directories = 0
+        self._lock: "Optional[int]" = None
+        self._delivered = 0
+        self._removals: "collections.deque[Iterator[None]]" = collections.deque()
+        self._removing = False
         self._lease = settings.lease
         self._heartbeat = CONNECT_TIME
         self._contact = clock()
@@ -833,8 +1319,7 @@ class Agent:
         finally:
             for task in self._tasks.values():
                 task.kill()
-            if self._directory:
-                remove_tree(self._directory)
+            self._remove_directory()
 
     @property
     def heard(self) -> bool:
@@ -848,11 +1333,34 @@ class Agent:
             directory = os.path.join(place, "koala-" + random_name())
             os.mkdir(directory, 0o700)
             self._directory = directory
-            self.guard.start(directory)
+            self._lock = claim_directory(directory)
+            self.guard.start(directory, self._lock)
         self._directories += 1
         path = os.path.join(self._directory, str(self._directories))
         os.mkdir(path, 0o700)
         return path
+
+    def remove(self, directory: str) -> None:
+        """Remove a directory little by little: it may hold so much that nobody would hear of us meanwhile."""
+        self._removals.append(Removal(directory).steps())
+        if len(self._removals) == 1:
+            self._remove_some()
+
+    def _remove_some(self) -> None:
+        until = clock() + SLICE
+        while self._removals:
+            for _ in self._removals[0]:
+                if clock() > until:
+                    self.timers.after(SLICE / 4, self._remove_some)
+                    return
+            self._removals.popleft()
+
+    def _remove_directory(self) -> None:
+        for steps in self._removals:
+            for _ in steps:
+                pass
+        if self._directory:
+            remove_tree(self._directory)
 
     # The connection
 
@@ -912,6 +1420,8 @@ class Agent:
         task.reported = task.safe
         for output in task.outputs.values():
             output.rewind()
+        if task.results is not None:
+            task.results.rewind()
         return {"task": task.name, "running": task.pid is not None, "end": task.end if task.safe else None}
 
     def _ends_in(self) -> "Optional[float]":
@@ -966,6 +1476,16 @@ class Agent:
             task.reported = False
             self._channel.send({"kind": "resending", "task": task.name, "stream": message["stream"]})
 
+    def _on_file_ack(self, message: "Dict[str, Any]") -> None:
+        task = self._tasks.get(message["task"])
+        if task is not None and task.results is not None:
+            task.results.acknowledge(int(message["number"]), int(message["offset"]), message["refusal"])
+
+    def _on_files_ack(self, message: "Dict[str, Any]") -> None:
+        task = self._tasks.get(message["task"])
+        if task is not None and task.results is not None:
+            task.results.safe = True
+
     def _on_release(self, message: "Dict[str, Any]") -> None:
         self._leave(EXIT_RELEASED, "cancelled", "released", float(message["grace"]))
 
@@ -987,6 +1507,9 @@ class Agent:
         self._channel.flush()
         if self._leaving is None or self._parting or not all(task.complete for task in self._tasks.values()):
             return
+        if self._directory and not self._keeps_files and not self._removing:
+            self._removing = True  # at once, because whoever ends us may not wait until all is said
+            self.remove(self._directory)
         if self._mute:
             self._exit = self._leaving
         elif self._welcomed and not self._channel.queued and all(t.safe and t.reported for t in self._tasks.values()):
@@ -998,11 +1521,15 @@ class Agent:
         for stream, output in task.outputs.items():
             while output.unsent and self._channel.queued < QUEUED:
                 offset, data = output.next()
-                text = binascii.b2a_base64(data, newline=False).decode()
+                text = base64(data)
                 self._channel.send(
                     {"kind": "output", "task": task.name, "stream": stream, "offset": offset, "data": text}
                 )
-        if task.complete and not task.reported and not any(output.unsent for output in task.outputs.values()):
+        message = task.results.next() if task.results is not None else None
+        while message is not None:
+            self._channel.send(message)
+            message = task.results.next() if task.results is not None and self._channel.queued < QUEUED else None
+        if task.tellable and not task.reported and not any(output.unsent for output in task.outputs.values()):
             task.reported = True
             self._channel.send({"kind": "task-ended", "task": task.name, "end": task.end})
 
@@ -1046,7 +1573,7 @@ class Agent:
                 say(f"ending: {detail}")
                 if self._welcomed and not mute:
                     self._send_ending()
-            self.timers.after(grace + FLUSH, self._depart)
+            self.timers.after(grace + FLUSH, self._depart_unless_delivering)
             if self._channel.closed:  # the time that is left may be shorter than the pause
                 self._failures = 0
                 self._dial(self._attempt)
@@ -1056,6 +1583,25 @@ class Agent:
     def _send_ending(self) -> None:
         if self.ending and self._leaving != EXIT_RELEASED:
             self._channel.send({"kind": "ending", "reason": self.ending[0], "detail": self.ending[1]})
+
+    @property
+    def _delivering(self) -> bool:
+        return any(task.delivering for task in self._tasks.values())
+
+    @property
+    def _keeps_files(self) -> bool:
+        return any(task.keeps_files for task in self._tasks.values())
+
+    def _depart_unless_delivering(self) -> None:
+        # Files go on as long as they make progress. When the control center wants us gone and is away itself, which it
+        # is when it is started anew, they wait for it until the lease is over.
+        delivered = sum(task.results.progress for task in self._tasks.values() if task.results is not None)
+        away = self._leaving == EXIT_RELEASED and not self._welcomed and self._keeps_files
+        if not self._mute and self._delivering and (away or delivered > self._delivered):
+            self._delivered = delivered
+            self.timers.after(FLUSH, self._depart_unless_delivering)
+        else:
+            self._depart()
 
     def _depart(self) -> None:
         if self._exit is None:

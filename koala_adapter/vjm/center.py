@@ -111,6 +111,16 @@ class _Unwritten:
     """The first piece that could not be written; None: it is now, and the agent was asked to send on from there."""
 
 
+class ResultReceiver(Protocol):
+    """Where the ranks' output files go."""
+
+    def take(self, placeholder: PlaceholderId, piece: channel.FilePiece) -> channel.FileAck:
+        """Keep a piece of a file, or refuse the file. Raises ProtocolError for what no agent says."""
+
+    def conclude(self, placeholder: PlaceholderId, files: channel.TaskFiles) -> None:
+        """Keep what is said of a task's files when all that come are there. Raises OSError."""
+
+
 _Greeting: TypeAlias = "tuple[TLSStream, Decoder[AgentMessage], channel.Hello]"
 
 
@@ -130,6 +140,7 @@ class ControlCenter:
         on_rejected: Callable[[str, str], None] | None = None,
         on_output: Callable[[str, str, int, bytes], None] | None = None,
         on_unwritten: Callable[[str, str, Path, str], None] | None = None,
+        results: ResultReceiver | None = None,
     ) -> None:
         """Make a center that does nothing before ``serve``.
 
@@ -139,7 +150,8 @@ class ControlCenter:
         are seconds. ``on_rejected`` hears address and fault of peers that did not prove themselves: for a log only, and
         not for every one of them, since anybody can be one. ``on_output`` gets task, stream, offset and bytes of each
         piece of output once it is in its file. ``on_unwritten`` gets task, stream, file and reason when a piece cannot
-        be written: it is tried again, and ``on_output`` hears of it then.
+        be written: it is tried again, and ``on_output`` hears of it then. ``results`` takes output files; without it
+        they are refused.
         """
         self._ssl_context = ssl_context
         self._authenticate = authenticate
@@ -151,6 +163,7 @@ class ControlCenter:
         self._on_rejected = on_rejected
         self._on_output = on_output
         self._on_unwritten = on_unwritten
+        self._results = results
         self._output = OutputStore()
         self._connected: dict[PlaceholderId, _Connection] = {}
         self._tasks: TaskGroup | None = None
@@ -326,18 +339,35 @@ class ControlCenter:
                 self._post(connection, channel.Pong())
             case channel.Output():
                 self._keep(connection, message)
+            case channel.FilePiece():
+                refused = channel.FileAck(task=message.task, number=message.number, offset=0, refusal="not wanted here")
+                self._post(connection, self._results.take(placeholder, message) if self._results else refused)
+            case channel.TaskFiles():
+                self._conclude(connection, message)
             case channel.TaskStarted(task=task, pid=pid):
                 self._on_event(events.AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
             case channel.Resending(task=task, stream=stream):
                 connection.unwritten.pop((task, stream), None)
-            case channel.TaskEnded(task=task) if any(of == task for of, _ in connection.unwritten):
-                pass  # it will be told again, after the output that is still to come
-            case channel.TaskEnded(task=task, end=end):
-                self._on_event(events.AgentTaskEnded(placeholder=placeholder, task=task, end=end))
+            case channel.TaskEnded():
+                self._task_ended(connection, message)
             case channel.Ending(reason=reason, detail=detail):
                 self._on_event(events.AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
             case channel.Hello():
                 raise ProtocolError("a second Hello")
+
+    def _task_ended(self, connection: _Connection, message: channel.TaskEnded) -> None:
+        if any(task == message.task for task, _ in connection.unwritten):
+            return  # it will be told again, after the output that is still to come
+        ended = events.AgentTaskEnded(placeholder=connection.placeholder, task=message.task, end=message.end)
+        self._on_event(ended)
+
+    def _conclude(self, connection: _Connection, files: channel.TaskFiles) -> None:
+        if self._results is not None:
+            try:
+                self._results.conclude(connection.placeholder, files)
+            except OSError as error:  # the agent says it again
+                raise ProtocolError(f"cannot write of output files: {error.strerror or error}") from None
+        self._post(connection, channel.FilesAck(task=files.task))
 
     def _keep(self, connection: _Connection, piece: channel.Output) -> None:
         if (piece.task, piece.stream) in connection.unwritten:

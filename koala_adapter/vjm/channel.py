@@ -34,6 +34,12 @@ CENTER_LINE_LIMIT = 32 * 1024 * 1024
 OUTPUT_LIMIT = 128 * 1024
 """Most bytes of output in one message."""
 
+FILES_LIMIT = 10_000
+"""Most output files of one task."""
+
+NAMED_LIMIT = 20
+"""Most files that a task names among those which do not arrive."""
+
 
 class _StrictBase64(EncoderProtocol):
     """RFC 4648 base64 with nothing else between: Python's default skips what it does not know."""
@@ -65,6 +71,8 @@ Duration: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Offset: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
 Data: TypeAlias = Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
 StreamName: TypeAlias = Literal["out", "err"]
+FileNumber: TypeAlias = Annotated[int, Field(ge=1, le=FILES_LIMIT)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +149,56 @@ class Resending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilePiece:
+    """A piece of an output file of a task that is over: ``data`` begins ``offset`` bytes after the file's start.
+
+    Answered by FileAck. The first one on each connection goes alone, from the start of the file; the answer says how
+    much there is already.
+    """
+
+    task: Name
+    number: FileNumber
+    """Which of the task's files; it stays the same."""
+    path: Annotated[Data, Field(min_length=1, max_length=4096)]
+    """Path below the rank's directory, in the bytes that it has there."""
+    mode: Annotated[int, Field(ge=0, le=0o777)]
+    size: Offset
+    """Bytes of the whole file."""
+    offset: Offset
+    data: Annotated[Data, Field(max_length=OUTPUT_LIMIT)]
+    kind: Literal["file"] = "file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Omission:
+    """A file that was wanted and does not arrive."""
+
+    path: Text
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFiles:
+    """All output files of a task have arrived or were refused, and this is what became of the others.
+
+    Answered by FilesAck. Not said of a task that was asked for no files and left none.
+    """
+
+    task: Name
+    arrived: Count
+    size: Count
+    """Bytes of what has arrived."""
+    left: Count
+    """Files that nobody asked for, and that are gone with the rank's directory."""
+    left_names: Annotated[tuple[Text, ...], Field(max_length=NAMED_LIMIT)]
+    omitted: Count
+    omissions: Annotated[tuple[Omission, ...], Field(max_length=NAMED_LIMIT)]
+    kind: Literal["files"] = "files"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEnded:
-    """A task is over, and all its output has been sent before this message."""
+    """A task is over, and all its output has been sent before this message; if it ended well, its files as well."""
 
     task: Name
     end: TaskEnd
@@ -200,6 +256,8 @@ class Launch:
     files: tuple[LaunchFile, ...] = ()
     time_limit: Duration | None = None
     """Seconds after which the agent itself ends the task."""
+    output_files: tuple[str, ...] | None = None
+    """Glob patterns of the files that are to be sent when the task is over; None: files are of no interest."""
     kind: Literal["launch"] = "launch"
 
 
@@ -232,8 +290,27 @@ class Resend:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileAck:
+    """The first ``offset`` bytes of an output file are safe; or, with a ``refusal``, it is not wanted any more."""
+
+    task: Name
+    number: FileNumber
+    offset: Offset
+    refusal: Text = ""
+    kind: Literal["file-ack"] = "file-ack"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesAck:
+    """What was said of a task's files is safe: the agent may remove them."""
+
+    task: Name
+    kind: Literal["files-ack"] = "files-ack"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """End all tasks (SIGTERM, after ``grace`` seconds SIGKILL), send what is left of their output, and exit."""
+    """End all tasks (SIGTERM, after ``grace`` seconds SIGKILL), send what is left of output and files, and exit."""
 
     grace: Seconds
     kind: Literal["release"] = "release"
@@ -246,8 +323,12 @@ class Pong:
     kind: Literal["pong"] = "pong"
 
 
-AgentMessage: TypeAlias = Hello | Heartbeat | TaskStarted | Output | Resending | TaskEnded | Ending
-CenterMessage: TypeAlias = Welcome | Refused | Launch | Signal | OutputAck | Resend | Release | Pong
+AgentMessage: TypeAlias = (
+    Hello | Heartbeat | TaskStarted | Output | Resending | FilePiece | TaskFiles | TaskEnded | Ending
+)
+CenterMessage: TypeAlias = (
+    Welcome | Refused | Launch | Signal | OutputAck | Resend | FileAck | FilesAck | Release | Pong
+)
 
 _AGENT: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="kind")])
 _CENTER: TypeAdapter[CenterMessage] = TypeAdapter(Annotated[CenterMessage, Field(discriminator="kind")])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from koala_adapter.vjm.center import ResultReceiver
     from koala_adapter.vjm.events import AgentEvent
 
 E = TypeVar("E")
@@ -54,6 +55,7 @@ class Site:
         """Whether the owner of a placeholder cannot be noted at present."""
         self.bound: dict[PlaceholderId, str] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.results: ResultReceiver | None = None
         self.at_end = AsyncExitStack()
         """Takes what is to be closed before the center goes."""
         self._news = anyio.Event()
@@ -161,6 +163,7 @@ class Site:
             heartbeat=self.heartbeat,
             on_rejected=lambda _, fault: self._on_rejected(fault),
             on_unwritten=self._on_unwritten,
+            results=self.results,
         )
 
     def _on_event(self, event: AgentEvent) -> None:

@@ -13,6 +13,7 @@ from koala_adapter.applications import Applications
 from koala_adapter.errors import ProtocolError
 from koala_adapter.inputfiles import LARGEST_SUM
 from koala_adapter.model import EndReason, InputFile, PlaceholderId, TaskEnd
+from koala_adapter.resultstore import ResultStore
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.vjm.channel import Launch, TaskReport
@@ -58,7 +59,11 @@ class Launched:
         self.site = Site({"a": 8})
         self.orders = Orders()
         self.applications = Applications(
-            directory, state=lambda: self.site.state, clock=lambda: self.site.now, report=self._report
+            directory,
+            state=lambda: self.site.state,
+            clock=lambda: self.site.now,
+            report=self._report,
+            store=ResultStore(per_rank=10_000, per_job=15_000),
         )
         self.applications.center = cast("ControlCenter", self.orders)
         made = one or job("1", component("x", 2, cluster="a", mpi=mpi))
@@ -141,7 +146,11 @@ def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir(exist_ok=True)
     (tmp_path / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --proxy-id 1\n")
     again = Applications(
-        tmp_path, state=lambda: launched.site.state, clock=lambda: launched.site.now, report=launched._report
+        tmp_path,
+        state=lambda: launched.site.state,
+        clock=lambda: launched.site.now,
+        report=launched._report,
+        store=ResultStore(per_rank=1, per_job=1),
     )
     again.center = cast("ControlCenter", launched.orders)
     launched.orders.sent.clear()
@@ -202,7 +211,11 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
     launched = Launched(tmp_path / "jobs", job("1", part), connected=False)
     (tmp_path / "jobs" / "1" / "input" / "x" / "0").unlink()
     fresh = Applications(
-        tmp_path / "jobs", state=lambda: launched.site.state, clock=lambda: 0.0, report=launched._report
+        tmp_path / "jobs",
+        state=lambda: launched.site.state,
+        clock=lambda: 0.0,
+        report=launched._report,
+        store=ResultStore(per_rank=1, per_job=1),
     )
     fresh.center = cast("ControlCenter", launched.orders)
     fresh.registered(launched.ranks[0], ())

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.config import load_site_text
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.tomlfile import MAXIMUM_SIZE, key_lines, nearest_line, parse_document, read_document, show_path
 from tests.unit.toml_text import TEXT, toml, values
@@ -125,6 +127,38 @@ def test_what_is_no_toml_is_refused_with_line_and_column(text: str, expected: st
 def test_nesting_without_end_is_refused() -> None:
     """A file made to exhaust the parser ends in a refusal."""
     assert "nested too deeply" in syntax_refusal("a = " + "[" * 100_000)
+
+
+@pytest.mark.parametrize("dots", ["[{}]", "[[{}]]", "{} = 1", "x = {{ {} = 1 }}"])
+@pytest.mark.parametrize("part", ["a", '"b"', "'c' "])
+def test_a_key_of_very_many_parts_is_refused_at_once(dots: str, part: str) -> None:
+    """Twenty thousand dots took half a minute to be read."""
+    began = time.monotonic()
+    text = "first = 1\n" + dots.format(".".join([part] * 20_000))
+    assert syntax_refusal(text) == "f:2: found a key of more than 16 parts with dots between them"
+    assert time.monotonic() - began < 2
+
+
+def test_dots_in_texts_are_no_parts_of_keys() -> None:
+    """Nor are those in comments; and as many parts as anybody needs are read."""
+    dots = ".".join(["a"] * 50)
+    text = f'# {dots}\nx = "{dots}"\ny = \'{dots}\'\nz = """\n"" {dots} \\""" {dots}"""\'\'\n{dots}\n"""\n'
+    text = text.replace('"""\'\'\n', "\n")
+    lines = f"w = '''\n{dots}\n'''\n{'.'.join('abcdefghij')} = 1\n"
+    assert set(parse_document(text + lines, source="f").data) == {"x", "y", "z", "w", "a"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{0} = 1", '"{0}" = 1', "[{0}]\n[{0}]", "[{0}.a]\n[{0}]\n[{0}]", "x = {0}", 'x = "\\{0}"', "{0} = 1\n" * 2],
+)
+def test_what_a_refusal_quotes_is_bounded(text: str) -> None:
+    """Whatever is wrong with a key of 100 kB, nobody has to scroll through it."""
+    document = text.format("k" * 100_000)
+    with pytest.raises(ConfigurationError) as caught:
+        load_site_text(document, {})
+    assert len(caught.value.message) < 2000
+    assert "k" * 400 not in caught.value.message
 
 
 def test_lines_of_keys_tables_and_elements() -> None:

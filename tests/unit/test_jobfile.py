@@ -229,6 +229,20 @@ def test_input_files(tmp_path: Path) -> None:
         ('["a", "sub/a"]', r"input_files\[1\]: another input file is already called \"a\""),
         ('[{ source = "a", target = "../a" }]', r"input_files\[0\].target: .*without \.\."),
         ('[{ source = "a", target = "/a" }]', r"input_files\[0\].target: .*relative"),
+        (
+            '[{ source = "a", target = "d" }, { source = "a", target = "./d//e" }]',
+            r'input_files\[1\]: found "d/e", but',
+        ),
+        (
+            '[{ source = "a", target = "d/e/f" }, { source = "a", target = "d" }]',
+            r"input_files\[0\]: .*input_files\[1\] is",
+        ),
+        (f'[{{ source = "a", target = "d/{"n" * 256}" }}]', r"input_files\[0\].target: found .*at most 255 bytes"),
+        (f'[{{ source = "a", target = "{"é" * 128}" }}]', r"input_files\[0\].target: found .*at most 255 bytes"),
+        (
+            f'[{{ source = "a", target = "{"d/" * 1950}x" }}]',
+            r"input_files\[0\].target: .*a path of at most 3839 bytes",
+        ),
         ('[{ source = "a", target = "a/" }]', r"input_files\[0\].target: .*with a file name"),
         ('[{ source = "a", targt = "b" }]', r'input_files\[0\].targt: unknown key, .*did you mean "target"'),
         ('[{ target = "b" }]', r"input_files\[0\].source: this key is required"),
@@ -241,6 +255,25 @@ def test_input_files_that_cannot_be_sent_are_refused(tmp_path: Path, files: str,
     (tmp_path / "sub" / "a").touch()
     os.mkfifo(tmp_path / "pipe")
     assert re.search(expected, refusal(f"{HEAD}{COMPONENT}input_files = {files}", tmp_path))
+
+
+def test_targets_must_fit_behind_the_working_directory(tmp_path: Path) -> None:
+    """A path that the kernel does not take is refused when the job file is read, not on the node."""
+    (tmp_path / "a").touch()
+    files = f'{COMPONENT}input_files = [{{ source = "a", target = "{"d/" * 1900}x" }}]'
+    assert loaded(HEAD + files, tmp_path).components
+    where = f'working_directory = "/{"w/" * 200}"\n'
+    assert "allowed is a path of at most 3693 bytes" in refusal(where + HEAD + files, tmp_path)
+    assert "working_directory: found" in refusal(f'working_directory = "/{"w" * 256}"\n' + HEAD + COMPONENT)
+
+
+def test_output_files(tmp_path: Path) -> None:
+    """Patterns arrive normalized; what leads out of the rank's directory is refused with its key."""
+    job = loaded(f'{HEAD}{COMPONENT}output_files = ["result-*", "./logs/"]\n', tmp_path)
+    assert job.components[0].output_files == ("result-*", "logs")
+    said = refusal(f'{HEAD}{COMPONENT}output_files = ["a", "../b"]\n')
+    assert said.startswith('j.toml:5: components[0].output_files[1]: found "../b", allowed is a path or glob pattern')
+    assert "allowed is a list of at most 100" in refusal(f"{HEAD}{COMPONENT}output_files = {['a'] * 101}\n")
 
 
 def test_the_input_files_of_a_component_have_a_largest_sum(tmp_path: Path) -> None:

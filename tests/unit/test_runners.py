@@ -52,6 +52,7 @@ def application(launcher: Launcher, *, working_directory: str | None = None) -> 
             cluster=ClusterName(name),
             launcher=launcher,
             environment=(("OWN", name), ("SHARED", name)),
+            output_files=("result",) if name == "a" else (),
         )
         for name, size in (("a", 2), ("b", 1))
     )
@@ -88,6 +89,7 @@ def test_each_rank_is_the_command_of_its_component() -> None:
     assert launches[1].launch.argv == ("program", "a", "an argument; with $things")
     assert [one.launch.files for one in launches] == [(FILE,), (FILE,), ()]
     assert {(one.launch.working_directory, one.launch.time_limit) for one in launches} == {("/data", 60.0)}
+    assert [one.launch.output_files for one in launches] == [("result",), ("result",), ()]
 
 
 def test_ranks_find_themselves_and_the_others_in_their_environment() -> None:

@@ -12,7 +12,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from tests.unit.scheduler_site import A, Site, component, ends, job, launches, of_kind, submissions
+from tests.unit.scheduler_site import WELL, A, Site, component, ends, job, launches, of_kind, submissions
 
 
 def reusing(*second: object, running_size: int = 3, **fields: int) -> Site:
@@ -120,6 +120,19 @@ def test_failed_job_hands_nothing_on() -> None:
     """What state its processors are in nobody knows."""
     site = reusing(2)
     assert launches(site.rank_ends("1", 0, TaskEnd(reason=EndReason.EXITED, exit_code=1))) == []
+
+
+def test_an_mpi_job_that_wants_files_hands_nothing_on() -> None:
+    """Its end is told before they have come; so their agents end, which they do when all is sent."""
+    for output_files, handed_on in (((), True), (("*",), False)):
+        site = Site({"a": 2})
+        site.submit(job("1", replace(component("x", 2, mpi=True), output_files=output_files)))
+        site.submit(job("2", 2))
+        site.take_all()
+        site.hold_all("1")
+        site.complete("1")
+        done = site.post(ev.RankEnded(time=site.now, job_id=site.record("1").job.id, rank=None, end=WELL))
+        assert bool(of_kind(LaunchJob, done)) is handed_on
 
 
 def test_reuse_can_be_switched_off() -> None:

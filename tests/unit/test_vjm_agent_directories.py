@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private directories of agents: removed whatever is in them, and only when nobody alive has them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.vjm import agent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def deep(top: Path, depth: int) -> None:
+    """Make a directory with so many others one inside the other, and a file at the bottom."""
+    top.mkdir()
+    place = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("deep", dir_fd=place)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(os.open("bottom", os.O_CREAT | os.O_WRONLY, dir_fd=place))
+    os.close(place)
+
+
+def test_any_tree_is_removed(tmp_path: Path) -> None:
+    """Deep, wide, locked, with links, pipes and names of all sorts; what links lead to stays."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    top = tmp_path / "top"
+    deep(top, 1200)
+    for name in ("owner", "deep/owner", "name\n", os.fsdecode(b"\xff")):
+        (top / name).touch()
+    (top / "link").symlink_to(kept)
+    (top / "deep" / "link").symlink_to(kept / "file")
+    os.mkfifo(top / "deep" / "pipe")
+    for number in range(50):
+        (top / "wide" / str(number)).mkdir(parents=True)
+    (top / "wide").chmod(0)
+    (top / "deep" / "deep").chmod(0o500)
+    agent.remove_tree(str(top))
+    assert not top.exists()
+    assert (kept / "file").exists()
+    agent.remove_tree(str(top))
+
+
+def test_a_link_in_the_place_of_the_tree_is_not_followed(tmp_path: Path) -> None:
+    """It, and what it leads to, stays."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to("kept")
+    agent.remove_tree(str(tmp_path / "link"))
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return an agent's directory with something in it."""
+    made = tmp_path / ("koala-" + "0" * 32)
+    made.mkdir(mode=0o700)
+    (made / "1").mkdir()
+    return made
+
+
+def test_what_the_dead_left_is_removed(tmp_path: Path, directory: Path) -> None:
+    """As soon as nobody has the lock, and not before."""
+    lock = agent.claim_directory(str(directory))
+    assert lock is not None
+    agent.remove_stale(str(tmp_path))
+    assert (directory / "1").exists()
+    os.close(lock)
+    agent.remove_stale(str(tmp_path))
+    assert not directory.exists()
+
+
+def test_what_is_not_proved_to_be_ours_and_dead_stays(tmp_path: Path, directory: Path) -> None:
+    """Without a word of its owner, from another machine, readable by others, of another name, or only a link to one."""
+    agent.remove_stale(str(tmp_path))
+    assert directory.exists()
+    lock = agent.claim_directory(str(directory))
+    assert lock is not None
+    os.close(lock)
+    mine = (directory / "owner").read_bytes()
+    (directory / "owner").write_bytes(b"another " + mine)
+    agent.remove_stale(str(tmp_path))
+    assert directory.exists()
+    (directory / "owner").write_bytes(mine)
+    directory.chmod(0o750)
+    agent.remove_stale(str(tmp_path))
+    assert directory.exists()
+    directory.chmod(0o700)
+    other = directory.rename(tmp_path / "koala-mine")
+    directory.symlink_to(other)
+    agent.remove_stale(str(tmp_path))
+    assert (other / "1").exists()
