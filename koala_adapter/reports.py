@@ -69,6 +69,14 @@ class JobReport:
         """True when the job has its outcome and nothing of it is left in any LRM."""
         return self.outcome is not None and self.placeholders_left == 0
 
+    def processes(self, component: str | None = None, rank: int | None = None) -> int:
+        """Return how many processes it has: in all, of one component, or of one rank of each component."""
+        sizes: dict[str, int] = {}
+        for one in self.components:  # pieces of a component on several clusters have its name
+            sizes[one.name] = sizes.get(one.name, 0) + one.processors
+        chosen = [size for name, size in sizes.items() if component in (None, name)]
+        return sum(chosen) if rank is None else sum(rank < size for size in chosen)
+
     def to_json(self) -> str:
         """Return the JSON form."""
         return JOB_REPORT.dump_json(self).decode()

@@ -155,6 +155,24 @@ class Koala:
         self.running.append(process)
         return process
 
+    def start_on_terminal(self, *arguments: str, controlling: bool = True) -> tuple[subprocess.Popen[str], int]:
+        """Start one command on a terminal; return it and the descriptor whose closing takes the terminal away.
+
+        ``controlling``: the kernel tells the command of that by SIGHUP; otherwise it only cannot write any more.
+        """
+        master, slave = os.openpty()
+        process = subprocess.Popen(
+            ["setsid", *(("--ctty",) if controlling else ()), *self.command(*arguments)],
+            env={**self.environment, "TERM": "xterm"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            text=True,
+        )
+        os.close(slave)
+        self.running.append(process)
+        return process, master
+
     def serve(self) -> subprocess.Popen[str]:
         """Start a service in the foreground of its own process and return once it answers."""
         process = self.start("serve")

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
+import shlex
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -52,6 +55,18 @@ def test_run_prints_results_apart_from_progress(koala: Koala) -> None:
     assert koala.placeholders() == []
 
 
+def test_first_line_of_all_is_marked(koala: Koala) -> None:
+    """Lines are marked by the size of the job, although only one rank has written anything so far."""
+    script = f"[ $KOALA_RANK = 1 ] || until [ -e {koala.directory}/go ]; do sleep 0.1; done; echo of $KOALA_RANK"
+    process = koala.start("run", koala.job(script))
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    earlier = koala.run("logs", "1").stdout
+    (koala.directory / "go").touch()
+    written, _ = output(process)
+    assert (first, earlier, written) == ("right/0: of 1\n", "right/0: of 1\n", "left/0: of 0\n")
+
+
 def test_run_ends_with_the_code_of_the_job(koala: Koala) -> None:
     """A rank that exits with 3 makes it 3, and the closing lines say which rank."""
     done = koala.run("run", koala.job("exit $((KOALA_RANK * 3))"), check=3)
@@ -80,6 +95,52 @@ def test_interrupted_run_cancels_and_leaves_nothing(koala: Koala, number: signal
     assert process.returncode == 243
     assert written.count("started") <= 1, "what was printed before is not printed again"
     assert koala.placeholders() == []
+
+
+def read_until(descriptor: int, text: bytes) -> bytes:
+    """Read from a terminal until a text has come."""
+    seen = b""
+    while text not in seen:
+        assert select.select([descriptor], [], [], LIVENESS)[0], seen
+        seen += os.read(descriptor, 65536)
+    return seen
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["own-service", "other-service"])
+@pytest.mark.parametrize("controlling", [True, False], ids=["hangup", "write-error"])
+def test_terminal_that_goes_away_cancels_the_job(koala: Koala, *, controlling: bool, served: bool) -> None:
+    """Neither the signal nor what cannot be written keeps the job from being cancelled, and its end awaited."""
+    if served:
+        koala.serve()
+    # What the ranks go on writing is printed, too.
+    ticking = "echo started; while sleep 0.05; do echo tick; done"
+    process, terminal = koala.start_on_terminal("run", koala.job(ticking), controlling=controlling)
+    read_until(terminal, b"started")
+    os.close(terminal)
+    assert process.wait(LIVENESS) == 243
+    assert koala.placeholders() == []
+    assert koala.state_of("1") == "cancelled"
+
+
+def test_hangup_of_a_shell_in_tmux_cancels_the_job(koala: Koala) -> None:
+    """`tmux kill-session` takes shell and terminal away at one moment: the job is cancelled, nothing is left."""
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+
+    def tmux(*arguments: str) -> None:
+        command = ["tmux", "-S", str(koala.directory / "tmux"), "-f", "/dev/null", *arguments]
+        subprocess.run(command, env=koala.environment, check=True, timeout=LIVENESS)
+
+    tmux("new-session", "-d", "-x", "100", "-y", "30", "bash", "--norc")
+    try:
+        ticking = f"touch {koala.directory}/started; while sleep 0.05; do echo tick; done"
+        tmux("send-keys", "-l", shlex.join(koala.command("run", koala.job(ticking))))
+        tmux("send-keys", "Enter")
+        eventually((koala.directory / "started").exists)
+    finally:
+        tmux("kill-session")
+    eventually(lambda: koala.state_of("1") == "cancelled")
+    eventually(lambda: koala.placeholders() == [])
 
 
 def test_interrupt_at_the_beginning_is_quiet(koala: Koala) -> None:

@@ -72,7 +72,7 @@ class Display:
             return
         if self._printer is None:
             self._printer = LogPrinter(Path(report.output_directory), write=self._write)
-        self._printer.print_new(rest=report.over)
+        self._printer.print_new(marked=report.processes() > 1, rest=report.over)
         if self._console.is_terminal:
             self._live.update(_progress(report))
         elif (line := one_line(report)) != self._said:

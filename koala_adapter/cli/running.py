@@ -196,9 +196,12 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
             return follow(watched, display)
         except KeyboardInterrupt:
-            session.remark(f"cancelling job {job_id} (again Ctrl-C: without waiting for its end) ...")
+            if not job_id:
+                raise
+            # Before anything is said: a second interrupt, or an output that fails, must not keep it back.
             with interrupts.put_off():
                 session.client.cancel(job_id)
+                session.remark(f"cancelling job {job_id} (again Ctrl-C: without waiting for its end) ...")
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
             return follow(watched, display)
         except ServiceUnavailableError as error:
