@@ -241,7 +241,7 @@ class Koala:
             plugins = load_plugins()
             site = load_site(self.site_file, plugins)
             for config in site.clusters:
-                if only in ("", config.name):
+                if only in ("", config.name) and config.plugin == "local":
                     lrm, _ = make_lrm(config, plugins, self.state)
                     await lrm.start()
                     await do(lrm)
@@ -258,9 +258,9 @@ class Koala:
         service = self._service()
         if service is not None:
             os.kill(service, signal.SIGKILL)
-        for cluster in self.state.glob("clusters/*"):
-            cancel = self._cancel_all(cluster.name)
-            if cancel:
+        for name in ("alpha", "beta"):
+            cluster = self.state / "clusters" / name
+            if cluster.exists() and self._cancel_all(name):
                 anyio.run(end_daemon, cluster)
 
     def _cancel_all(self, name: str) -> bool:

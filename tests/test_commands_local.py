@@ -11,11 +11,14 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.commands import DEFAULT_TIMEOUT
+from koala_adapter.hosting import ownership
 from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
+SLOW_START = 8.0
+"""Seconds for which a service does not get on; long enough for another one to be tried."""
 ORPHAN = "koala-{}-999999"
 
 
@@ -213,6 +218,87 @@ def test_submit_starts_a_service_and_says_so(koala: Koala) -> None:
     again = koala.run("submit", koala.job("true"))
     assert "background" not in again.stderr
     koala.run("serve", "--stop")
+
+
+HANGING = """
+[[clusters]]
+name = "gamma"
+plugin = "slurm"
+{more}
+[clusters.settings]
+bin_directory = "{directory}"
+use_pyslurm = "never"
+"""
+
+
+def add_hanging_cluster(koala: Koala, more: str = "") -> Path:
+    """Add a Slurm cluster to the site none of whose commands ever returns; return the file that tells of the first."""
+    asked = koala.directory / "asked"
+    for name in ("sinfo", "squeue", "scontrol", "sbatch", "scancel", "sacct"):
+        program = koala.directory / name
+        program.write_text(f"#!/bin/sh\ntouch {asked}\nexec sleep 600\n", encoding="utf-8")
+        program.chmod(0o755)
+    text = koala.site_file.read_text(encoding="utf-8") + HANGING.format(more=more, directory=koala.directory)
+    koala.site_file.write_text(text, encoding="utf-8")
+    return asked
+
+
+def test_cluster_that_hangs_does_not_delay_the_others(koala: Koala) -> None:
+    """A job of the others starts and ends in less time than a command may take to answer."""
+    asked = add_hanging_cluster(koala)
+    began = time.monotonic()
+    koala.run("run", koala.job("true"))
+    assert time.monotonic() - began < DEFAULT_TIMEOUT
+    assert asked.exists()
+
+
+def test_cluster_that_is_not_enabled_is_not_asked(koala: Koala) -> None:
+    """Neither when a job runs nor by a service."""
+    asked = add_hanging_cluster(koala, "enabled = false")
+    koala.run("run", koala.job("true"))
+    assert not asked.exists()
+    koala.serve()
+    closed = {one["name"]: one["closed"] for one in koala.json("clusters")}
+    assert closed["gamma"] == "not enabled in the site file"
+    assert not asked.exists()
+
+
+def test_submit_waits_for_a_service_that_is_starting(koala: Koala) -> None:
+    """Somebody else's, just begun: it is used, and no second one is tried."""
+    service = koala.start("serve")
+    lock = koala.state / "service.lock"
+    eventually(lambda: lock.exists() and f"pid {service.pid})" in lock.read_text())
+    service.send_signal(signal.SIGSTOP)
+    process = koala.start("submit", koala.job("true"))
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(SLOW_START)
+    service.send_signal(signal.SIGCONT)
+    written, said = output(process)
+    assert "job 1 submitted" in written
+    assert "in the background" not in said
+    eventually(lambda: koala.state_of("1") == "completed")
+
+
+def test_submit_starts_a_service_when_the_other_fails_to(koala: Koala) -> None:
+    """Whoever owned the directory and went away before it answered is replaced."""
+    with ownership(koala.state, "koala serve"):
+        process = koala.start("submit", koala.job("true"))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(SLOW_START)
+    written, said = output(process)
+    assert "job 1 submitted" in written
+    assert "started one in the background" in said
+
+
+def test_what_an_earlier_service_said_is_not_quoted(koala: Koala) -> None:
+    """A service that does not come up is told of in the words of this start."""
+    koala.run("run", koala.job("true"))
+    (koala.state / "service.log").write_text("from long ago\n", encoding="utf-8")
+    text = koala.site_file.read_text(encoding="utf-8").replace('listen = "127.0.0.1"', 'listen = "192.0.2.1"')
+    koala.site_file.write_text(text, encoding="utf-8")
+    done = koala.run("submit", koala.job("true"), check=246)
+    assert "192.0.2.1" in done.stderr
+    assert "long ago" not in done.stderr
 
 
 def test_second_service_is_refused(koala: Koala) -> None:
