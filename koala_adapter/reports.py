@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.holds import hold_groups
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.placement import Placed
 
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from koala_adapter.model import Job
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldReport:
+    """Placeholders that do not start because somebody put them in hold in their batch system."""
+
+    holder: str
+    """``user`` (or a submission hook in the user's name), ``operator``, ``system`` or ``unknown``."""
+    reason: str
+    """The batch system's own word."""
+    placeholders: int
+    since: float
+    """When the first of them was seen so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +51,8 @@ class ComponentReport:
     first_rank: int | None
     waited: float | None
     """From the submission of the first placeholder until the last one was held, or until now."""
+    holds: tuple[HoldReport, ...] = ()
+    """Those of the queued placeholders that are in hold there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +232,10 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
         hosts=tuple(sorted({rank.host for rank in ranks} or {p.host for p in held if p.host})),
         first_rank=ranks[0].rank if ranks else None,
         waited=waited,
+        holds=tuple(
+            HoldReport(holder=one.holder or "unknown", reason=one.reason, placeholders=one.count, since=one.since)
+            for one in hold_groups(placeholders)
+        ),
     )
 
 

@@ -179,6 +179,9 @@ class Service:
                 self._read_output(action)
             case act.JobFinished():
                 self._finished(action)
+            case act.OutcomeCorrected():
+                log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
+                self._archive(action.job_id)
 
     def _submit(self, action: act.SubmitPlaceholders) -> None:
         driver = self.clusters[action.cluster]
@@ -292,7 +295,10 @@ class Service:
     # ---- running --------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. ``task_status`` is told once the control center listens and LRMs had time to answer."""
+        """Serve until cancelled.
+
+        ``task_status`` is told once the control center listens and the LRMs have had time to answer.
+        """
         try:
             async with anyio.create_task_group() as tasks:
                 port = await self.reception.open(tasks, self.site.control_center)

@@ -10,15 +10,18 @@ import pytest
 
 from koala_adapter.cli.checking import Checked
 from koala_adapter.cli.context import make_console
-from koala_adapter.cli.offline import Record
+from koala_adapter.cli.offline import Answer, Record, answer_report
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.planning import plan_table
 from koala_adapter.cli.reaping import leftovers
 from koala_adapter.cli.tables import bar, seconds
+from koala_adapter.information import Reading
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import CheckResult
 from koala_adapter.reports import ComponentReport, JobReport, PlannedComponent
 from koala_adapter.scheduler.outcome import JobState
+from tests.unit.scheduler_site import Site
+from tests.unit.scripted_lrm import config, node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,6 +201,16 @@ def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
         placeholders_left=0,
         output_directory=str(directory),
     )
+
+
+def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
+    """Asked without a service, a cluster may go on listing them; those that wait are told apart from those that run."""
+    states = (LrmJobState.RUNNING, LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.ENDING, LrmJobState.ENDED)
+    listing = tuple(job(f"koala-0123abcd-{number}", state=state) for number, state in enumerate((*states, states[-1])))
+    reading = Reading(read_at=1000.0, nodes=(node(used=2),), jobs=listing)
+    record = Record(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
+    report = answer_report(record, Answer(config=config(), reading=reading))
+    assert (report.placeholders, report.placeholders_queued) == (4, 2)
 
 
 # ---- leftovers ------------------------------------------------------------------------------------------------------

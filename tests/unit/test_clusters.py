@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,8 +13,8 @@ import pytest
 from koala_adapter.clusters import ClusterDriver, Surroundings
 from koala_adapter.commands import CommandRunner
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.model import BatchKey, LrmJob, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
+from koala_adapter.model import BatchKey, HoldOwner, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.plugin import Capabilities, Submission
 from koala_adapter.scheduler import events as ev
 from koala_adapter.submissions import leave_token, token_path
 from tests.unit.scheduler_site import A, Site, component, job
@@ -126,6 +127,35 @@ async def test_a_cancellation_that_was_not_heard_is_repeated() -> None:
         polls = driven.lrm.polls
         await driven.until(lambda: driven.lrm.polls >= polls + 2)
     assert driven.lrm.cancelled == ids
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_holds_are_told_once(*, told: bool) -> None:
+    """Whose they are, where the plugin can tell; that they are over, too; jobs that only have our name do not count."""
+    driven = Driven()
+    driven.lrm.capabilities = Capabilities(tells_holders=told)
+    key = next(iter(driven.site.state.batches))
+    driven.site.take_all()
+    ours = [p.lrm_id for p in driven.site.claimed("1")]
+
+    def listing(state: LrmJobState) -> tuple[LrmJob, ...]:
+        held = HoldOwner.OPERATOR if state is LrmJobState.HELD else None
+        jobs = [
+            LrmJob(id=id_ or LrmJobId(""), name=key, state=state, user="alice", processors=1, array_index=n, hold=held)
+            for n, id_ in enumerate(ours, start=1)
+        ]
+        return (*jobs, replace(jobs[0], id=LrmJobId("stranger"), array_index=9))
+
+    driven.lrm.all_jobs = listing(LrmJobState.HELD)
+    async with driven.running():
+        event = await driven.heard_of(ev.HoldsSeen)
+        polls = driven.lrm.polls
+        await driven.until(lambda: driven.lrm.polls >= polls + 2)
+        driven.lrm.all_jobs = listing(LrmJobState.QUEUED)
+        await driven.until(lambda: sum(isinstance(one, ev.HoldsSeen) for one in driven.heard) > 1)
+    assert isinstance(event, ev.HoldsSeen)
+    assert [hold.holder for hold in event.holds] == [HoldOwner.OPERATOR if told else None] * 2
+    assert [len(one.holds) for one in driven.heard if isinstance(one, ev.HoldsSeen)] == [2, 0]
 
 
 async def test_a_cluster_that_cannot_be_started_is_told_of_and_tried_again() -> None:
