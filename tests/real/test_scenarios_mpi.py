@@ -85,10 +85,15 @@ def test_a_rank_that_ends_badly_ends_the_world(
 
 
 def test_shell_of_a_rank_that_is_killed_is_a_signal(new_user: NewUser, slurm_a: SlurmCluster) -> None:
-    """Nobody is left to tell how the rank ended but mpiexec, whose exit status 9 stands for SIGKILL here."""
+    """Nobody is left to tell how the rank ended but mpiexec, whose exit status 9 stands for SIGKILL here.
+
+    It does so when the program itself has ended, too, which lives on without its shell.
+    """
     user = new_user(slurm_a)
     traces = Traces(user)
-    parts = [part("a", 2, "sleep", "600", environment=traces.mark) for _ in range(2)]
+    go = user.directory / "go"
+    program = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+    parts = [part("a", 2, *program, environment=traces.mark) for _ in range(2)]
     job = user.submit(user.job_file(*parts, launcher="mpi"))
     user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
     shells: list[int] = []
@@ -99,6 +104,7 @@ def test_shell_of_a_rank_that_is_killed_is_a_signal(new_user: NewUser, slurm_a: 
 
     wait_until(found, seconds=PATIENCE, what="the shell of rank 3", details=user.details)
     os.kill(shells[0], signal.SIGKILL)
+    go.touch()
     report = user.wait_over(job)
     assert report.outcome is not None
     assert (report.outcome.exit_code, report.outcome.reason) == (128 + signal.SIGKILL, EndReason.SIGNALLED)
