@@ -40,17 +40,18 @@ class Client:
         """Tell whether a service answers."""
         return self.pid() is not None
 
-    def pid(self) -> int | None:
-        """Return the process id of the service; None when none answers."""
+    def pid(self, patience: float = TIMEOUT) -> int | None:
+        """Return the process id of the service; None when none answers within ``patience`` seconds."""
         try:
-            return int(self._ask(requests.Request(operation="ping"))["pid"])
+            return int(self._ask(requests.Request(operation="ping"), timeout=patience)["pid"])
         except ServiceUnavailableError:
             return None
 
     def wait_until_running(self, patience: float) -> bool:
         """Wait for a service to answer, ``patience`` seconds at most; tell whether one does."""
         until = time.monotonic() + patience
-        while not self.running():
+        # Once it listens, it answers as soon as it has started; what is looked for again and again is its socket.
+        while self.pid(max(LOOK_AGAIN, until - time.monotonic())) is None:
             if time.monotonic() > until:
                 return False
             time.sleep(LOOK_AGAIN)
@@ -125,8 +126,8 @@ class Client:
                 request, last = b"", reply.last
                 yield JOB_REPORT.validate_python(reply.result)
 
-    def _ask(self, request: Request) -> Any:  # noqa: ANN401 - JSON of many shapes
-        with self._connect(timeout=TIMEOUT) as connection, connection.makefile("rb") as lines:
+    def _ask(self, request: Request, *, timeout: float = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
+        with self._connect(timeout=timeout) as connection, connection.makefile("rb") as lines:
             try:
                 connection.sendall(requests.encode(request))
                 return self._reply(lines.readline()).result

@@ -22,6 +22,7 @@ from koala_adapter.errors import (
     LrmUnreachableError,
     LrmUnsupportedError,
 )
+from koala_adapter.holds import new_holds
 from koala_adapter.information import Poller, Reading, answering
 from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId
 from koala_adapter.plugin import ClusterContext, Submission
@@ -216,6 +217,10 @@ class ClusterDriver:
                 self._around.report(event)
         if vague:
             self._to_refine.send_nowait(vague)
+        capabilities = self.lrm.capabilities
+        told = capabilities.tells_holders or capabilities.tells_own_holders
+        if (holds := new_holds(self._around.state(), self.name, reading.jobs, now=now, told=told)) is not None:
+            self._around.report(holds)
         if findings.orphans:
             log.warning("cancelling placeholders that nobody owns", cluster=self.name, ids=list(findings.orphans))
             self.cancel(findings.orphans)

@@ -16,7 +16,7 @@ import anyio
 
 from koala_adapter.errors import ConfigurationError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.privatedirectory import make_private_directory, user_name, weakness
-from koala_adapter.server import Server
+from koala_adapter.server import Server, listening
 from koala_adapter.service import Service
 
 if TYPE_CHECKING:
@@ -72,16 +72,23 @@ def _unusable(directory: Path, why: str) -> ConfigurationError:
 
 @contextmanager
 def ownership(
-    directory: Path, role: str = "koala serve", *, way_out: str = "use it, stop it with `koala serve --stop`"
-) -> Iterator[None]:
-    """Own a state directory; the kernel gives it free when the process ends, however it ends.
+    directory: Path,
+    role: str = "koala serve",
+    *,
+    way_out: str = "use it, stop it with `koala serve --stop`",
+    inherited: int | None = None,
+) -> Iterator[int]:
+    """Own a state directory; the kernel gives it free when the last process that has the descriptor ends.
 
-    ``role``: what others are told of the owner, ``way_out``: what they may do beside taking another directory. Raises
-    ServiceRunningError when another process owns it.
+    ``role``: what others are told of the owner, ``way_out``: what they may do beside taking another directory,
+    ``inherited``: the descriptor with which another process owned it and started this one. Yields the descriptor.
+    Raises ServiceRunningError when another process owns it.
     """
     prepare_directory(directory)
     try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(directory / LOCK_NAME, flags, 0o600) if inherited is None else inherited
+        fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     except OSError as error:
         raise _unusable(directory, error.strerror or str(error)) from error
     try:
@@ -98,7 +105,7 @@ def ownership(
             os.pwrite(descriptor, f"{role} (pid {os.getpid()})\n".encode(), 0)
         except OSError as error:
             raise _unusable(directory, f"{LOCK_NAME}: {error.strerror}") from error
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -126,16 +133,18 @@ async def host(
     ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
     those of this machine.
     """
-    service = Service(site, plugins, directory, clocks=clocks)
-    server = Server(service)
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(service.run)
-        await tasks.start(server.serve)
-        if idle_limit is not None:
-            tasks.start_soon(_stop_when_idle, server, service, idle_limit)
-        task_status.started(server)
-        await server.stop_wanted.wait()
-        tasks.cancel_scope.cancel()
+    # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
+    async with listening(directory) as listener:
+        service = Service(site, plugins, directory, clocks=clocks)
+        server = Server(service)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(service.run)
+            tasks.start_soon(server.serve, listener)
+            if idle_limit is not None:
+                tasks.start_soon(_stop_when_idle, server, service, idle_limit)
+            task_status.started(server)
+            await server.stop_wanted.wait()
+            tasks.cancel_scope.cancel()
 
 
 async def _stop_when_idle(server: Server, service: Service, limit: float) -> None:
@@ -154,33 +163,37 @@ async def _stop_when_idle(server: Server, service: Service, limit: float) -> Non
 def start_in_background(site_file: Path, directory: Path, *, timeout: float = 120.0) -> int:
     """Start ``koala serve`` as a process of its own, return its pid once it answers.
 
-    Raises ServiceUnavailableError with the end of its log when it does not come up.
+    Raises ServiceRunningError when another process owns the directory, and ServiceUnavailableError with the end of what
+    it wrote to its log when it does not come up.
     """
-    prepare_directory(directory)
-    reader, writer = os.pipe()
-    log = os.open(directory / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site_file), "--state", str(directory)]
-    try:
-        process = subprocess.Popen(
-            [*command, "serve", "--ready-descriptor", str(writer), "--end-when-idle", str(IDLE_LIMIT)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(writer,),
-            start_new_session=True,
-            cwd="/",
-        )
-    finally:
-        os.close(writer)
-        os.close(log)
+    with ownership(directory, "koala serve, about to start") as lock:
+        reader, writer = os.pipe()
+        log = os.open(directory / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        earlier = os.fstat(log).st_size
+        command = [sys.executable, "-m", "koala_adapter.cli", "--site", str(site_file), "--state", str(directory)]
+        command += ["serve", "--ready-descriptor", str(writer), "--lock-descriptor", str(lock)]
+        try:
+            process = subprocess.Popen(
+                [*command, "--end-when-idle", str(IDLE_LIMIT)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(writer, lock),
+                start_new_session=True,
+                cwd="/",
+            )
+        finally:
+            os.close(writer)
+            os.close(log)
     with os.fdopen(reader, "rb") as ready:
         if _read_within(ready.fileno(), timeout) == READY:
             return process.pid
     process.terminate()
-    tail = (directory / LOG_NAME).read_text(errors="replace").strip().splitlines()[-5:]
-    raise ServiceUnavailableError(
-        "the service did not come up" + "".join(f"\n  {line}" for line in tail), hint=f"see {directory / LOG_NAME}"
-    )
+    with (directory / LOG_NAME).open("rb") as file:
+        file.seek(earlier)
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    said = "".join(f"\n  {line}" for line in lines[-5:]) or " and said nothing"
+    raise ServiceUnavailableError(f"the service did not come up{said}", hint=f"see {directory / LOG_NAME}")
 
 
 def _read_within(descriptor: int, timeout: float) -> bytes:

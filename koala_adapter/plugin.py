@@ -51,6 +51,8 @@ class Capabilities:
     """... several elements of one job array at the same time."""
     tells_holders: bool = True
     """The listing tells whose hold a job is in; where it does not, all show as their users'."""
+    tells_own_holders: bool = False
+    """That of our own jobs (``jobs`` with a prefix of their names) tells it, although that of all jobs does not."""
     suspend: bool = False
     requeue: bool = False
     signal: bool = False

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from koala_adapter.results import NO_FILES, FilesReport, files_report
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.holds import hold_groups
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.placement import Placed
 
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
     from koala_adapter.vjm.channel import TaskFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldReport:
+    """Placeholders that do not start because somebody put them in hold in their batch system."""
+
+    holder: str
+    """``user`` (or a submission hook in the user's name), ``operator``, ``system`` or ``unknown``."""
+    reason: str
+    """The batch system's own word."""
+    placeholders: int
+    since: float
+    """When the first of them was seen so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +56,8 @@ class ComponentReport:
     first_rank: int | None
     waited: float | None
     """From the submission of the first placeholder until the last one was held, or until now."""
+    holds: tuple[HoldReport, ...] = ()
+    """Those of the queued placeholders that are in hold there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +94,14 @@ class JobReport:
     def over(self) -> bool:
         """True when the job has its outcome and nothing of it is left in any LRM."""
         return self.outcome is not None and self.placeholders_left == 0
+
+    def processes(self, component: str | None = None, rank: int | None = None) -> int:
+        """Return how many processes it has: in all, of one component, or of one rank of each component."""
+        sizes: dict[str, int] = {}
+        for one in self.components:  # pieces of a component on several clusters have its name
+            sizes[one.name] = sizes.get(one.name, 0) + one.processors
+        chosen = [size for name, size in sizes.items() if component in (None, name)]
+        return sum(chosen) if rank is None else sum(rank < size for size in chosen)
 
     def to_json(self) -> str:
         """Return the JSON form."""
@@ -242,6 +266,10 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
         hosts=tuple(sorted({rank.host for rank in ranks} or {p.host for p in held if p.host})),
         first_rank=ranks[0].rank if ranks else None,
         waited=waited,
+        holds=tuple(
+            HoldReport(holder=one.holder or "unknown", reason=one.reason, placeholders=one.count, since=one.since)
+            for one in hold_groups(placeholders)
+        ),
     )
 
 

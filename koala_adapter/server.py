@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from anyio.abc import SocketStream, TaskStatus
+    from anyio.abc import Listener, SocketStream
 
     from koala_adapter.model import Job
     from koala_adapter.requests import Request
@@ -57,19 +57,9 @@ class Server:
         self._ended = anyio.Event()
         service.archive_with(self._report_of)
 
-    async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled."""
-        path = socket_path(self._service.directory)
-        with suppress(FileNotFoundError):
-            path.unlink()
-        listener = await anyio.create_unix_listener(path, mode=0o600)
-        try:
-            async with listener:
-                task_status.started()
-                await listener.serve(self._converse)
-        finally:
-            with suppress(FileNotFoundError):
-                path.unlink()
+    async def serve(self, listener: Listener[SocketStream]) -> None:
+        """Serve whoever connects, and has connected before, until cancelled."""
+        await listener.serve(self._converse)
 
     async def quiet(self, patience: float = 1.0) -> None:
         """Wait until no client is connected, at most ``patience`` seconds."""
@@ -207,6 +197,21 @@ class Server:
             raise ConfigurationError(f"no cluster {request.cluster!r}; there are: {known}", hint="give --cluster NAME")
         samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.instance)
         return [SAMPLE.dump_python(sample, mode="json") for sample in samples]
+
+
+@asynccontextmanager
+async def listening(directory: Path) -> AsyncIterator[Listener[SocketStream]]:
+    """Listen on the socket of a state directory. Raises ConfigurationError."""
+    path = socket_path(directory)
+    with suppress(FileNotFoundError):
+        path.unlink()
+    listener = await anyio.create_unix_listener(path, mode=0o600)
+    try:
+        async with listener:
+            yield listener
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
 
 
 def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON

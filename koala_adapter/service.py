@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from anyio.abc import TaskStatus
+    from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.config import SiteConfig
     from koala_adapter.model import Job, PlaceholderId
@@ -58,6 +58,9 @@ SNAPSHOT_INTERVAL = 5000
 """Events between two snapshots of the scheduler's state."""
 LONGEST_WAIT = 60.0
 """Seconds after which the clock is looked at again: a wait does not count the time for which the machine sleeps."""
+FIRST_ANSWERS = 2.0
+"""Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others
+waiting."""
 
 log = structlog.get_logger()
 
@@ -217,6 +220,9 @@ class Service:
                 self._read_output(action)
             case act.JobFinished():
                 self._finished(action)
+            case act.OutcomeCorrected():
+                log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
+                self._archive(action.job_id)
 
     def _submit(self, action: act.SubmitPlaceholders) -> None:
         driver = self.clusters[action.cluster]
@@ -359,7 +365,10 @@ class Service:
     # ---- running --------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. ``task_status`` is told once the control center listens and each LRM was tried."""
+        """Serve until cancelled.
+
+        ``task_status`` is told once the control center listens and the LRMs have had time to answer.
+        """
         try:
             async with anyio.create_task_group() as tasks:
                 port = await self.reception.open(tasks, self.site.control_center)
@@ -369,15 +378,36 @@ class Service:
                 )
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._after_restart()
-                async with anyio.create_task_group() as starting:
-                    for driver in self.clusters.values():
-                        starting.start_soon(tasks.start, driver.run)
+                await self._start_clusters(tasks)
                 tasks.start_soon(self._queue.keep_trying, self._resumed)
                 tasks.start_soon(self._keep_time)
                 tasks.start_soon(self._tidy)
                 task_status.started()
         finally:
             self.journal.close()
+
+    async def _start_clusters(self, tasks: TaskGroup) -> None:
+        """Drive the clusters within ``tasks``; return when all have been tried, or those that hang are late.
+
+        A cluster that is not enabled is left alone, unless something of ours is still there.
+        """
+        left_there = {record.parameters.name for record in self.state.clusters.values() if record.managed}
+        wanted = [one for one in self.clusters.values() if one.config.enabled or one.name in left_there]
+        tried = anyio.Event()
+        untried = {driver.name for driver in wanted}
+
+        async def start(driver: ClusterDriver) -> None:
+            await tasks.start(driver.run)
+            untried.discard(driver.name)
+            if not untried:
+                tried.set()
+
+        for driver in wanted:
+            tasks.start_soon(start, driver)
+        with anyio.move_on_after(FIRST_ANSWERS):
+            await tried.wait()
+        if untried:
+            log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
 
     def _after_restart(self) -> None:
         """Doubt what only the former process knew: submissions under way, and agents that have yet to come back."""

@@ -246,7 +246,10 @@ class ClusterConfig(BaseModel, frozen=True, extra="forbid"):
     plugin: Name = Field(
         description="Plugin that speaks to its LRM: local, slurm, sge, drmaa, wiki, or another that is installed."
     )
-    enabled: Flag = Field(default=True, description="false: nothing new is placed there; the entry is still checked.")
+    enabled: Flag = Field(
+        default=True,
+        description="false: nothing is placed there, and it is not asked unless placeholders are left there.",
+    )
     threshold: Whole = Field(
         default=0,
         ge=0,

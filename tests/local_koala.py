@@ -155,6 +155,24 @@ class Koala:
         self.running.append(process)
         return process
 
+    def start_on_terminal(self, *arguments: str, controlling: bool = True) -> tuple[subprocess.Popen[str], int]:
+        """Start one command on a terminal; return it and the descriptor whose closing takes the terminal away.
+
+        ``controlling``: the kernel tells the command of that by SIGHUP; otherwise it only cannot write any more.
+        """
+        master, slave = os.openpty()
+        process = subprocess.Popen(
+            ["setsid", *(("--ctty",) if controlling else ()), *self.command(*arguments)],
+            env={**self.environment, "TERM": "xterm"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            text=True,
+        )
+        os.close(slave)
+        self.running.append(process)
+        return process, master
+
     def serve(self) -> subprocess.Popen[str]:
         """Start a service in the foreground of its own process and return once it answers."""
         process = self.start("serve")
@@ -223,7 +241,7 @@ class Koala:
             plugins = load_plugins()
             site = load_site(self.site_file, plugins)
             for config in site.clusters:
-                if only in ("", config.name):
+                if only in ("", config.name) and config.plugin == "local":
                     lrm, _ = make_lrm(config, plugins, self.state)
                     await lrm.start()
                     await do(lrm)
@@ -240,9 +258,9 @@ class Koala:
         service = self._service()
         if service is not None:
             os.kill(service, signal.SIGKILL)
-        for cluster in self.state.glob("clusters/*"):
-            cancel = self._cancel_all(cluster.name)
-            if cancel:
+        for name in ("alpha", "beta"):
+            cluster = self.state / "clusters" / name
+            if cluster.exists() and self._cancel_all(name):
                 anyio.run(end_daemon, cluster)
 
     def _cancel_all(self, name: str) -> bool:

@@ -6,13 +6,19 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
+import shlex
+import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.commands import DEFAULT_TIMEOUT
+from koala_adapter.hosting import ownership
 from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 
 if TYPE_CHECKING:
@@ -20,6 +26,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
+SLOW_START = 8.0
+"""Seconds for which a service does not get on; long enough for another one to be tried."""
 ORPHAN = "koala-{}-999999"
 
 
@@ -52,6 +60,18 @@ def test_run_prints_results_apart_from_progress(koala: Koala) -> None:
     assert koala.placeholders() == []
 
 
+def test_first_line_of_all_is_marked(koala: Koala) -> None:
+    """Lines are marked by the size of the job, although only one rank has written anything so far."""
+    script = f"[ $KOALA_RANK = 1 ] || until [ -e {koala.directory}/go ]; do sleep 0.1; done; echo of $KOALA_RANK"
+    process = koala.start("run", koala.job(script))
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    earlier = koala.run("logs", "1").stdout
+    (koala.directory / "go").touch()
+    written, _ = output(process)
+    assert (first, earlier, written) == ("right/0: of 1\n", "right/0: of 1\n", "left/0: of 0\n")
+
+
 def test_run_ends_with_the_code_of_the_job(koala: Koala) -> None:
     """A rank that exits with 3 makes it 3, and the closing lines say which rank."""
     done = koala.run("run", koala.job("exit $((KOALA_RANK * 3))"), check=3)
@@ -80,6 +100,52 @@ def test_interrupted_run_cancels_and_leaves_nothing(koala: Koala, number: signal
     assert process.returncode == 243
     assert written.count("started") <= 1, "what was printed before is not printed again"
     assert koala.placeholders() == []
+
+
+def read_until(descriptor: int, text: bytes) -> bytes:
+    """Read from a terminal until a text has come."""
+    seen = b""
+    while text not in seen:
+        assert select.select([descriptor], [], [], LIVENESS)[0], seen
+        seen += os.read(descriptor, 65536)
+    return seen
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["own-service", "other-service"])
+@pytest.mark.parametrize("controlling", [True, False], ids=["hangup", "write-error"])
+def test_terminal_that_goes_away_cancels_the_job(koala: Koala, *, controlling: bool, served: bool) -> None:
+    """Neither the signal nor what cannot be written keeps the job from being cancelled, and its end awaited."""
+    if served:
+        koala.serve()
+    # What the ranks go on writing is printed, too.
+    ticking = "echo started; while sleep 0.05; do echo tick; done"
+    process, terminal = koala.start_on_terminal("run", koala.job(ticking), controlling=controlling)
+    read_until(terminal, b"started")
+    os.close(terminal)
+    assert process.wait(LIVENESS) == 243
+    assert koala.placeholders() == []
+    assert koala.state_of("1") == "cancelled"
+
+
+def test_hangup_of_a_shell_in_tmux_cancels_the_job(koala: Koala) -> None:
+    """`tmux kill-session` takes shell and terminal away at one moment: the job is cancelled, nothing is left."""
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+
+    def tmux(*arguments: str) -> None:
+        command = ["tmux", "-S", str(koala.directory / "tmux"), "-f", "/dev/null", *arguments]
+        subprocess.run(command, env=koala.environment, check=True, timeout=LIVENESS)
+
+    tmux("new-session", "-d", "-x", "100", "-y", "30", "bash", "--norc")
+    try:
+        ticking = f"touch {koala.directory}/started; while sleep 0.05; do echo tick; done"
+        tmux("send-keys", "-l", shlex.join(koala.command("run", koala.job(ticking))))
+        tmux("send-keys", "Enter")
+        eventually((koala.directory / "started").exists)
+    finally:
+        tmux("kill-session")
+    eventually(lambda: koala.state_of("1") == "cancelled")
+    eventually(lambda: koala.placeholders() == [])
 
 
 def test_interrupt_at_the_beginning_is_quiet(koala: Koala) -> None:
@@ -152,6 +218,87 @@ def test_submit_starts_a_service_and_says_so(koala: Koala) -> None:
     again = koala.run("submit", koala.job("true"))
     assert "background" not in again.stderr
     koala.run("serve", "--stop")
+
+
+HANGING = """
+[[clusters]]
+name = "gamma"
+plugin = "slurm"
+{more}
+[clusters.settings]
+bin_directory = "{directory}"
+use_pyslurm = "never"
+"""
+
+
+def add_hanging_cluster(koala: Koala, more: str = "") -> Path:
+    """Add a Slurm cluster to the site none of whose commands ever returns; return the file that tells of the first."""
+    asked = koala.directory / "asked"
+    for name in ("sinfo", "squeue", "scontrol", "sbatch", "scancel", "sacct"):
+        program = koala.directory / name
+        program.write_text(f"#!/bin/sh\ntouch {asked}\nexec sleep 600\n", encoding="utf-8")
+        program.chmod(0o755)
+    text = koala.site_file.read_text(encoding="utf-8") + HANGING.format(more=more, directory=koala.directory)
+    koala.site_file.write_text(text, encoding="utf-8")
+    return asked
+
+
+def test_cluster_that_hangs_does_not_delay_the_others(koala: Koala) -> None:
+    """A job of the others starts and ends in less time than a command may take to answer."""
+    asked = add_hanging_cluster(koala)
+    began = time.monotonic()
+    koala.run("run", koala.job("true"))
+    assert time.monotonic() - began < DEFAULT_TIMEOUT
+    assert asked.exists()
+
+
+def test_cluster_that_is_not_enabled_is_not_asked(koala: Koala) -> None:
+    """Neither when a job runs nor by a service."""
+    asked = add_hanging_cluster(koala, "enabled = false")
+    koala.run("run", koala.job("true"))
+    assert not asked.exists()
+    koala.serve()
+    closed = {one["name"]: one["closed"] for one in koala.json("clusters")}
+    assert closed["gamma"] == "not enabled in the site file"
+    assert not asked.exists()
+
+
+def test_submit_waits_for_a_service_that_is_starting(koala: Koala) -> None:
+    """Somebody else's, just begun: it is used, and no second one is tried."""
+    service = koala.start("serve")
+    lock = koala.state / "service.lock"
+    eventually(lambda: lock.exists() and f"pid {service.pid})" in lock.read_text())
+    service.send_signal(signal.SIGSTOP)
+    process = koala.start("submit", koala.job("true"))
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(SLOW_START)
+    service.send_signal(signal.SIGCONT)
+    written, said = output(process)
+    assert "job 1 submitted" in written
+    assert "in the background" not in said
+    eventually(lambda: koala.state_of("1") == "completed")
+
+
+def test_submit_starts_a_service_when_the_other_fails_to(koala: Koala) -> None:
+    """Whoever owned the directory and went away before it answered is replaced."""
+    with ownership(koala.state, "koala serve"):
+        process = koala.start("submit", koala.job("true"))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(SLOW_START)
+    written, said = output(process)
+    assert "job 1 submitted" in written
+    assert "started one in the background" in said
+
+
+def test_what_an_earlier_service_said_is_not_quoted(koala: Koala) -> None:
+    """A service that does not come up is told of in the words of this start."""
+    koala.run("run", koala.job("true"))
+    (koala.state / "service.log").write_text("from long ago\n", encoding="utf-8")
+    text = koala.site_file.read_text(encoding="utf-8").replace('listen = "127.0.0.1"', 'listen = "192.0.2.1"')
+    koala.site_file.write_text(text, encoding="utf-8")
+    done = koala.run("submit", koala.job("true"), check=246)
+    assert "192.0.2.1" in done.stderr
+    assert "long ago" not in done.stderr
 
 
 def test_second_service_is_refused(koala: Koala) -> None:

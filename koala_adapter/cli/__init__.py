@@ -6,12 +6,15 @@ from __future__ import annotations
 import signal
 import sys
 
+from koala_adapter.cli.terminal import survive_hangup
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback from the first moment on, imports included."""
     try:
+        survive_hangup()
         from koala_adapter.cli.koala import koala  # noqa: PLC0415 - takes most of the time there is to interrupt
 
         koala(prog_name="koala")

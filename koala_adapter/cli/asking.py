@@ -225,10 +225,10 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     printer = LogPrinter(Path(report.output_directory), component=component, rank=rank, suffix=suffix)
     if follow and not report.over:
         if source is not session.client:
-            printer.print_new(rest=True)
+            printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
             raise ServiceUnavailableError(f"nobody follows job {job_id} now", hint="start the service: `koala serve`")
-        for _ in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
-            printer.print_new()
-    printer.print_new(rest=True)
+        for report in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
+            printer.print_new(marked=report.processes(component, rank) > 1)
+    printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
     if not printer.files and not follow and not report.over:
         raise JobNotFoundError(f"job {job_id} has written nothing yet", hint="use -f to wait for it")

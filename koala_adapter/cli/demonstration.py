@@ -212,7 +212,7 @@ class Story:
                 clusters = client.clusters()
                 self._progress(report, clusters)
                 printer = printer or LogPrinter(Path(report.output_directory), write=self._output)
-                printer.print_new(rest=report.over)
+                printer.print_new(marked=report.processes() > 1, rest=report.over)
                 if self.console.is_terminal and not report.over:
                     live.update(moment(report, clusters))
         if report is None:

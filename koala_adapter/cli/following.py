@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from koala_adapter.reports import JobReport
+    from koala_adapter.reports import ComponentReport, JobReport
 
 
 def follow(reports: Iterable[JobReport], display: Display) -> JobReport:
@@ -73,7 +73,7 @@ class Display:
             return
         if self._printer is None:
             self._printer = LogPrinter(Path(report.output_directory), write=self._write)
-        self._printer.print_new(rest=report.over)
+        self._printer.print_new(marked=report.processes() > 1, rest=report.over)
         if report.trouble != self._trouble:
             self._trouble = report.trouble
             text = report.trouble or "What koala could not write can be written again."
@@ -101,9 +101,15 @@ class Display:
 
 def one_line(report: JobReport) -> str:
     """Return where a job stands, in one line without times, so that it changes only when the job does."""
-    parts = [f"{c.name} {c.held} of {c.processors} on {c.cluster or '-'}" for c in report.components]
+    parts = [f"{c.name} {c.held} of {c.processors} on {c.cluster or '-'}{in_hold(c)}" for c in report.components]
     text = f"job {report.id} {report.state.value}"
     return text if report.outcome else f"{text}: {', '.join(parts)}"
+
+
+def in_hold(component: ComponentReport) -> str:
+    """Return what of a component is in hold in its batch system, and who holds it; nothing when nothing is."""
+    said = ", ".join(f"{one.placeholders} in hold there: {one.holder} {one.reason}".rstrip() for one in component.holds)
+    return f" ({said})" if said else ""
 
 
 def _progress(report: JobReport) -> RenderableType:

@@ -7,6 +7,8 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from koala_adapter.cli.terminal import hangup_once
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
@@ -24,8 +26,9 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         """Take over the signals."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._former[number] = signal.signal(number, self._handle)
+        handlers = {signal.SIGINT: self._handle, signal.SIGTERM: self._handle, signal.SIGHUP: hangup_once(self._handle)}
+        for number, handler in handlers.items():
+            self._former[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *_: object) -> None:

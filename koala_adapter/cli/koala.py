@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 import click
 import structlog
@@ -25,7 +25,11 @@ from koala_adapter.cli.running import run, submit
 from koala_adapter.cli.schedule import schedule
 from koala_adapter.cli.serving import serve
 from koala_adapter.cli.simulate import simulate
+from koala_adapter.cli.terminal import hangup_once
 from koala_adapter.cli.wiki import wiki
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 PATH = click.Path(path_type=Path)
 COMMANDS = (
@@ -94,13 +98,17 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(sys.stderr))),
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # In the orderly way in which Ctrl-C ends a command: what it has in the clusters goes with it.
-        signal.signal(number, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+    # In the orderly way in which Ctrl-C ends a command: what it has in the clusters goes with it.
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, hangup_once(_interrupt))
     if level > logging.INFO:
         # What asyncio complains of on its own is for us, not for the person at the terminal.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     context.obj = Session(site_option=site, state_option=state, verbose=verbose)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    signal.raise_signal(signal.SIGINT)
 
 
 def as_written(command: click.Command) -> None:

@@ -18,6 +18,7 @@ from koala_adapter.commands import login_name
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.information import read_cluster
 from koala_adapter.journal import Journal
+from koala_adapter.model import LrmJobState
 from koala_adapter.reports import JOB_REPORT, ClusterReport, in_order, job_report
 from koala_adapter.results import read_ledger
 from koala_adapter.scheduler import Scheduler
@@ -210,6 +211,8 @@ def answer_report(record: Record, answer: Answer) -> ClusterReport:
     """Return the report of a cluster that was asked once."""
     known = record.scheduler.state.clusters[answer.config.cluster_name]
     reading = answer.reading
+    # Some batch systems go on listing jobs that have ended.
+    states = [] if reading is None else [job.state for job in reading.jobs if job.state is not LrmJobState.ENDED]
     return ClusterReport(
         name=answer.config.name,
         plugin=answer.config.plugin,
@@ -219,8 +222,8 @@ def answer_report(record: Record, answer: Answer) -> ClusterReport:
         idle=None if reading is None else reading.idle,
         others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours),
         threshold=answer.config.threshold,
-        placeholders=0 if reading is None else len(reading.jobs),
-        placeholders_queued=0 if reading is None else len(reading.jobs) - reading.ours,
+        placeholders=len(states),
+        placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
         available=known.available if reading is not None else 0,
         polled_at=None if reading is None else reading.read_at,
         requests=answer.requests,

@@ -30,15 +30,17 @@ class LogPrinter:
         self.files: dict[Path, int] = {}
         self._rest: dict[Path, bytes] = {}
 
-    def print_new(self, *, rest: bool = False) -> None:
-        """Print complete lines that are new; with ``rest`` also what has no end of line yet."""
-        found = sorted(self._directory.glob(self._pattern), key=_order)
-        for path in found:
+    def print_new(self, *, marked: bool, rest: bool = False) -> None:
+        """Print complete lines that are new; with ``rest`` also what has no end of line yet.
+
+        ``marked``: each line is to say whose it is.
+        """
+        for path in sorted(self._directory.glob(self._pattern), key=_order):
             data = self._rest.pop(path, b"") + self._read(path)
             *lines, last = data.split(b"\n")
             if last and not rest:
                 self._rest[path] = last
-            self._print(path, lines, marked=len(found) > 1, last=last if rest else b"")
+            self._print(path, lines, marked=marked, last=last if rest else b"")
 
     def _read(self, path: Path) -> bytes:
         with path.open("rb") as file:

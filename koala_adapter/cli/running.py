@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 import click
 import structlog
@@ -25,7 +26,7 @@ from koala_adapter.hosting import LOG_NAME, host, ownership, start_in_background
 from koala_adapter.reports import JOB_REPORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from koala_adapter.cli.context import Session
@@ -36,6 +37,10 @@ CLOSING = 10.0
 """Seconds that our own service may take to end once it has begun to."""
 COMING_UP = 120.0
 """Seconds to wait for a service that somebody else is starting."""
+OTHER_START = 2.0
+"""Seconds after which it is looked whether that one is still there."""
+
+T = TypeVar("T")
 
 
 @click.command()
@@ -94,13 +99,28 @@ def submit(session: Session, job_file: Path, as_json: bool) -> None:
 def go_on_in_background(session: Session, text: str) -> None:
     """Start a service that outlives this command, and say so, unless somebody else has just started one."""
     with session.progress.status("starting a service"):
+        pid = unless_another_answers(session, lambda: start_in_background(session.site_file, session.directory))
+    if pid is not None:
+        session.remark(f"{text} (pid {pid}, log in {session.directory / LOG_NAME})")
+
+
+def unless_another_answers(session: Session, start: Callable[[], T]) -> T | None:
+    """Return what ``start`` returns; None when another service, on whose start it waited, answers instead.
+
+    Raises ServiceRunningError when another process owns the directory and does not come to answer.
+    """
+    until = time.monotonic() + COMING_UP
+    while True:
         try:
-            pid = start_in_background(session.site_file, session.directory)
-        except ServiceUnavailableError:
-            if not session.client.running():
-                raise
-            return
-    session.remark(f"{text} (pid {pid}, log in {session.directory / LOG_NAME})")
+            return start()
+        except ServiceRunningError as error:
+            # In between the start is tried again: the other one may fail.
+            if session.client.wait_until_running(OTHER_START):
+                return None
+            if time.monotonic() > until:
+                message = f"{error.message}, but has not answered for {COMING_UP:.0f} s"
+                hint = f"see what it says there, or in {session.directory / LOG_NAME}; end it and try again"
+                raise ServiceRunningError(message, hint=hint) from None
 
 
 @contextmanager
@@ -125,12 +145,9 @@ def service(session: Session, interrupts: Interrupts) -> Iterator[float]:
 
 def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerService | None:
     """Become the service inside this process; None when another one comes up at the same moment."""
-    try:
-        stack.enter_context(ownership(session.directory, "koala run"))
-    except ServiceRunningError:
-        with session.progress.status("another service is starting"):
-            if not session.client.wait_until_running(COMING_UP):
-                raise
+    with session.progress.status("starting a service"):
+        lock = unless_another_answers(session, lambda: stack.enter_context(ownership(session.directory, "koala run")))
+    if lock is None:
         return None
     return stack.enter_context(inner_service(session, interrupts))
 
@@ -199,9 +216,12 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
             return follow(watched, display)
         except KeyboardInterrupt:
-            session.remark(f"cancelling job {job_id} (again Ctrl-C: without waiting for its end) ...")
+            if not job_id:
+                raise
+            # Before anything is said: a second interrupt, or an output that fails, must not keep it back.
             with interrupts.put_off():
                 session.client.cancel(job_id)
+                session.remark(f"cancelling job {job_id} (again Ctrl-C: without waiting for its end) ...")
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
             return follow(watched, display)
         except ServiceUnavailableError as error:

@@ -30,9 +30,16 @@ if TYPE_CHECKING:
     help="End when no job was unfinished for so long.",
 )
 @click.option("--ready-descriptor", type=int, hidden=True)
+@click.option("--lock-descriptor", type=int, hidden=True)
 @pass_session
 @command_body
-def serve(session: Session, stop: bool, end_when_idle: float | None, ready_descriptor: int | None) -> None:
+def serve(
+    session: Session,
+    stop: bool,
+    end_when_idle: float | None,
+    ready_descriptor: int | None,
+    lock_descriptor: int | None,
+) -> None:
     r"""Run the service in the foreground until it is stopped.
 
     It holds the queue and drives the clusters. Ctrl-C stops it, too. What it holds in the clusters goes on; the
@@ -50,7 +57,7 @@ def serve(session: Session, stop: bool, end_when_idle: float | None, ready_descr
         unfinished = f"; unfinished jobs: {', '.join(left)}" if left else ""
         session.console.print(f"stopped the service in {session.directory}{unfinished}", markup=False, soft_wrap=True)
         return
-    with ownership(session.directory):
+    with ownership(session.directory, inherited=lock_descriptor):
         anyio.run(_serve, session, end_when_idle, ready_descriptor)
 
 

@@ -7,7 +7,8 @@ remote shell. mpiexec itself runs in the placeholder of rank 0. Each rank has a 
 placeholder and rank correspond one to one.
 
 Measured with MPICH 4.0.2: a rank that exits without MPI_Finalize is not noticed by mpiexec, the others hang; therefore
-each rank's shell tells how its program ended, on mpiexec's stdout. ``-genvnone`` lets each rank have its own proxy's
+each rank's shell tells how its program ended, on mpiexec's stdout; of a shell that is killed itself mpiexec tells, with
+the signal, before it exits. ``-genvnone`` lets each rank have its own proxy's
 environment; ``-wdir /`` because mpiexec would impose its own directory, which other nodes need not have. The program
 and its arguments go by each proxy's environment: mpiexec takes a lone ":" among them for the next program.
 """
@@ -47,6 +48,9 @@ exit $status
 """
 
 _PROXY = re.compile(r"^HYDRA_LAUNCH: (?P<command>.+ --proxy-id (?P<proxy>\d+))\s*$")
+_EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)\s*$")
+"""mpiexec's last words on a process of the application that a signal killed: it exits with the signal's number then, as
+with that of a process that exited with such a status."""
 _RANK_END = re.compile(r"koala: rank (?P<rank>\d+) ended with (?P<status>\d+)\s*$")
 
 
@@ -59,6 +63,8 @@ class MpiRunner(Runner):
         self._read = 0
         self._rest = b""
         self._proxies: dict[int, tuple[str, ...]] = {}
+        self._killed_by: int | None = None
+        """Signal that mpiexec says has killed a rank, its shell included."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
         """Return the proxy of a rank, once mpiexec has asked for it; for rank 0 also mpiexec."""
@@ -91,6 +97,8 @@ class MpiRunner(Runner):
                 if number < len(self.application.ranks):
                     self._proxies[number] = tuple(shlex.split(found["command"]))
                     launches.append(self._proxy(number, self._proxies[number]))
+            elif (found := _EXIT_STRING.match(text)) is not None and int(found["signal"]) <= LARGEST_SIGNAL:
+                self._killed_by = int(found["signal"])
             elif (found := _RANK_END.search(text)) is not None and int(found["rank"]) < len(self.application.ranks):
                 end = _shell_end(int(found["status"]))
                 events.append(RankEnded(time=now, job_id=self.application.job.id, rank=int(found["rank"]), end=end))
@@ -98,6 +106,8 @@ class MpiRunner(Runner):
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
         """Return what the end of mpiexec means; the end of a proxy means nothing by itself, unless it never ran."""
+        if task.endswith(f":{LAUNCHER_TASK}") and end.exit_code and self._killed_by is not None:
+            end = TaskEnd(reason=EndReason.SIGNALLED, signal=self._killed_by, detail=end.detail)
         if task.endswith(f":{LAUNCHER_TASK}") or end.reason is not EndReason.EXITED:
             return super().ended(task, end, now)
         return ()

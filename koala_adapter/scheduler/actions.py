@@ -149,6 +149,14 @@ class JobFinished(Action):
     outcome: JobOutcome
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeCorrected(Action):
+    """The LRM told why a job ended whose agent could not know it, before the last of its placeholders was gone."""
+
+    job_id: JobId
+    outcome: JobOutcome
+
+
 @dataclass(slots=True)
 class Effects:
     """Collects the actions of one event, merging what can go out as one request."""

@@ -20,6 +20,7 @@ from koala_adapter.scheduler.clock import advance, give_time
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.growing import stub_lost
+from koala_adapter.scheduler.holds import holds_seen
 from koala_adapter.scheduler.lifecycle import ending_timer, registration_timer
 from koala_adapter.scheduler.offers import change_timer, offer_answered
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_without_code
@@ -124,6 +125,8 @@ class Scheduler:
                 _cluster_polled(context, event)
             case ev.ClusterUnavailable():
                 _cluster_unavailable(context, event)
+            case ev.HoldsSeen():
+                holds_seen(context, event)
             case ev.BatchSubmitted():
                 batch_submitted(context, event)
             case ev.BatchRejected():

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from koala_adapter.model import BatchKey, ClusterName, EndReason, Job, JobId, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.model import (
+    BatchKey,
+    ClusterName,
+    EndReason,
+    HoldOwner,
+    Job,
+    JobId,
+    LrmJobId,
+    PlaceholderId,
+    TaskEnd,
+)
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 
 
@@ -65,6 +75,25 @@ class ClusterUnavailable(Event):
 
     cluster: ClusterName
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A placeholder that does not start before somebody releases it in its LRM."""
+
+    placeholder: PlaceholderId
+    holder: HoldOwner | None = None
+    """None: the LRM does not tell."""
+    reason: str = ""
+    """The LRM's own word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldsSeen(Event):
+    """All holds in which a cluster's LRM has placeholders of ours; those that are not named are in none."""
+
+    cluster: ClusterName
+    holds: tuple[Hold, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +241,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     CancelRequested,
     ClusterPolled,
     ClusterUnavailable,
+    HoldsSeen,
     BatchSubmitted,
     BatchRejected,
     BatchUncertain,

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain_changes import giving_up, sizes
+from koala_adapter.scheduler.holds import hold_groups
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.policies import may_split
+from koala_adapter.scheduler.queue import position_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,12 +114,14 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
 
 def _claiming(state: State, record: JobRecord, now: float) -> str:
     wanted = sum(_wanted(record, claim) for claim in record.claims)
-    held = sum(p.held for p in state.placeholders_of(record))
+    placeholders = state.placeholders_of(record)
+    held = sum(p.held for p in placeholders)
     parts = ", ".join(_holding(state, record, claim) for claim in record.claims)
-    awaited = _awaited(state, record)
+    awaited = _awaited(state, record, now)
     waits = f" and waits for {_joined(awaited)}" if awaited else ""
     text = f"The job holds {held} of {_processors(wanted)} ({parts}){waits}."
-    return f"{text} It starts when all are held{_until(record, now)}.{_trouble(record)}"
+    release = " What is in hold starts only when it is released there." if hold_groups(placeholders) else ""
+    return f"{text} It starts when all are held{_until(record, now)}.{release}{_trouble(record)}"
 
 
 def _wanted(record: JobRecord, claim: Claim) -> int:
@@ -130,16 +134,13 @@ def _holding(state: State, record: JobRecord, claim: Claim) -> str:
     return f"{held} of {_wanted(record, claim)} on {where}"
 
 
-def _awaited(state: State, record: JobRecord) -> list[str]:
+def _awaited(state: State, record: JobRecord, now: float) -> list[str]:
     placeholders = state.placeholders_of(record)
     queued = [p for p in placeholders if p.waiting]
     started = [p for p in placeholders if p.state is PlaceholderState.STARTED]
     silent = [p for p in placeholders if p.silent_since is not None]
     return [
-        *(
-            _in_queue(state, name, n, [p for p in queued if p.cluster == name])
-            for name, n in _by_cluster(queued).items()
-        ),
+        *(_in_queue(state, name, [p for p in queued if p.cluster == name], now) for name in _by_cluster(queued)),
         *(f"word from {n} that started on {name}" for name, n in _by_cluster(started).items()),
         *(f"{n} on {name} to come into contact again" for name, n in _by_cluster(silent).items()),
     ]
@@ -156,16 +157,19 @@ def _until(record: JobRecord, now: float) -> str:
     return ""
 
 
-def _in_queue(state: State, name: ClusterName, count: int, queued: Iterable[PlaceholderRecord]) -> str:
+def _in_queue(state: State, name: ClusterName, queued: list[PlaceholderRecord], now: float) -> str:
     cluster = state.clusters[name]
-    text = f"{count} in the queue of {name}"
+    text = f"{len(queued)} in the queue of {name}"
     unsure = [state.batches[p.id.batch].uncertain for p in queued if p.id.batch in state.batches]
     doubts = sorted({reason for reason in unsure if reason})
     if doubts:
         return f"{text}, whose answer is unknown ({doubts[0]})"
     if cluster.unavailable is not None:
         return f"{text}, which is out of reach ({cluster.unavailable})"
-    return f"{text} (idle there: {cluster.idle})" if cluster.polled_at is not None else text
+    holds = [f"{one.count} in hold {one.who} for {duration(now - one.since)}" for one in hold_groups(queued)]
+    idle = [f"idle there: {cluster.idle}"] if cluster.polled_at is not None else []
+    known = "; ".join((*idle, *holds))
+    return f"{text} ({known})" if known else text
 
 
 def _trouble(record: JobRecord) -> str:
@@ -208,7 +212,10 @@ def _clusters(state: State, record: JobRecord, now: float) -> str:
     clusters = [cluster for cluster in state.clusters.values() if _usable(cluster, record)]
     if not clusters:
         return "No cluster that it may use is in the site file."
-    said = [f"{cluster.parameters.name} {_state_of(cluster, now)}" for cluster in clusters[:LISTED]]
+    said = [
+        f"{cluster.parameters.name} {_state_of(cluster, now)}{_kept_there(state, record, cluster, now)}"
+        for cluster in clusters[:LISTED]
+    ]
     rest = f"; {len(clusters) - LISTED} more" if len(clusters) > LISTED else ""
     return f"It starts when that can be had at once: {'; '.join(said)}{rest}."
 
@@ -231,6 +238,17 @@ def _state_of(cluster: ClusterRecord, now: float) -> str:
     if cluster.room <= 0 and cluster.managed:
         return f"has no room (our jobs have all {cluster.managed} that we may use)"
     return f"has room for {max(0, cluster.room)}"
+
+
+def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: float) -> str:
+    """Say how much of a cluster's room is kept free of this job, and for whom."""
+    guarded = state.jobs.get(state.guarded) if state.guarded is not None else None
+    if guarded is None or position_of(record) <= position_of(guarded) or closed_reason(cluster, now) is not None:
+        return ""
+    kept = min(cluster.room, state.kept_room.get(cluster.parameters.name, 0))
+    if kept <= 0:
+        return ""
+    return f" (kept for job {guarded.job.id}, which has waited long: {'all' if kept == cluster.room else kept})"
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

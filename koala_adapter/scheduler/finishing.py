@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, JobKind, Launcher, TaskEnd
-from koala_adapter.scheduler.actions import JobFinished
+from koala_adapter.scheduler.actions import JobFinished, OutcomeCorrected
 from koala_adapter.scheduler.growing import check_taken
 from koala_adapter.scheduler.lifecycle import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.offers import drop_changes
@@ -16,8 +16,12 @@ from koala_adapter.scheduler.reuse import hand_on
 from koala_adapter.scheduler.waiting import leave_queue
 
 if TYPE_CHECKING:
+    from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+
+_CAUSES = frozenset({EndReason.WALLTIME, EndReason.MEMORY, EndReason.NODE_LOST})
+"""Ends of a placeholder that an LRM tells and that its agent cannot know."""
 
 
 def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
@@ -125,6 +129,27 @@ def placeholder_failed(context: Context, record: JobRecord, placeholder: Placeho
     rank = next((rank for rank in record.ranks if rank.placeholder == placeholder.id), None)
     if rank is None or (rank.rank in record.ends and record.ends[rank.rank].ok):
         return
+    if not record.state.final:
+        record.ended_by = placeholder.id
+    finish(context, record, _lost_rank(rank, placeholder, end))
+
+
+def correct_outcome(context: Context, record: JobRecord, placeholder: PlaceholderRecord, end: TaskEnd) -> None:
+    """Tell why a job ended as its LRM knows it, where an agent knew only that it was told to go.
+
+    A signal does not say why: an operator's cancellation and the end of a walltime that was cut short look the same.
+    """
+    told, outcome = record.ended_by == placeholder.id, record.outcome
+    if not told or outcome is None or outcome.reason is not EndReason.CANCELLED or end.reason not in _CAUSES:
+        return
+    rank = next((rank for rank in record.ranks if rank.placeholder == placeholder.id), None)
+    if rank is not None:
+        record.outcome = _lost_rank(rank, placeholder, end)
+        record.state = record.outcome.state
+        context.effects.add(OutcomeCorrected(job_id=record.job.id, outcome=record.outcome))
+
+
+def _lost_rank(rank: Rank, placeholder: PlaceholderRecord, end: TaskEnd) -> JobOutcome:
     where = f"placeholder {placeholder.id} on {placeholder.cluster}, host {placeholder.host or 'unknown'}"
     said = f"rank {rank.rank} (component {rank.component!r}): {end.reason.value}, {where}"
     detail = f"{said}: {end.detail}" if end.detail else said
@@ -136,7 +161,7 @@ def placeholder_failed(context: Context, record: JobRecord, placeholder: Placeho
     outcome = outcome_without_code(state, end.reason, detail)
     if end.reason is EndReason.MEMORY:
         outcome = JobOutcome(state=state, reason=end.reason, exit_code=end.status, detail=detail)
-    finish(context, record, outcome)
+    return outcome
 
 
 def _reused(context: Context, record: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 
-from koala_adapter.model import BatchKey, ClusterName, Component, Job, JobId, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.model import (
+    BatchKey,
+    ClusterName,
+    Component,
+    HoldOwner,
+    Job,
+    JobId,
+    LrmJobId,
+    PlaceholderId,
+    TaskEnd,
+)
 from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
@@ -51,6 +61,12 @@ class PlaceholderRecord:
     """It is gathered for an application that grows and has not been told of it yet."""
     exchanged: bool = False
     """It was given to another job that did not start with it: the second time it is handed back."""
+    on_hold_since: float | None = None
+    """Since when it is seen in hold in its LRM; None: it is not."""
+    holder: HoldOwner | None = None
+    """Who holds it there; None: its LRM does not tell."""
+    hold_reason: str = ""
+    """The LRM's own word for that hold."""
 
     @property
     def held(self) -> bool:
@@ -164,6 +180,8 @@ class JobRecord:
     """Ranks whose processors a malleable job has given up."""
     start_number: int = 0
     """Order of start among malleable jobs; 0 until it runs."""
+    ended_by: PlaceholderId | None = None
+    """Placeholder whose end, as its agent told it, decided the outcome; its LRM may know better why it ended."""
     suspected: JobOutcome | None = None
     """What mpiexec said of its end while an agent was out of contact, whose loss may be the true cause."""
     outcome: JobOutcome | None = None

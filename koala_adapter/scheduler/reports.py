@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler.claiming import check_complete
-from koala_adapter.scheduler.finishing import placeholder_failed, settle_suspicion
+from koala_adapter.scheduler.finishing import correct_outcome, placeholder_failed, settle_suspicion
 from koala_adapter.scheduler.growing import begin_malleable, check_taken, stub_held
 from koala_adapter.scheduler.lifecycle import SILENCE_MARGIN, end_placeholder, forget_placeholder, setback, start_life
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
@@ -95,8 +95,10 @@ def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
     """Forget a placeholder, after its job has taken the loss."""
     placeholder = context.state.placeholders.get(event.placeholder)
     if placeholder is not None:
+        end = TaskEnd(reason=event.reason, detail=event.detail)
         if placeholder.state is not PlaceholderState.ENDING:
-            _give_up(context, placeholder, TaskEnd(reason=event.reason, detail=event.detail))
+            _give_up(context, placeholder, end)
+        correct_outcome(context, context.state.jobs[placeholder.job_id], placeholder, end)
         forget_placeholder(context, placeholder)
         record = context.state.jobs.get(placeholder.job_id)
         if record is not None and record.retake_with_room:

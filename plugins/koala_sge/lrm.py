@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.commands import login_name
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import HoldOwner, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_drmaa.classify import error_of, kind_of_text
 from koala_drmaa.client import DrmaaClient
@@ -49,6 +49,7 @@ CAPABILITIES = Capabilities(
     pin_several=False,
     pin_elements=False,
     tells_holders=False,
+    tells_own_holders=True,
     suspend=True,
     accounting=True,
 )
@@ -56,6 +57,8 @@ CAPABILITIES = Capabilities(
 running job keeps the walltime it started with."""
 
 ERROR_LETTER = "E"
+HOLDERS_KEPT = 60.0
+"""Seconds for which it is believed who holds the same jobs."""
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*", re.ASCII)
 
@@ -66,9 +69,9 @@ class SgeLrm(Lrm):
     capabilities = CAPABILITIES
     array_index_variable = "SGE_TASK_ID"
     job_id_variable = "JOB_ID"
-    requests_per_poll = 4
-    """qhost, qstat, qstat -g t when a parallel job of anybody has started since the last time, and qstat -j when one of
-    our jobs has got into error state."""
+    requests_per_poll = 5
+    """qhost, qstat, and qstat -j when one of our jobs has got into error state; for our own jobs two more when some
+    have got into hold, for those of all qstat -g t when a parallel one has started since the last time."""
 
     def __init__(self, context: ClusterContext, settings: SgeSettings) -> None:
         """Nothing is started yet."""
@@ -78,6 +81,9 @@ class SgeLrm(Lrm):
         self._scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
         self._error_reasons: Mapping[str, str] = {}
         self._by_queue = settings.nodes == "queue-instances"
+        self._held: frozenset[LrmJobId] = frozenset()
+        self._held_asked_at = 0.0
+        self._holders: Mapping[LrmJobId, HoldOwner] = {}
         self._layouts: Mapping[LrmJobId, tuple[float | None, tuple[tuple[str, int], ...] | None]] = {}
         self.client = DrmaaClient(
             context,
@@ -114,7 +120,20 @@ class SgeLrm(Lrm):
         ours = {job.name for job in everything if job.user == self._user}
         self._scripts.sweep(ours, time.monotonic())
         jobs = [job for job in everything if job.name.startswith(name_prefix)]
-        return await self._with_reasons(jobs if name_prefix else await self._with_layouts(jobs))
+        return await self._with_reasons(await (self._with_holders if name_prefix else self._with_layouts)(jobs))
+
+    async def _with_holders(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
+        """Say who holds jobs of ours; asked when others are in hold than before, and now and then."""
+        held = frozenset(job.id for job in jobs if job.user == self._user and job.hold is HoldOwner.USER)
+        now = time.monotonic()
+        if held and (held != self._held or now > self._held_asked_at + HOLDERS_KEPT):
+            found: dict[LrmJobId, HoldOwner] = {}
+            for kind, owner in (("o", HoldOwner.OPERATOR), ("s", HoldOwner.SYSTEM)):
+                result = await self._run(requests.list_held(self._settings, self._user, kind))
+                found.update((job.id, owner) for job in parse_jobs(_document(result)))
+            self._holders, self._held_asked_at = found, now
+        self._held = held
+        return [replace(job, hold=self._holders.get(job.id, job.hold)) if job.id in held else job for job in jobs]
 
     async def _with_layouts(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
         """Say where the slots of parallel jobs are; asked when one has started."""

@@ -66,6 +66,11 @@ def list_jobs(settings: SgeSettings) -> tuple[str, ...]:
     return (settings.command("qstat"), "-xml", "-r", "-u", "*")
 
 
+def list_held(settings: SgeSettings, user: str, kind: str) -> tuple[str, ...]:
+    """Return the request for a user's jobs in hold of a kind: ``o`` of an operator, ``s`` of the system (a manager)."""
+    return (settings.command("qstat"), "-xml", "-u", user, "-s", f"h{kind}")
+
+
 def list_slots(settings: SgeSettings) -> tuple[str, ...]:
     """All jobs of all users, with a row for each slot of a parallel job."""
     return (settings.command("qstat"), "-xml", "-g", "t", "-r", "-u", "*")

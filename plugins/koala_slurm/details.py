@@ -21,6 +21,7 @@ from koala_slurm.durations import duration, moment
 from koala_slurm.hostlist import expand
 from koala_slurm.jobids import checked
 from koala_slurm.listing import FIELDS, parse_row
+from koala_slurm.states import hold_owner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -135,13 +136,8 @@ def _hold_owner(job: LrmJob, given: Mapping[str, str]) -> HoldOwner:
     if marked and USER_HOLD_MARK in given["Comment"]:
         # After a look at its dependencies Slurm shows any hold as an operator's.
         return HoldOwner.USER
-    reason = job.reason.strip("()").lower()
-    if reason == "jobheldadmin":
-        return HoldOwner.OPERATOR
-    if reason != "jobhelduser":
-        return HoldOwner.SYSTEM
-    # Slurm shows the hold of a submission hook as the user's own.
-    return HoldOwner.OPERATOR if marked else HoldOwner.USER
+    owner = hold_owner(job.reason)
+    return HoldOwner.OPERATOR if marked and owner is HoldOwner.USER else owner
 
 
 def parse_details(output: str) -> Mapping[str, JobDetails]:

@@ -20,7 +20,7 @@ from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_slurm.durations import TIME_FORMAT, moment
 from koala_slurm.hostlist import expand
 from koala_slurm.jobids import array_index, checked, waiting_elements
-from koala_slurm.states import job_end, job_state
+from koala_slurm.states import hold_owner, job_end, job_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +109,7 @@ def parse_job(row: Sequence[str]) -> LrmJob:
         started_at=moment(started) if begun else None,
         ends_at=moment(ends) if begun else None,
         raw_state=word,
+        hold=hold_owner(reason) if state is LrmJobState.HELD else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, LrmJobState, NodeState
+from koala_adapter.model import EndReason, HoldOwner, LrmJobState, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,6 +120,12 @@ def job_state(word: str, reason: str) -> LrmJobState:
     """Return what a job's state word and its reason mean; UNKNOWN for a word of no release we know."""
     state = JOB_STATES.get(word, LrmJobState.UNKNOWN)
     return LrmJobState.HELD if state is LrmJobState.QUEUED and _is_hold(reason) else state
+
+
+def hold_owner(reason: str) -> HoldOwner:
+    """Return who holds a job that is in hold for a reason. Slurm shows the hold of a hook as the user's own."""
+    owners = {"jobheldadmin": HoldOwner.OPERATOR, "jobhelduser": HoldOwner.USER}
+    return owners.get(reason.strip("()").lower(), HoldOwner.SYSTEM)
 
 
 def _is_hold(reason: str) -> bool:

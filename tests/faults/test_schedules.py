@@ -65,7 +65,7 @@ def test_schedules_contain_what_they_are_for() -> None:
         exchanges += sum(record.exchanges for record in world.service.state.jobs.values())
         claims = [claim for record in world.service.state.jobs.values() for claim in record.claims]
         pieces += sum(claim.piece is not None for claim in claims)
-    assert kinds >= set(ev.EVENT_TYPES) - {ev.PlaceholderSaid} - OF_MALLEABLE_JOBS
+    assert kinds >= set(ev.EVENT_TYPES) - {ev.PlaceholderSaid, ev.HoldsSeen} - OF_MALLEABLE_JOBS
     assert states >= {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert crashes > 10
     assert hand_backs > 10

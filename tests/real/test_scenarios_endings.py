@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
-from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST
+from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces, parent_of
@@ -80,6 +80,19 @@ def test_scancel_of_one_placeholder_cancels_the_job(
 
 
 @pytest.mark.real("sge_qmaster")
+def test_time_limit_that_slurm_enforces_is_a_walltime(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """An operator cuts the limit short: the agent only gets SIGTERM, Slurm knows it for TIMEOUT."""
+    user = new_user(slurm_a)
+    traces = Traces(user)
+    report = running(user, traces, part("a", 2, *LONG, environment=traces.mark))
+    (first, _) = report.components[0].lrm_ids
+    slurm_a.run("scontrol", "update", f"jobid={first}", "TimeLimit=1")
+    outcome = outcome_of(user, report.id)
+    assert (outcome.state, outcome.exit_code, outcome.reason) == (JobState.FAILED, EXIT_WALLTIME, EndReason.WALLTIME)
+    assert user.run("status", report.id, "--json").json["outcome"]["exit_code"] == EXIT_WALLTIME
+    traces.expect_none()
+
+
 def test_qdel_of_one_placeholder_ends_the_job(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -13,10 +16,11 @@ from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import placeholders
-from tests.real.user import part
+from tests.real.systems.processes import wait_until
+from tests.real.user import PATIENCE, part
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
@@ -78,3 +82,43 @@ def test_a_rank_that_ends_badly_ends_the_world(
     assert (report.state, report.outcome.exit_code, report.outcome.reason) == (JobState.FAILED, end.code, end.reason)
     assert (report.outcome.component, report.outcome.rank) == ("c2", 2)
     traces.expect_none()
+
+
+def test_shell_of_a_rank_that_is_killed_is_a_signal(new_user: NewUser, slurm_a: SlurmCluster) -> None:
+    """Nobody is left to tell how the rank ended but mpiexec, whose exit status 9 stands for SIGKILL here.
+
+    It does so when the program itself has ended, too, which lives on without its shell.
+    """
+    user = new_user(slurm_a)
+    traces = Traces(user)
+    go = user.directory / "go"
+    program = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+    parts = [part("a", 2, *program, environment=traces.mark) for _ in range(2)]
+    job = user.submit(user.job_file(*parts, launcher="mpi"))
+    user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    shells: list[int] = []
+
+    def found() -> bool:
+        shells[:] = rank_shells(traces.mark, 3)
+        return bool(shells)
+
+    wait_until(found, seconds=PATIENCE, what="the shell of rank 3", details=user.details)
+    os.kill(shells[0], signal.SIGKILL)
+    go.touch()
+    report = user.wait_over(job)
+    assert report.outcome is not None
+    assert (report.outcome.exit_code, report.outcome.reason) == (128 + signal.SIGKILL, EndReason.SIGNALLED)
+    traces.expect_none()
+
+
+def rank_shells(mark: Mapping[str, str], rank: int) -> list[int]:
+    """Return the shells around a rank's program, found by the environment of its component."""
+    wanted = {*(f"{name}={value}".encode() for name, value in mark.items()), b"KOALA_RANK=%d" % rank}
+    shells = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            environment = set((process / "environ").read_bytes().split(b"\0"))
+            if words[0] == b"sh" and words[-1] == b"koala-rank" and wanted <= environment:
+                shells.append(int(process.name))
+    return shells

@@ -10,14 +10,18 @@ import pytest
 
 from koala_adapter.cli.checking import Checked
 from koala_adapter.cli.context import make_console
-from koala_adapter.cli.offline import Record
+from koala_adapter.cli.offline import Answer, Record, answer_report
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.planning import plan_table
 from koala_adapter.cli.reaping import leftovers
 from koala_adapter.cli.tables import bar, seconds
+from koala_adapter.information import Reading
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import CheckResult
-from koala_adapter.reports import PlannedComponent
+from koala_adapter.reports import ComponentReport, JobReport, PlannedComponent
+from koala_adapter.scheduler.outcome import JobState
+from tests.unit.scheduler_site import Site
+from tests.unit.scripted_lrm import config, node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,7 +121,7 @@ def test_log_lines_are_marked_in_order_of_rank(tmp_path: Path) -> None:
     """Ten comes after two; each line says whose it is."""
     log_files(tmp_path, a_10="ten\n", a_2="two\n", b_0="zero\n")
     pieces: list[bytes] = []
-    LogPrinter(tmp_path, write=pieces.append).print_new()
+    LogPrinter(tmp_path, write=pieces.append).print_new(marked=True)
     assert b"".join(pieces) == b"a/2: two\na/10: ten\nb/0: zero\n"
 
 
@@ -125,7 +129,7 @@ def test_log_of_one_process_is_not_marked(tmp_path: Path) -> None:
     """With a single process its output is given as it is."""
     log_files(tmp_path, a_0="one\ntwo\n")
     pieces: list[bytes] = []
-    LogPrinter(tmp_path, write=pieces.append).print_new()
+    LogPrinter(tmp_path, write=pieces.append).print_new(marked=False)
     assert b"".join(pieces) == b"one\ntwo\n"
 
 
@@ -134,11 +138,11 @@ def test_following_prints_only_whole_new_lines(tmp_path: Path) -> None:
     pieces: list[bytes] = []
     printer = LogPrinter(tmp_path, write=pieces.append)
     log_files(tmp_path, a_0="one\ntw")
-    printer.print_new()
+    printer.print_new(marked=False)
     log_files(tmp_path, a_0="o\nthr")
-    printer.print_new()
+    printer.print_new(marked=False)
     assert b"".join(pieces) == b"one\ntwo\n"
-    printer.print_new(rest=True)
+    printer.print_new(marked=False, rest=True)
     assert b"".join(pieces) == b"one\ntwo\nthr"
 
 
@@ -146,8 +150,67 @@ def test_logs_can_be_narrowed(tmp_path: Path) -> None:
     """One component, or one rank of it."""
     log_files(tmp_path, a_0="a0\n", a_1="a1\n", b_0="b0\n")
     pieces: list[bytes] = []
-    LogPrinter(tmp_path, component="a", rank=1, write=pieces.append).print_new()
+    LogPrinter(tmp_path, component="a", rank=1, write=pieces.append).print_new(marked=False)
     assert b"".join(pieces) == b"a1\n"
+
+
+def test_marks_go_by_the_processes_of_the_job(tmp_path: Path) -> None:
+    """How many there are is known of the job, pieces of a component together; files that are there do not count."""
+    left, right = component_report("left", 1), component_report("right", 2)
+    report = job_report_of(tmp_path, left, right, component_report("right", 1))
+    assert (report.processes(), report.processes("right"), report.processes("left")) == (4, 3, 1)
+    assert (report.processes(rank=0), report.processes(rank=2), report.processes("right", 1)) == (2, 1, 1)
+
+
+def component_report(name: str, processors: int) -> ComponentReport:
+    """Return the report of a component that has nothing yet."""
+    return ComponentReport(
+        name=name,
+        command=("true",),
+        cluster="alpha",
+        processors=processors,
+        held=0,
+        queued=0,
+        lrm_ids=(),
+        hosts=(),
+        first_rank=None,
+        waited=None,
+    )
+
+
+def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
+    """Return the report of a job that waits."""
+    return JobReport(
+        id="1",
+        name="job",
+        kind="rigid",
+        state=JobState.CLAIMING,
+        user="me",
+        priority=0,
+        walltime=60,
+        submitted_at=0.0,
+        launched_at=None,
+        finished_at=None,
+        reported_at=1.0,
+        queue_position=None,
+        tries=0,
+        hand_backs=0,
+        components=components,
+        outcome=None,
+        explanation="",
+        placeholders_left=0,
+        output_directory=str(directory),
+    )
+
+
+def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
+    """Asked without a service, a cluster may go on listing them; those that wait are told apart from those that run."""
+    states = (LrmJobState.RUNNING, LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.ENDING, LrmJobState.ENDED)
+    listing = tuple(job(f"koala-0123abcd-{number}", state=state) for number, state in enumerate((*states, states[-1])))
+    reading = Reading(read_at=1000.0, nodes=(node(used=2),), jobs=listing)
+    record = Record(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
+    report = answer_report(record, Answer(config=config(), reading=reading))
+    assert (report.placeholders, report.placeholders_queued) == (4, 2)
 
 
 # ---- leftovers ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,7 +13,7 @@ import pytest
 from koala_adapter.clusters import ClusterDriver, Surroundings
 from koala_adapter.commands import CommandRunner
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import Capabilities, Submission
 from koala_adapter.scheduler import events as ev
 from koala_adapter.submissions import leave_token, token_path
@@ -149,6 +150,35 @@ async def test_accounting_of_a_stranger_says_nothing_of_ours(accounted: str) -> 
         await driven.heard_of(ev.PlaceholderEnded)
     (first, *_) = [event for event in driven.heard if isinstance(event, ev.PlaceholderEnded)]
     assert first.reason is (EndReason.LOST if accounted == "mallory" else EndReason.MEMORY)
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_holds_are_told_once(*, told: bool) -> None:
+    """Whose they are, where the plugin can tell; that they are over, too; jobs that only have our name do not count."""
+    driven = Driven()
+    driven.lrm.capabilities = Capabilities(tells_holders=told)
+    key = next(iter(driven.site.state.batches))
+    driven.site.take_all()
+    ours = [p.lrm_id for p in driven.site.claimed("1")]
+
+    def listing(state: LrmJobState) -> tuple[LrmJob, ...]:
+        held = HoldOwner.OPERATOR if state is LrmJobState.HELD else None
+        jobs = [
+            LrmJob(id=id_ or LrmJobId(""), name=key, state=state, user="alice", processors=1, array_index=n, hold=held)
+            for n, id_ in enumerate(ours, start=1)
+        ]
+        return (*jobs, replace(jobs[0], id=LrmJobId("stranger"), array_index=9))
+
+    driven.lrm.all_jobs = listing(LrmJobState.HELD)
+    async with driven.running():
+        event = await driven.heard_of(ev.HoldsSeen)
+        polls = driven.lrm.polls
+        await driven.until(lambda: driven.lrm.polls >= polls + 2)
+        driven.lrm.all_jobs = listing(LrmJobState.QUEUED)
+        await driven.until(lambda: sum(isinstance(one, ev.HoldsSeen) for one in driven.heard) > 1)
+    assert isinstance(event, ev.HoldsSeen)
+    assert [hold.holder for hold in event.holds] == [HoldOwner.OPERATOR if told else None] * 2
+    assert [len(one.holds) for one in driven.heard if isinstance(one, ev.HoldsSeen)] == [2, 0]
 
 
 async def test_a_cluster_that_cannot_be_started_is_told_of_and_tried_again() -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.errors import JournalError
 from koala_adapter.journal import Journal
-from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Parameters
@@ -138,6 +138,17 @@ _events: st.SearchStrategy[Event] = st.one_of(
         host=_texts,
         address=_texts,
         ends_at=st.none() | st.floats(0, 1e12),
+    ),
+    st.builds(
+        ev.HoldsSeen,
+        time=st.floats(0, 1e12),
+        cluster=_texts,
+        holds=st.lists(
+            st.builds(
+                ev.Hold, placeholder=st.just(PLACEHOLDER), holder=st.none() | st.sampled_from(HoldOwner), reason=_texts
+            ),
+            max_size=2,
+        ).map(tuple),
     ),
     st.builds(ev.RankEnded, time=st.floats(0, 1e12), job_id=_texts, rank=st.none() | st.integers(0, 9), end=_ends),
 )

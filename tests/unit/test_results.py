@@ -88,7 +88,9 @@ def report_of(files: dict[str, TaskFiles]) -> JobReport:
     site.take_all()
     site.hold_all("1")
     site.complete("1")
-    return job_report(site.scheduler, site.record("1"), now=site.now, output_directory="/out", files=files)
+    return job_report(
+        site.scheduler, site.record("1"), now=site.now, wall_offset=0.0, output_directory="/out", files=files
+    )
 
 
 def test_reports_sum_up_what_was_said() -> None:

@@ -218,6 +218,31 @@ def test_what_is_no_word_of_hydra_is_passed_over() -> None:
     assert mpi().output_of("7:0", "out", 0, PROXIES, NOW).launches == ()
 
 
+KILLED = b"""
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 3774 RUNNING AT vm
+=   EXIT CODE: 9
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+"""
+"""What mpiexec of MPICH 4.0.2 prints when the shell of a rank is killed; it then exits with status 9."""
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (KILLED, TaskEnd(reason=EndReason.SIGNALLED, signal=9)),
+        (KILLED.replace(b"YOUR APPLICATION", b"SOMETHING"), TaskEnd(reason=EndReason.EXITED, exit_code=9)),
+    ],
+    ids=["signal", "status"],
+)
+def test_mpiexec_tells_a_signal_from_a_status(text: bytes, end: TaskEnd) -> None:
+    """Its own status is 9 in both cases."""
+    runner = mpi()
+    assert printed(runner, text).events == ()
+    told = runner.ended("7:launcher", TaskEnd(reason=EndReason.EXITED, exit_code=9), NOW)
+    assert told == (RankEnded(time=NOW, job_id=JobId("7"), rank=None, end=end),)
+
+
 def test_the_end_of_mpiexec_is_that_of_the_job() -> None:
     """A proxy that exits says nothing of its rank; one that could not be started does."""
     runner = mpi()

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from koala_adapter.model import ClusterName, EndReason, TaskEnd
+from koala_adapter.model import ClusterName, EndReason, HoldOwner, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.explain import duration, explain
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
@@ -47,6 +49,44 @@ def test_holds_a_part() -> None:
         "The job holds 4 of 7 processors (4 of 4 on a, 0 of 3 on b) and waits for 3 in the queue of b (idle there: 0). "
         "It starts when all are held; what it holds is kept for another 10 min, then given back for a while."
     )
+
+
+def on_hold(site: Site, holder: HoldOwner | None, reason: str, count: int = 3) -> None:
+    """Report that so many of the placeholders on b are in hold there."""
+    queued = [p.id for p in site.claimed("1") if p.cluster == B][:count]
+    holds = tuple(ev.Hold(placeholder=id_, holder=holder, reason=reason) for id_ in queued)
+    site.post(ev.HoldsSeen(time=site.now, cluster=B, holds=holds))
+
+
+@pytest.mark.parametrize(
+    ("holder", "reason", "who"),
+    [
+        (HoldOwner.USER, "JobHeldUser", "by its user or a submission hook (JobHeldUser)"),
+        (HoldOwner.OPERATOR, "", "by an operator"),
+        (HoldOwner.SYSTEM, "JobHoldMaxRequeue", "by the batch system itself (JobHoldMaxRequeue)"),
+        (None, "", "by somebody that it does not name"),
+    ],
+)
+def test_waits_for_what_is_in_hold(holder: HoldOwner | None, reason: str, who: str) -> None:
+    """Who holds it in the batch system, since when, and that it does not start by itself."""
+    site = claiming()
+    on_hold(site, holder, reason, count=2)
+    site.now += 45.0
+    on_hold(site, holder, reason, count=2)
+    text = said(site)
+    assert f"waits for 3 in the queue of b (idle there: 0; 2 in hold {who} for 45 s). It starts when" in text
+    assert "What is in hold starts only when it is released there." in text
+
+
+def test_waits_no_more_for_what_was_released() -> None:
+    """What is not named any more is in no hold; a later one begins anew."""
+    site = claiming()
+    on_hold(site, HoldOwner.OPERATOR, "")
+    site.now += 45.0
+    on_hold(site, HoldOwner.OPERATOR, "", count=0)
+    assert "hold " not in said(site)
+    on_hold(site, HoldOwner.OPERATOR, "")
+    assert "3 in hold by an operator for 0 s" in said(site)
 
 
 def test_waits_for_a_batch_system_that_is_down() -> None:
@@ -166,6 +206,23 @@ def test_kept_room() -> None:
     site.submit(job("1", 4))
     site.pass_time(100.0)
     assert said(site).endswith("a has room for 2. Because it has waited long, what comes free is kept for it (4 on a).")
+
+
+def test_room_that_is_kept_for_another_job() -> None:
+    """It is told for whom, and how much of it; not to a job that comes before that one."""
+    site = Site({"a": 4, "b": 4}, PARAMETERS)
+    site.submit(job("0", component("x", 2, cluster="a")))
+    site.submit(job("1", component("x", 4, cluster="a"), component("y", 1, cluster="b")))
+    site.pass_time(100.0)
+    site.submit(job("2", component("x", 1, cluster="a"), component("y", 4, cluster="b"), submitted_at=5.0))
+    assert said(site, "2").endswith(
+        "at once: a has room for 2 (kept for job 1, which has waited long: all); "
+        "b has room for 4 (kept for job 1, which has waited long: 1)."
+    )
+    assert "(kept for job" not in said(site)
+    first = replace(job("3", component("x", 3, cluster="a")), priority=1)
+    site.submit(first)
+    assert "(kept for job" not in said(site, "3")
 
 
 def test_backing_off() -> None:

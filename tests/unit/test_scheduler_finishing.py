@@ -8,9 +8,10 @@ import pytest
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import OutcomeCorrected
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import Parameters
-from tests.unit.scheduler_site import WELL, Site, component, ends, job, launches, submissions
+from tests.unit.scheduler_site import WELL, Site, component, ends, job, launches, of_kind, submissions
 
 
 def running(*components: int, walltime: int = 600) -> Site:
@@ -116,6 +117,60 @@ def test_lost_placeholder_ends_a_launched_job(
         f"rank 0 (component 'c0'): {reason.value}, placeholder {lost} on a, host a-{lost}: said the LRM"
     )
     assert str(other) in ends(actions)
+
+
+SIGNALLED = "the placeholder got SIGTERM"
+
+
+def told_to_go() -> tuple[Site, PlaceholderId]:
+    """Return a site where the agent of one of the placeholders of job 1 got a signal and so ended the job."""
+    site = running(2)
+    placeholder = site.record("1").ranks[1].placeholder
+    site.post(
+        ev.PlaceholderEnding(time=site.now, placeholder=placeholder, reason=EndReason.CANCELLED, detail=SIGNALLED)
+    )
+    assert site.outcome("1").exit_code == EXIT_CANCELLED
+    return site, placeholder
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "code"),
+    [
+        (EndReason.WALLTIME, JobState.FAILED, EXIT_WALLTIME),
+        (EndReason.NODE_LOST, JobState.LOST, EXIT_LOST),
+        (EndReason.MEMORY, JobState.FAILED, 1),
+    ],
+)
+def test_batch_system_knows_why_a_placeholder_was_told_to_go(reason: EndReason, state: JobState, code: int) -> None:
+    """A signal says nothing of its cause; what the batch system says of the placeholder's end is the outcome."""
+    site, placeholder = told_to_go()
+    (corrected,) = of_kind(OutcomeCorrected, site.ended(placeholder, reason, "TimeLimit"))
+    outcome = site.record("1").outcome
+    assert outcome == corrected.outcome
+    assert outcome is not None
+    assert (site.record("1").state, outcome.state, outcome.exit_code) == (state, state, code)
+    assert "TimeLimit" in outcome.detail
+    assert f"rank 1 (component 'c0'): {reason.value}" in outcome.detail
+
+
+@pytest.mark.parametrize("reason", [EndReason.CANCELLED, EndReason.LOST, EndReason.EXITED])
+def test_ends_that_tell_no_cause_correct_nothing(reason: EndReason) -> None:
+    """Cancelled is cancelled, also when the end of the placeholder is told in vaguer words."""
+    site, placeholder = told_to_go()
+    assert of_kind(OutcomeCorrected, site.ended(placeholder, reason)) == []
+    assert site.outcome("1").exit_code == EXIT_CANCELLED
+
+
+def test_other_placeholders_and_cancellations_by_the_user_are_not_corrected() -> None:
+    """Only the placeholder by which the job ended can tell why."""
+    site, placeholder = told_to_go()
+    other = site.record("1").ranks[0].placeholder
+    assert of_kind(OutcomeCorrected, site.ended(other, EndReason.WALLTIME)) == []
+    site = running(2)
+    placeholder = site.record("1").ranks[0].placeholder
+    site.cancel("1")
+    assert of_kind(OutcomeCorrected, site.ended(placeholder, EndReason.WALLTIME)) == []
+    assert site.outcome("1").exit_code == EXIT_CANCELLED
 
 
 def test_placeholder_whose_rank_is_done_may_go() -> None:

@@ -58,6 +58,8 @@ def _listing(name: str, options: list[str], state: State) -> str | None:
         ("qconf", "-sq", "*"): lambda state: f"qname {QUEUE}\nslots {state.slots}\ns_rt INFINITY\nh_rt 24:00:00\n",
         ("qconf", "-tsm"): lambda _state: "",
     }
+    if [name, *options[:2], *options[3:4]] == ["qstat", "-xml", "-u", "-s"]:
+        return f"{HEADER}\n<job_info></job_info>\n"  # nobody holds but users
     if [name, *options[:1]] == ["qstat", "-j"]:
         return _explained(state, options[1].split(","))
     listing = listings.get((name, *options))
