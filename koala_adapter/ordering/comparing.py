@@ -7,7 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from koala_adapter.model import LrmJob
+    from collections.abc import Iterable
+
+    from koala_adapter.model import LrmJob, LrmJobId
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -27,13 +29,20 @@ def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int]
     return "with more processors than it asked for" if alone else "with other processors on each than we said"
 
 
-def order(job: LrmJob) -> tuple[float, list[int | str]]:
-    """Order jobs as they were submitted: where times are equal, by their numbers."""
-    if job.id.isdecimal():
-        return job.submitted_at or 0.0, ["", int(job.id), ""]
-    parts = _DIGITS.split(job.id)
-    numbers: list[int | str] = [int(part) if part.isdecimal() else part for part in parts]
-    return job.submitted_at or 0.0, numbers
+def turn(id_: LrmJobId, submitted_at: float | None) -> tuple[float, tuple[int | str, ...], str]:
+    """Return what brings jobs into the order of their submission: where times are equal, as their LRM counts.
+
+    Numbers within an id count as numbers: ``9`` before ``10``, ``12_3`` and ``12.3`` before ``12_10`` and ``12.10``.
+    """
+    if id_.isdecimal():
+        return submitted_at or 0.0, ("", int(id_), ""), id_
+    parts = tuple(int(part) if part.isdecimal() else part for part in _DIGITS.split(id_))
+    return submitted_at or 0.0, parts, id_
+
+
+def in_order(jobs: Iterable[LrmJob]) -> list[LrmJob]:
+    """Return jobs in the order of their submission: a batch system lists them in any, Slurm the newest first."""
+    return sorted(jobs, key=lambda job: turn(job.id, job.submitted_at))
 
 
 def shape(job: LrmJob) -> object:

@@ -84,8 +84,6 @@ class Entry:
     job: LrmJob
     """As it was listed last, but with what its user insisted on before we tied it to nodes."""
     phase: Phase
-    sequence: int
-    """Order in which jobs were first seen."""
     listed: LrmJob | None = None
     """Exactly as it was listed last."""
     reason: str = ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
-from koala_adapter.ordering.comparing import difference, is_another, order, shape
+from koala_adapter.ordering.comparing import difference, in_order, is_another, shape, turn
 from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase, Pin
 from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.pools import Pools, pools_of, serves
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.local_queue import ClusterScheduler
 
 Layout: TypeAlias = "tuple[tuple[str, int], ...]"
-
-TIE = 1e-6
-"""Seconds by which jobs submitted in the same second are told apart, so that their order stays what it is."""
 
 STEADY = frozenset({Phase.RUNNING, Phase.WAITING})
 """Phases in which nothing follows from a listing that shows a job as the last one did."""
@@ -65,7 +62,6 @@ class Mirror:
         self._in_hand: dict[LrmJobId, tuple[Layout, float]] = {}
         """Nodes of the starts that are being asked for, and from when on they are what they look like again."""
         self._make_scheduler = make_scheduler
-        self._sequence = 0
         self._feasible: dict[object, str] = {}
         self._empty: tuple[Room, ...] = ()
         self._served: dict[str, tuple[int | None, str]] = {}
@@ -76,7 +72,6 @@ class Mirror:
     def observe(self, listing: Listing) -> None:
         """Bring the picture in step with a listing."""
         now = listing.read_at
-        first = self.listing is None
         self.listing = listing = self._as_they_will_be(listing)
         same = self._examine_nodes(listing)
         seen: dict[LrmJobId, LrmJob] = {job.id: job for job in listing.jobs}
@@ -86,7 +81,8 @@ class Mirror:
             self._unpin(job_id)
         occupying: list[Entry] = []
         waiting: list[Entry] = []
-        for job in sorted(listing.jobs, key=order) if first else listing.jobs:
+        known = [job for job in listing.jobs if job.id in self.entries]
+        for job in (*known, *in_order(job for job in listing.jobs if job.id not in self.entries)):
             entry = self.entries.get(job.id)
             if not (same and entry is not None and entry.phase in STEADY and entry.listed == job):
                 entry = self._examine(job, now)
@@ -166,8 +162,7 @@ class Mirror:
         return entry
 
     def _new(self, job: LrmJob, pin: Pin | None) -> Entry:
-        self._sequence += 1
-        entry = Entry(job=job, phase=Phase.LEFT_OUT, sequence=self._sequence)
+        entry = Entry(job=job, phase=Phase.LEFT_OUT)
         self.entries[job.id] = entry
         if pin is not None and not pin.not_before and job.state is not LrmJobState.HELD:
             # It had been released when we were stopped: the next looks tell what came of it.
@@ -308,8 +303,9 @@ class Mirror:
 
     def _local(self, entry: Entry) -> LocalJob:
         job = entry.job
-        submitted = (job.submitted_at or 0.0) + TIE * (entry.sequence % 500_000)
-        return LocalJob(job.id, job.processors, float(entry.estimate), submitted, job.user)
+        submitted = job.submitted_at or 0.0
+        place = turn(job.id, job.submitted_at)
+        return LocalJob(job.id, job.processors, float(entry.estimate), submitted, job.user, turn=place)
 
     # -- what became of it -------------------------------------------------------------------------------------------
 

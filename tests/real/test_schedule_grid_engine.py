@@ -46,3 +46,22 @@ def test_a_queue_runs_to_the_end(holding_cell: GridEngineCell, tmp_path: Path) -
     starts = [line for line in scheduling.lines() if line["kind"] == "start"]
     assert [line["job_id"] for line in starts][: len(ids)] == ids
     assert {line["job_id"].partition(".")[0] for line in starts[len(ids) :]} == {array.partition(".")[0]}
+
+
+def test_jobs_of_one_second_start_by_their_numbers(holding_cell: GridEngineCell, tmp_path: Path) -> None:
+    """Also when they come in while it runs."""
+    scheduling = Scheduling(tmp_path, holding_cell, "--policy", "fcfs")
+    options = (*QUIET, "-l", "h_rt=60")
+    blockers = [f"b{number}" for number in range(4)]
+    for name in blockers:
+        holding_cell.submit(scheduling.script_until_told(name), *options)
+    with scheduling:
+        scheduling.wait(lambda: len(scheduling.told("started")) == len(blockers), what="the cell is full")
+        known = set(scheduling.told("start"))
+        ids = [holding_cell.submit(scheduling.script(f"j{number}", 0.2), *options) for number in range(8)]
+        scheduling.wait(lambda: set(ids) <= set(scheduling.told("submitted")), what="all are seen")
+        for name in blockers:
+            scheduling.let_end(name)
+        scheduling.wait_runs({f"j{number}" for number in range(8)})
+    starts = [line["job_id"] for line in scheduling.lines() if line["kind"] == "start"]
+    assert [id_ for id_ in starts if id_ not in known] == ids

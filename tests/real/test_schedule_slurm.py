@@ -87,6 +87,23 @@ def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_p
     assert scheduling.told("not started") == {}
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "firstfit"])
+def test_jobs_of_one_second_start_by_their_numbers(policy: str, cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm lists the newest first; also those that come in while it runs start in the order of their ids."""
+    scheduling = Scheduling(tmp_path, cluster, "--policy", policy)
+    first = submit(scheduling, "first", 32, until_told=True)
+    with scheduling:
+        scheduling.wait(lambda: first in scheduling.told("started"), what="the cluster is full")
+        ids = [submit(scheduling, f"j{number}", 32, seconds=0.1) for number in range(4)]
+        array = submit(scheduling, "array", 32, "--array=2,10", seconds=0.1)
+        elements = [f"{array}_2", f"{array}_10"]
+        scheduling.wait(lambda: {*ids, *elements} <= set(scheduling.told("submitted")), what="all are seen")
+        scheduling.let_end("first")
+        scheduling.wait(lambda: set(elements) <= set(scheduling.told("ended")), what="all have run")
+    starts = [line["job_id"] for line in scheduling.lines() if line["kind"] == "started"]
+    assert starts == [first, *ids, *elements]
+
+
 def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, tmp_path: Path) -> None:
     """What ends in time overtakes, what could be in the way does not, and the promise is kept; explain tells it."""
     scheduling = Scheduling(tmp_path, cluster)

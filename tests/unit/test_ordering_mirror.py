@@ -57,7 +57,7 @@ def test_a_job_that_fits_in_sum_only_is_passed_over_and_not_starved(policy: str)
     for number in range(1, 5):
         site.submit(f"r{number}", 4, 100, requested_nodes=(f"n{number}",))
     assert len(site.step()) == 4
-    site.submit("wide", 16, 100, nodes_wanted=2, tasks_per_node=8)
+    site.submit("wide", 16, 100, nodes_wanted=2, tasks_per_node=8, submitted_at=site.now - 1)
     site.submit("long", 4, 5000)
     site.submit("longer", 8, 5000)
     site.submit("short", 4, 50)
