@@ -15,8 +15,11 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def is_another(job: LrmJob, submitted_at: float | None) -> bool:
-    """Tell whether a batch system has given the number of a former job to this one."""
-    return submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
+    """Tell whether a batch system has given the number of a former job to this one.
+
+    One that was queued again has a new time of submission.
+    """
+    return not job.requeues and submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
 
 
 def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int], ...]) -> str:

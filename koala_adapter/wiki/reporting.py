@@ -44,9 +44,9 @@ class Vocabulary:
 
 
 def is_startable(job: LrmJob, *, user_holds: bool) -> bool:
-    """Tell whether a job waits for us: held by the site, or by its user where that is the same."""
+    """Tell whether a job waits for us: held by the site, or by its user where that is the same; and free to go."""
     ours = {HoldOwner.OPERATOR, HoldOwner.USER} if user_holds else {HoldOwner.OPERATOR}
-    return job.state is LrmJobState.HELD and job.hold in ours
+    return job.state is LrmJobState.HELD and job.hold in ours and not job.tied
 
 
 def tasks_of(job: LrmJob) -> int:

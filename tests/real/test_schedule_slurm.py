@@ -100,8 +100,70 @@ def test_jobs_of_one_second_start_by_their_numbers(policy: str, cluster: SlurmCl
         scheduling.wait(lambda: {*ids, *elements} <= set(scheduling.told("submitted")), what="all are seen")
         scheduling.let_end("first")
         scheduling.wait(lambda: set(elements) <= set(scheduling.told("ended")), what="all have run")
-    starts = [line["job_id"] for line in scheduling.lines() if line["kind"] == "started"]
+    starts = [line["job_id"] for line in scheduling.lines() if line["kind"] == "start"]
     assert starts == [first, *ids, *elements]
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_jobs_that_are_queued_again_wait_held_and_untied(
+    down: bool,  # noqa: FBT001 - a parameter
+    cluster: SlurmCluster,
+    tmp_path: Path,
+) -> None:
+    """Requeued by its owner, or because its node fails, a job waits for us, also while koala is down."""
+    scheduling = Scheduling(tmp_path, cluster)
+    even = submit(scheduling, "even", 10, until_told=True)
+    uneven = submit(scheduling, "uneven", 7, "--nodes=2", until_told=True)
+    one = submit(scheduling, "one", 1, "--nodelist=n4", until_told=True)
+    element = submit(scheduling, "array", 1, "--array=3", until_told=True) + "_3"
+    jobs = (even, uneven, one, element)
+    with scheduling.ended():
+        scheduling.start()
+        scheduling.wait(lambda: set(jobs) <= set(scheduling.told("started")), what="all run")
+        if down:
+            scheduling.kill()
+        for job in jobs[:3]:
+            cluster.run("scontrol", "requeue", job)
+        fail_node(cluster, scheduling, element)
+        if down:
+            scheduling.start()
+        scheduling.wait(lambda: set(jobs) <= set(scheduling.told("requeued")), what="all wait again")
+        scheduling.wait(lambda: all(untied(cluster, job) for job in (even, uneven, element)), what="all are untied")
+        assert {state for _, state, _ in unfinished(cluster)} == {"PENDING"}
+        assert all("JobHeld" in reason for _, _, reason in unfinished(cluster))
+        shown = {job: details(cluster, job) for job in jobs}
+        assert (shown[even]["NumCPUs"], shown[uneven]["NumCPUs"]) == ("10", "7")
+        assert (shown[uneven]["NumNodes"], shown[one]["ReqNodeList"]) == ("2-2", "n4")
+        for name in ("even", "uneven", "one", "array"):
+            scheduling.let_end(name)
+        for job in jobs:
+            cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        scheduling.wait_runs({"even", "uneven", "one", "array"})
+        scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
+        scheduling.stop()
+    assert all(found == ["run", "run", "end"] for found in scheduling.traces().values())
+
+
+def fail_node(cluster: SlurmCluster, scheduling: Scheduling, job: str) -> None:
+    """Have the node of a running job fail, and come back."""
+    node = cluster.squeue(f"--jobs={job}", form="%N")[0][0]
+    cluster.kill_node(node)
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    scheduling.wait(lambda: not cluster.squeue(f"--jobs={job}", form="%N")[0][0], what="the job lost its node")
+    cluster.start_node(node)
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def details(cluster: SlurmCluster, job: str) -> dict[str, str]:
+    """Return what scontrol tells of a job."""
+    text = cluster.run("scontrol", "--oneliner", "show", "job", job)
+    return {name: value for name, _, value in (word.partition("=") for word in text.split())}
+
+
+def untied(cluster: SlurmCluster, job: str) -> bool:
+    """Tell whether a job waits, bound to no node."""
+    shown = details(cluster, job)
+    return shown["JobState"] == "PENDING" and shown["ReqNodeList"] == "(null)"
 
 
 def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, tmp_path: Path) -> None:
