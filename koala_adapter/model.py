@@ -249,6 +249,23 @@ class LrmJob:
     tied: bool = False
     """It waits, and is still tied to the nodes on which we started it: see ``Lrm.take_back``."""
 
+    @property
+    def node_bounds(self) -> tuple[int, int | None]:
+        """Nodes that it must have at least, and may have at most (None: any number)."""
+        if self.nodes_wanted is not None:
+            return self.nodes_wanted, self.nodes_wanted
+        return self.nodes_least, self.nodes_most
+
+    @property
+    def nodes_asked(self) -> str:
+        """How many nodes it asks for, in words."""
+        least, most = self.node_bounds
+        if most is None:
+            return f"at least {least} nodes" if least > 1 else "any number of nodes"
+        if least == most:
+            return f"{least} nodes" if least != 1 else "one node"
+        return f"{least} to {most} nodes"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class PlaceholderId:

@@ -54,7 +54,7 @@ def shape(job: LrmJob) -> object:
         job.processors,
         job.queue,
         job.processors_per_task,
-        job.nodes_wanted,
+        job.node_bounds,
         job.tasks_per_node,
         job.memory_per_processor_mib,
         job.memory_per_node_mib,

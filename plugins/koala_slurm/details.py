@@ -233,8 +233,13 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
     if not layout and job.state in _ACTIVE and job.nodes:
         fits = set(dict(known.layout)) == set(job.nodes) and sum(dict(known.layout).values()) == job.processors
         layout = known.layout if fits else _evenly(job.nodes, job.processors)
+    processors = job.processors
+    if job.state in _WAITING:
+        # Slurm shows one for `-N2-3`, and each node gives one at least.
+        processors = max(processors, known.nodes_least * job.processors_per_task)
     return replace(
         job,
+        processors=processors,
         layout=layout,
         nodes_wanted=known.nodes_wanted,
         nodes_least=known.nodes_least,

@@ -78,6 +78,8 @@ class Starting:
             self._put_away_note()
 
     def _put_away_note(self) -> None:
+        if self._pin.job in self._notes.kept:
+            return  # it is tied as it was
         if self._tied:
             self._notes.keep(self._pin.job)
         else:
@@ -172,6 +174,7 @@ class Starting:
         if kept is not None and kept.is_of(job):
             # It is still tied to the nodes of an earlier start.
             self._before = kept.before()
+        self._require_number_of_nodes()
         self._notes.write(pin, self._before or JobDetails(), job)
         if not pin.is_even:
             order = pinning.natural_order(tuple(pin.counts))
@@ -180,6 +183,13 @@ class Starting:
                     f"cores of {', '.join(order)} could not be reserved in the order of slurm.conf",
                     hint="list the nodes in slurm.conf in the order of their names",
                 )
+
+    def _require_number_of_nodes(self) -> None:
+        """Raise LrmRejectedError when the user asked for another number of nodes: tying would overwrite that."""
+        asked, given = self._before or JobDetails(), len(self._pin.counts)
+        if not asked.nodes_least <= given <= (asked.nodes_most or given):
+            message = f"job {self._pin.job} asks for {asked.node_range} nodes (sbatch -N), and {given} are given"
+            raise LrmRejectedError(message, hint="name as many nodes as its user allows")
 
     async def _reserve(self, job: LrmJob, order: Sequence[str]) -> bool:
         for _ in range(2):

@@ -144,6 +144,26 @@ def test_jobs_that_are_queued_again_wait_held_and_untied(
     assert all(found == ["run", "run", "end"] for found in scheduling.traces().values())
 
 
+def test_a_users_range_of_nodes_is_kept(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """A job of ``-N2-3`` waits for a second node although one has room, and says so; then it gets two or three."""
+    scheduling = Scheduling(tmp_path, cluster)
+    wide = submit(scheduling, "wide", 24, "--nodes=3", until_told=True)
+    with scheduling:
+        scheduling.wait(lambda: wide in scheduling.told("started"), what="one node is left")
+        ranged = submit(scheduling, "ranged", 3, "--nodes=2-3")
+        silent = cluster.submit(
+            scheduling.script("silent", 0.3), "--nodes=2-4", "--time=1", "--output=/dev/null", "--ntasks-per-node=1"
+        )
+        scheduling.wait(lambda: ranged in scheduling.told("passed over"), what="it is passed over")
+        scheduling.let_end("wide")
+        scheduling.wait_runs({"wide", "ranged", "silent"})
+    assert "on 2 to 3 nodes" in scheduling.told("passed over")[ranged]["detail"]
+    nodes = {job: len(line["nodes"]) for job, line in scheduling.told("start").items()}
+    assert nodes[ranged] in {2, 3}
+    assert nodes[silent] in {2, 3, 4}
+    assert scheduling.told("not started") == {}
+
+
 def fail_node(cluster: SlurmCluster, scheduling: Scheduling, job: str) -> None:
     """Have the node of a running job fail, and come back."""
     node = cluster.squeue(f"--jobs={job}", form="%N")[0][0]
