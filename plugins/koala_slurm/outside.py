@@ -89,13 +89,14 @@ class OutsideReader:
         note = self._notes.kept.get(job.id)
         if note is None or job.state not in {LrmJobState.QUEUED, LrmJobState.HELD}:
             return job
-        before = note.before()
+        shown = self._known.get(state_key(job), JobDetails())
+        asked = note.asked(replace(shown, processors=job.processors, requested_nodes=job.requested_nodes))
         return replace(
             job,
-            processors=before.processors or job.processors,
-            requested_nodes=before.requested_nodes,
-            nodes_wanted=before.nodes_wanted,
-            nodes_least=before.nodes_least,
-            nodes_most=before.nodes_most,
-            tied=True,
+            processors=max(asked.processors or job.processors, asked.nodes_least * job.processors_per_task),
+            requested_nodes=asked.requested_nodes,
+            nodes_wanted=asked.nodes_wanted,
+            nodes_least=asked.nodes_least,
+            nodes_most=asked.nodes_most,
+            tied=not note.free,
         )

@@ -59,6 +59,7 @@ class Starting:
         self._before: JobDetails | None = None
         self._reserved = False
         self._tied = False
+        self._ran_before = False
 
     async def run(self, known: tuple[LrmJob, JobDetails] | None = None) -> None:
         """Start the job; when this returns, it runs there. Raises LrmError, with the job in hold as it was before.
@@ -80,8 +81,8 @@ class Starting:
     def _put_away_note(self) -> None:
         if self._pin.job in self._notes.kept:
             return  # it is tied as it was
-        if self._tied:
-            self._notes.keep(self._pin.job)
+        if self._tied or self._ran_before:
+            self._notes.keep(self._pin.job, free=not self._tied)
         else:
             self._notes.remove(self._pin.job)
 
@@ -99,7 +100,7 @@ class Starting:
             seen = await self._job()
         if seen.state in WAITING:
             await self._free()
-            self._notes.remove(self._pin.job)
+            self._notes.keep(self._pin.job, free=True)
 
     async def _tie(self) -> None:
         self._tied = True
@@ -133,6 +134,7 @@ class Starting:
         except LrmNotFoundError:
             self._tied = False
         else:
+            self._ran_before = seen.requeues > 0
             await (self._hold_again() if seen.state in WAITING else self._hold_when_queued_again())
         if not self._pin.is_even:
             await self._give_back()
@@ -172,8 +174,8 @@ class Starting:
         job = known[0] if known else await self._job()
         kept = self._notes.kept.get(pin.job)
         if kept is not None and kept.is_of(job):
-            # It is still tied to the nodes of an earlier start.
-            self._before = kept.before()
+            self._ran_before = True
+            self._before = kept.asked(self._before or JobDetails())
         self._require_number_of_nodes()
         self._notes.write(pin, self._before or JobDetails(), job)
         if not pin.is_even:

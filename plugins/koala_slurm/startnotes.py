@@ -41,12 +41,20 @@ class StartNote:
     submitted_at: float | None = None
     started: bool = False
     """It is over with the start; the job ran there, or may still be tied."""
+    free: bool = False
+    """The job was queued again and has been untied; Slurm does not show its range of nodes any more."""
 
     def is_of(self, job: LrmJob) -> bool:
         """Tell whether a job is the one of this note, and not a later one with its number."""
         if self.user and self.user != job.user:
             return False
         return job.requeues > 0 or self.submitted_at in {None, job.submitted_at}
+
+    def asked(self, shown: JobDetails) -> JobDetails:
+        """Return what the user of a waiting job asks for, of which Slurm shows this."""
+        if not self.free:
+            return self.before()
+        return shown if "-" in shown.node_range else replace(shown, node_range=self.node_range)
 
     def before(self) -> JobDetails:
         """Return what the job had."""
@@ -96,14 +104,14 @@ class StartNotes:
             message = f"cannot note the start of job {pin.job} in {self._directory}: {error.strerror}"
             raise LrmUnreachableError(message, hint="is the disk full?") from error
 
-    def keep(self, job: str) -> None:
-        """Keep the note of a start that is over; harmless when there is none.
+    def keep(self, job: str, *, free: bool = False) -> None:
+        """Keep the note of a start that is over; harmless when there is none. ``free``: the job is not tied any more.
 
-        It is not forced to disk: a process that finds it as it was written looks at the job again.
+        It is not forced to disk: a process that finds it as it was before looks at the job again.
         """
-        note = self._written.pop(job, None)
+        note = self._written.pop(job, None) or self.kept.get(job)
         if note is not None:
-            self.kept[job] = note = replace(note, started=True)
+            self.kept[job] = note = replace(note, started=True, free=free)
             temporary = self._path(job).with_suffix(".new")
             with suppress(OSError):
                 temporary.write_text(json.dumps(asdict(note)))
