@@ -230,7 +230,11 @@ class LrmJob:
     """Pairs (node, processors held there) while it runs, in the order of its tasks."""
     processors_per_task: int = 1
     nodes_wanted: int | None = None
-    """Number of nodes it insists on; None: any number."""
+    """Number of nodes it insists on; None: any number within the two bounds that follow."""
+    nodes_least: int = 1
+    """Nodes that it must have at least."""
+    nodes_most: int | None = None
+    """Nodes that it may have at most; None: any number."""
     tasks_per_node: int | None = None
     memory_per_processor_mib: int | None = None
     memory_per_node_mib: int | None = None
@@ -243,6 +247,27 @@ class LrmJob:
     account: str = ""
     working_directory: str = ""
     comment: str = ""
+    requeues: int = 0
+    """How often it was queued again after it had run; its time of submission may be that of the last time."""
+    tied: bool = False
+    """It waits, and is still tied to the nodes on which we started it: see ``Lrm.take_back``."""
+
+    @property
+    def node_bounds(self) -> tuple[int, int | None]:
+        """Nodes that it must have at least, and may have at most (None: any number)."""
+        if self.nodes_wanted is not None:
+            return self.nodes_wanted, self.nodes_wanted
+        return self.nodes_least, self.nodes_most
+
+    @property
+    def nodes_asked(self) -> str:
+        """How many nodes it asks for, in words."""
+        least, most = self.node_bounds
+        if most is None:
+            return f"at least {least} nodes" if least > 1 else "any number of nodes"
+        if least == most:
+            return f"{least} nodes" if least != 1 else "one node"
+        return f"{least} to {most} nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

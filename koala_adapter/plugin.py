@@ -217,6 +217,16 @@ class Lrm(ABC):
         """
         self._unsupported("start_on", (job, *nodes))
 
+    async def hold_when_requeued(self, job: LrmJobId) -> None:  # noqa: B027 - the others' start_on does it, or nothing can
+        """Have a job that was started by ``start_on`` and runs come back in hold, should its LRM queue it again."""
+
+    async def take_back(self, job: LrmJobId) -> None:
+        """Hold a job that waits again after ``start_on``, and untie it from its nodes. Needs ``hold``.
+
+        It did not start, or ran and was queued again. Harmless when it is held and free already.
+        """
+        await self.hold([job])
+
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs. Needs ``suspend``."""
         self._unsupported("suspend", ids)

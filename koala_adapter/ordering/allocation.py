@@ -115,8 +115,9 @@ def allocate(job: LrmJob, rooms: Iterable[Room]) -> Allocation | Misfit:
         return Misfit(reason=_too_little(job, sum(share.tasks for share in shares) * per_task))
     chosen = _choose(job, shares, tasks)
     if chosen is None:
-        some = f"{job.nodes_wanted} nodes" if job.nodes_wanted != 1 else "one node"
-        return Misfit(reason=f"it needs {job.processors} processors on {some}, and there is no such room now")
+        return Misfit(
+            reason=f"it needs {job.processors} processors on {job.nodes_asked}, and there is no such room now"
+        )
     return Allocation(nodes=tuple((name, count * per_task) for name, count in chosen))
 
 
@@ -185,9 +186,21 @@ def _too_little(job: LrmJob, found: int) -> str:
 def _choose(job: LrmJob, shares: Sequence[_Share], tasks: int) -> list[tuple[str, int]] | None:
     named = [share for share in shares if share.name in job.requested_nodes]
     others = [share for share in shares if share.name not in job.requested_nodes]
-    if job.nodes_wanted is None:
+    least, most = job.node_bounds
+    if least == 1 and most is None:
         return _evenly(named, others, tasks) or _spread(named, tasks - len(named), others)
-    wanted = min(max(job.nodes_wanted, len(named), 1), tasks)
+    least = min(max(least, len(named)), tasks)
+    most = max(least, min(most or tasks, tasks))
+    found = _evenly(named, others, tasks, least=least, most=most) if least < most else None
+    for wanted in range(least, min(most, len(shares)) + 1):
+        found = found or _on_exactly(wanted, named, others, tasks)
+    return found
+
+
+def _on_exactly(
+    wanted: int, named: Sequence[_Share], others: Sequence[_Share], tasks: int
+) -> list[tuple[str, int]] | None:
+    """Give tasks to so many nodes, as evenly as there is room."""
     even = -(-tasks // wanted)
     more = wanted - len(named)
     fitting = sorted(
@@ -202,14 +215,17 @@ def _choose(job: LrmJob, shares: Sequence[_Share], tasks: int) -> list[tuple[str
     return _dealt(chosen, tasks, even)
 
 
-def _evenly(named: Sequence[_Share], others: Sequence[_Share], tasks: int) -> list[tuple[str, int]] | None:
+def _evenly(
+    named: Sequence[_Share], others: Sequence[_Share], tasks: int, *, least: int = 1, most: int | None = None
+) -> list[tuple[str, int]] | None:
     """Give each node the same number of tasks, where that takes few more nodes than need be.
 
     Slurm starts a job so with its owner's rights, and with other numbers only for an operator.
     """
     largest = sorted((share.tasks for share in [*named, *others]), reverse=True)
     fewest = next(count for count in range(1, len(largest) + 1) if sum(largest[:count]) >= tasks)
-    for number in range(max(fewest, len(named)), min(2 * fewest, len(largest)) + 1):
+    highest = min(2 * max(fewest, least), len(largest), most or len(largest))
+    for number in range(max(fewest, len(named), least), highest + 1):
         each, odd = divmod(tasks, number)
         if odd or any(share.tasks < each for share in named):
             continue

@@ -7,14 +7,19 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from koala_adapter.model import LrmJob
+    from collections.abc import Iterable
+
+    from koala_adapter.model import LrmJob, LrmJobId
 
 _DIGITS = re.compile(r"(\d+)")
 
 
 def is_another(job: LrmJob, submitted_at: float | None) -> bool:
-    """Tell whether a batch system has given the number of a former job to this one."""
-    return submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
+    """Tell whether a batch system has given the number of a former job to this one.
+
+    One that was queued again has a new time of submission.
+    """
+    return not job.requeues and submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
 
 
 def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int], ...]) -> str:
@@ -27,13 +32,20 @@ def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int]
     return "with more processors than it asked for" if alone else "with other processors on each than we said"
 
 
-def order(job: LrmJob) -> tuple[float, list[int | str]]:
-    """Order jobs as they were submitted: where times are equal, by their numbers."""
-    if job.id.isdecimal():
-        return job.submitted_at or 0.0, ["", int(job.id), ""]
-    parts = _DIGITS.split(job.id)
-    numbers: list[int | str] = [int(part) if part.isdecimal() else part for part in parts]
-    return job.submitted_at or 0.0, numbers
+def turn(id_: LrmJobId, submitted_at: float | None) -> tuple[float, tuple[int | str, ...], str]:
+    """Return what brings jobs into the order of their submission: where times are equal, as their LRM counts.
+
+    Numbers within an id count as numbers: ``9`` before ``10``, ``12_3`` and ``12.3`` before ``12_10`` and ``12.10``.
+    """
+    if id_.isdecimal():
+        return submitted_at or 0.0, ("", int(id_), ""), id_
+    parts = tuple(int(part) if part.isdecimal() else part for part in _DIGITS.split(id_))
+    return submitted_at or 0.0, parts, id_
+
+
+def in_order(jobs: Iterable[LrmJob]) -> list[LrmJob]:
+    """Return jobs in the order of their submission: a batch system lists them in any, Slurm the newest first."""
+    return sorted(jobs, key=lambda job: turn(job.id, job.submitted_at))
 
 
 def shape(job: LrmJob) -> object:
@@ -42,7 +54,7 @@ def shape(job: LrmJob) -> object:
         job.processors,
         job.queue,
         job.processors_per_task,
-        job.nodes_wanted,
+        job.node_bounds,
         job.tasks_per_node,
         job.memory_per_processor_mib,
         job.memory_per_node_mib,

@@ -95,7 +95,9 @@ class Driver:
         mirror.observe(listing)
         self._observed_at = listing.read_at
         for job_id in mirror.to_hold():
-            await self._hold(job_id)
+            await self._take_back(job_id)
+        for job_id in mirror.started():
+            tasks.start_soon(self._hold_when_requeued, job_id)
         starts: list[Start] = []
         if deciding and (mirror.dirty or (due is not None and due <= listing.read_at)):
             starts = decide(mirror, self._manner, listing.read_at)
@@ -124,12 +126,20 @@ class Driver:
         self._tell_all()
         self._watcher.look_soon()
 
-    async def _hold(self, job_id: LrmJobId) -> None:
-        """Put a job that did not start in hold again; when that fails it is tried at the next look."""
+    async def _take_back(self, job_id: LrmJobId) -> None:
+        """Hold and untie a job that did not start, or was queued again; if that fails, again at the next look."""
         try:
-            await self._lrm.hold([job_id])
+            await self._lrm.take_back(job_id)
+            self.mirror.taken_back(job_id)
         except LrmError as error:
-            log.warning("a job that did not start cannot be put in hold", job=job_id, error=str(error))
+            log.warning("a job cannot be put in hold again", job=job_id, error=str(error))
+
+    async def _hold_when_requeued(self, job_id: LrmJobId) -> None:
+        async with self._limit:
+            try:
+                await self._lrm.hold_when_requeued(job_id)
+            except LrmError as error:
+                log.warning("a job that is queued again will not be in hold", job=job_id, error=str(error))
 
     def _tell_all(self) -> None:
         happened, self.mirror.happened = self.mirror.happened, []

@@ -24,7 +24,7 @@ class Phase(StrEnum):
     STARTING = "starting"
     """We decided to start it, and the batch system does not show it started yet."""
     RETURNING = "returning"
-    """It did not start in time, and is to be put in hold again."""
+    """It did not start in time, or was queued again, and is to be put in hold and untied from its nodes."""
     RUNNING = "running"
 
 
@@ -35,6 +35,8 @@ class Wishes:
     processors: int
     requested_nodes: tuple[str, ...] = ()
     nodes_wanted: int | None = None
+    nodes_least: int = 1
+    nodes_most: int | None = None
     tasks_per_node: int | None = None
 
     @classmethod
@@ -44,6 +46,8 @@ class Wishes:
             processors=job.processors,
             requested_nodes=job.requested_nodes,
             nodes_wanted=job.nodes_wanted,
+            nodes_least=job.nodes_least,
+            nodes_most=job.nodes_most,
             tasks_per_node=job.tasks_per_node,
         )
 
@@ -54,6 +58,8 @@ class Wishes:
             processors=self.processors,
             requested_nodes=self.requested_nodes,
             nodes_wanted=self.nodes_wanted,
+            nodes_least=self.nodes_least,
+            nodes_most=self.nodes_most,
             tasks_per_node=self.tasks_per_node,
         )
 
@@ -75,7 +81,9 @@ class Pin:
     not_before: float = 0.0
     """After a failed start: when the next one may be tried."""
     failure: str = ""
-    """Why the last start failed."""
+    """Why the last start failed, or that the job was queued again."""
+    started: bool = False
+    """It ran there: kept until it is over, because the batch system may queue it again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +93,6 @@ class Entry:
     job: LrmJob
     """As it was listed last, but with what its user insisted on before we tied it to nodes."""
     phase: Phase
-    sequence: int
-    """Order in which jobs were first seen."""
     submitted: float = 0.0
     """By our clock, as it was when the job was first seen."""
     started: tuple[float, float] | None = None
@@ -107,6 +113,10 @@ class Entry:
     """When the batch system had taken the start."""
     doubtful: bool = False
     """Whether it took the start is not known."""
+    tied: bool = False
+    """It was queued again, and has not been untied from its nodes yet."""
+    requeues: int = 0
+    """How often it had been queued again when it was last seen to run or to wait."""
     promised: float | None = None
     """First start that was reserved for it."""
 
@@ -130,6 +140,7 @@ class Kind(StrEnum):
     START = "start"
     STARTED = "started"
     NOT_STARTED = "not started"
+    REQUEUED = "requeued"
     ADOPTED = "adopted"
     CHANGED = "changed"
     ENDED = "ended"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
-from koala_adapter.ordering.comparing import difference, is_another, order, shape
+from koala_adapter.ordering.comparing import difference, in_order, is_another, shape, turn
 from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase, Pin
 from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.pools import Pools, pools_of, serves
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 Layout: TypeAlias = "tuple[tuple[str, int], ...]"
 
-TIE = 1e-6
-"""Seconds by which jobs submitted in the same second are told apart, so that their order stays what it is."""
+RUNNING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
+
+REQUEUED = "it was queued again"
 
 STEADY = frozenset({Phase.RUNNING, Phase.WAITING})
 """Phases in which nothing follows from a listing that shows a job as the last one did."""
@@ -62,10 +63,10 @@ class Mirror:
         """What was free on each node that is up at the last look."""
         self.happened: list[Happening] = []
         """Whoever drives this takes from here what is to be told."""
+        self._started: set[LrmJobId] = set()
         self._in_hand: dict[LrmJobId, tuple[Layout, float]] = {}
         """Nodes of the starts that are being asked for, and from when on they are what they look like again."""
         self._make_scheduler = make_scheduler
-        self._sequence = 0
         self._feasible: dict[object, str] = {}
         self._empty: tuple[Room, ...] = ()
         self._served: dict[str, tuple[int | None, str]] = {}
@@ -76,7 +77,6 @@ class Mirror:
     def observe(self, listing: Listing) -> None:
         """Bring the picture in step with a listing."""
         now = listing.read_at
-        first = self.listing is None
         self.listing = listing = self._as_they_will_be(listing)
         same = self._examine_nodes(listing)
         seen: dict[LrmJobId, LrmJob] = {job.id: job for job in listing.jobs}
@@ -86,7 +86,8 @@ class Mirror:
             self._unpin(job_id)
         occupying: list[Entry] = []
         waiting: list[Entry] = []
-        for job in sorted(listing.jobs, key=order) if first else listing.jobs:
+        known = [job for job in listing.jobs if job.id in self.entries]
+        for job in (*known, *in_order(job for job in listing.jobs if job.id not in self.entries)):
             entry = self.entries.get(job.id)
             if not (same and entry is not None and entry.phase in STEADY and entry.listed == job):
                 entry = self._examine(job, now)
@@ -157,9 +158,10 @@ class Mirror:
             entry = self._new(job, pin)
             if found is not Standing.OCCUPYING:
                 self._tell(Kind.SUBMITTED, entry, now)
+        again = job.requeues > entry.requeues
         self._update(entry, job, now)
         if found is Standing.OCCUPYING:
-            self._occupies(entry, now)
+            self._occupies(entry, now, again=again and job.state in RUNNING)
         elif entry.phase is Phase.STARTING:
             self._judge_start(entry, now)
         else:
@@ -167,12 +169,14 @@ class Mirror:
         return entry
 
     def _new(self, job: LrmJob, pin: Pin | None) -> Entry:
-        self._sequence += 1
-        entry = Entry(job=job, phase=Phase.LEFT_OUT, sequence=self._sequence)
+        entry = Entry(job=job, phase=Phase.LEFT_OUT, requeues=job.requeues)
         if self.listing is not None and job.submitted_at is not None:
             entry.submitted = self.listing.moment(job.submitted_at)
         self.entries[job.id] = entry
-        if pin is not None and not pin.not_before and job.state is not LrmJobState.HELD:
+        if pin is not None and pin.started and job.state in WAITING:
+            # It was queued again while we were stopped.
+            entry.phase = Phase.RUNNING
+        elif pin is not None and not pin.not_before and job.state is not LrmJobState.HELD:
             # It had been released when we were stopped: the next looks tell what came of it.
             entry.phase, entry.nodes, entry.accepted_at = Phase.STARTING, pin.nodes, pin.at
         elif pin is not None and job.state is LrmJobState.QUEUED:
@@ -199,8 +203,11 @@ class Mirror:
             self._withdraw(entry, now)
             entry.phase = Phase.LEFT_OUT
 
-    def _occupies(self, entry: Entry, now: float) -> None:
+    def _occupies(self, entry: Entry, now: float, *, again: bool) -> None:
         layout = layout_of(entry.job)
+        if again and entry.phase is Phase.RUNNING:
+            self._leave(entry, now)
+            self._tell(Kind.ADOPTED, entry, now, nodes=layout, detail=f"{REQUEUED}, and the batch system started it")
         if entry.phase is Phase.STARTING and entry.local is not None:
             other = difference(layout, entry.nodes) if entry.job.layout else ""
             self._tell(Kind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
@@ -208,9 +215,13 @@ class Mirror:
         elif entry.phase is not Phase.RUNNING:
             self._withdraw(entry, now)
             self._tell(Kind.ADOPTED, entry, now, nodes=layout)
-        self._unpin(entry.job.id)
+        pin = self.pins.get(entry.job.id)
+        if pin is not None:
+            self.pins[entry.job.id] = replace(pin, started=True, failures=0, not_before=0.0, failure="")
         entry.nodes = layout or entry.nodes
         entry.phase, entry.reason, entry.accepted_at = Phase.RUNNING, "", None
+        if entry.job.state in RUNNING:
+            entry.requeues = entry.job.requeues
 
     def _judge_start(self, entry: Entry, now: float) -> None:
         """Decide whether a start that does not show yet has failed."""
@@ -224,10 +235,10 @@ class Mirror:
 
     def _waits(self, entry: Entry, reason: str, now: float) -> None:
         """Put a job that may not be started aside; the others are queued once the size of the cluster is known."""
-        if entry.phase is Phase.RUNNING:  # it was queued again
-            self._leave(entry, now)
-            entry.phase = Phase.LEFT_OUT
-        if entry.phase is Phase.RETURNING and entry.job.state is LrmJobState.HELD:
+        if entry.phase is Phase.RUNNING or (entry.job.tied and entry.phase is not Phase.RETURNING):
+            self._queued_again(entry, now)
+        held = entry.job.state is LrmJobState.HELD
+        if entry.phase is Phase.RETURNING and held and not (entry.tied or entry.job.tied):
             entry.phase = Phase.LEFT_OUT
         if entry.phase is Phase.RETURNING:
             return
@@ -241,6 +252,20 @@ class Mirror:
         if reason and reason.partition(";")[0] != entry.reason.partition(";")[0]:
             self._tell(Kind.LEFT_OUT, entry, now, detail=reason)
         entry.reason = reason
+
+    def _queued_again(self, entry: Entry, now: float) -> None:
+        """Have a job that ran, and waits again, put in hold and untied if it was us who started it."""
+        if entry.phase is Phase.RUNNING:
+            self._leave(entry, now)
+        self._withdraw(entry, now)
+        self._tell(Kind.REQUEUED, entry, now, nodes=())
+        pin = self.pins.get(entry.job.id)
+        entry.phase, entry.nodes, entry.promised, entry.requeues = Phase.LEFT_OUT, (), None, entry.job.requeues
+        if pin is not None:
+            self.pins[entry.job.id] = replace(pin, started=False, not_before=now, failure=REQUEUED)
+            entry.tied = True
+        if entry.tied or entry.job.tied:
+            entry.phase, entry.reason = Phase.RETURNING, REQUEUED
 
     def _place(self, entry: Entry) -> str:
         """Choose a job's pool; return why it cannot have any."""
@@ -314,8 +339,8 @@ class Mirror:
 
     def _local(self, entry: Entry) -> LocalJob:
         job = entry.job
-        submitted = entry.submitted + TIE * (entry.sequence % 500_000)
-        return LocalJob(job.id, job.processors, float(entry.estimate), submitted, job.user)
+        place = turn(job.id, job.submitted_at)
+        return LocalJob(job.id, job.processors, float(entry.estimate), entry.submitted, job.user, turn=place)
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
@@ -350,9 +375,24 @@ class Mirror:
         )
 
     def to_hold(self) -> list[LrmJobId]:
-        """Return the jobs that are to be put in hold again, because they did not start in time."""
+        """Return the jobs to be held and untied, because they did not start in time or were queued again."""
         returning = (entry for entry in self.entries.values() if entry.phase is Phase.RETURNING)
-        return [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED]
+        return [
+            entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or entry.tied or entry.job.tied
+        ]
+
+    def taken_back(self, job_id: LrmJobId) -> None:
+        """Take note that a job was put in hold and untied."""
+        entry = self.entries.get(job_id)
+        if entry is not None:
+            entry.tied = False
+
+    def started(self) -> list[LrmJobId]:
+        """Return the jobs that run where we started them, and were not returned before."""
+        ours = (entry for entry in self.entries.values() if entry.phase is Phase.RUNNING and entry.job.id in self.pins)
+        fresh = [entry.job.id for entry in ours if entry.job.id not in self._started]
+        self._started = {*(id_ for id_ in self._started if id_ in self.pins), *fresh}
+        return fresh
 
     def _put_back(self, entry: Entry, now: float, reason: str, *, refused: bool) -> None:
         self._leave(entry, now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from koala_adapter.ordering.comparing import turn
 from koala_adapter.scheduler.local_queue import LocalJob
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ class Replay:
             self._scheduler.withdraw(self._locals[what], now)
 
     def _come(self, seen: Seen, now: float) -> None:
-        local = LocalJob(seen.id, seen.processors, float(seen.estimate), seen.submitted_at, seen.user)
+        place = turn(seen.id, seen.submitted_at)
+        local = LocalJob(seen.id, seen.processors, float(seen.estimate), seen.submitted_at, seen.user, turn=place)
         self._locals[seen] = local
         self._by_local[local] = seen
         if seen.fixed and seen.ours is not None:

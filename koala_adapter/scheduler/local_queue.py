@@ -9,11 +9,11 @@ copies. Pure: the time is always handed in.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.scheduler.priority import ARRIVAL, PriorityWeights, UserShares
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _rank = attrgetter("rank")
+_turn = attrgetter("turn")
+
+Turn: TypeAlias = "tuple[object, ...]"
+"""What jobs of the same rank are compared by; of one kind for all jobs of a cluster."""
 
 
 class LocalJob:
@@ -40,6 +44,7 @@ class LocalJob:
         "reserved_at",
         "started_at",
         "submitted_at",
+        "turn",
         "user",
     )
 
@@ -55,6 +60,8 @@ class LocalJob:
     """Whose it is; matters only where the share of users has a weight."""
     priority: float
     """Points added to the weighted sum."""
+    turn: Turn
+    """Among jobs of the same rank the lower goes first; where these are equal, too, who was submitted first."""
 
     rank: float
     """Its place in the queue: lower goes first."""
@@ -73,6 +80,7 @@ class LocalJob:
         submitted_at: float,
         user: str = "",
         priority: float = 0.0,
+        turn: Turn = (),
     ) -> None:
         self.id = id
         self.processors = processors
@@ -80,6 +88,7 @@ class LocalJob:
         self.submitted_at = submitted_at
         self.user = user
         self.priority = priority
+        self.turn = turn
         self.started_at = None
         self.entry = None
 
@@ -174,8 +183,10 @@ class ClusterScheduler(ABC):
         else:
             if processors < self._smallest:  # noqa: PLR1730 - a call costs more, and this runs for every job
                 self._smallest = processors
-            if rank < queue[-1].rank:
-                insort(queue, job, key=_rank)
+            last = queue[-1]
+            if rank <= last.rank and (rank < last.rank or job.turn < last.turn):
+                first, behind = bisect_left(queue, rank, key=_rank), bisect_right(queue, rank, key=_rank)
+                queue.insert(bisect_right(queue, job.turn, first, behind, key=_turn), job)
                 self._changed = True
                 return
         queue.append(job)
@@ -321,7 +332,7 @@ class ClusterScheduler(ABC):
         if self._shares is None:
             return
         shares, weight = self._shares.shares(now), self.weights.share
-        self._queue.sort(key=lambda job: (job.rank + weight * shares.get(job.user, 0.0), job.submitted_at))
+        self._queue.sort(key=lambda job: (job.rank + weight * shares.get(job.user, 0.0), job.submitted_at, job.turn))
         self._changed = True
 
     def _shadow(self, processors: int, now: float) -> tuple[float, int]:

@@ -78,6 +78,10 @@ def _require_ours(inventory: Inventory, job: LrmJob, hosts: Sequence[str], now: 
     if is_startable(job, user_holds=inventory.words.user_holds):
         return
     if job.state is LrmJobState.HELD:
+        if job.tied:
+            raise refused(
+                job.id, hosts, WaitReason.HELD, "it was queued again, and still has the nodes of an earlier start"
+            )
         whose = "its user" if job.hold is HoldOwner.USER else "somebody else" if job.hold else "the batch system"
         raise refused(job.id, hosts, WaitReason.HELD, f"held by {whose}, not by the site")
     raise refused(job.id, hosts, WaitReason.PRIORITY, "it is not held: the batch system itself starts it")
@@ -88,8 +92,9 @@ def _require_shape(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> N
     if len(hosts) != tasks_of(job):
         why = f"{len(hosts)} tasks are listed, and it has {tasks_of(job)}"
         raise refused(job.id, hosts, WaitReason.RESOURCES, why)
-    if job.nodes_wanted is not None and len(counts) != job.nodes_wanted:
-        why = f"{len(counts)} nodes are listed, and it insists on {job.nodes_wanted}"
+    least, most = job.node_bounds
+    if not least <= len(counts) <= (most or len(counts)):
+        why = f"{len(counts)} nodes are listed, and it insists on {job.nodes_asked}"
         raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
     if job.tasks_per_node is not None and max(counts.values()) > job.tasks_per_node:
         why = f"it wants at most {job.tasks_per_node} tasks on a node"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.wiki.inventory import Inventory
-    from koala_adapter.wiki.sources import Source
+    from koala_adapter.wiki.sources import Listing, Source
 
 log = structlog.get_logger()
 
@@ -75,7 +76,21 @@ class Readings:
             if self.failure is not None:
                 log.info("cluster answers again", cluster=self._source.name)
                 self.failure = None
+            if await self._take_back(listing):
+                with suppress(LrmError):
+                    listing = await self._source.read()
             moved = self._inventory.learn(listing, self._clock(), steady=self._steady())
             self._begun_at = begun
             if moved:
                 self._on_change()
+
+    async def _take_back(self, listing: Listing) -> bool:
+        """Hold and untie the jobs that were started and have been queued again, before anybody sees them wait."""
+        tied = [job.id for job in listing.jobs if job.tied]
+        for job in tied:
+            log.warning("a job was queued again", cluster=self._source.name, job=job)
+            try:
+                await self._source.take_back(job)
+            except LrmError as error:
+                log.warning("a job cannot be put in hold again", job=job, error=str(error))
+        return bool(tied)

@@ -44,9 +44,9 @@ class Vocabulary:
 
 
 def is_startable(job: LrmJob, *, user_holds: bool) -> bool:
-    """Tell whether a job waits for us: held by the site, or by its user where that is the same."""
+    """Tell whether a job waits for us: held by the site, or by its user where that is the same; and free to go."""
     ours = {HoldOwner.OPERATOR, HoldOwner.USER} if user_holds else {HoldOwner.OPERATOR}
-    return job.state is LrmJobState.HELD and job.hold in ours
+    return job.state is LrmJobState.HELD and job.hold in ours and not job.tied
 
 
 def tasks_of(job: LrmJob) -> int:
@@ -131,7 +131,7 @@ def job_record(
         updated_at=changed_at,
         walltime=job.walltime or UNLIMITED,
         tasks=tasks_of(job),
-        nodes=job.nodes_wanted if waits else None,
+        nodes=_nodes(job) if waits else None,
         tasks_per_node=job.tasks_per_node if waits else None,
         processors_per_task=job.processors_per_task,
         queued_at=_whole(job.submitted_at) or changed_at,
@@ -145,6 +145,12 @@ def job_record(
         user=wire_name(job.user) if job.user else "unknown",
         group=wire_name(job.group) if job.group else "",
     )
+
+
+def _nodes(job: LrmJob) -> int | None:
+    """Return the number of nodes of a request, which is one number in WIKI: of a range the least, as Slurm did."""
+    least, most = job.node_bounds
+    return least if least > 1 or least == most else None
 
 
 def _memory_per_task(job: LrmJob) -> int | None:

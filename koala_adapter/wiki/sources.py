@@ -62,6 +62,13 @@ class Source(ABC):
         """Put a job in hold (again); a running one for when it is queued again."""
         self._cannot("hold jobs", job)
 
+    async def take_back(self, job: LrmJobId) -> None:
+        """Hold a job that waits again after it was started, and untie it from its nodes."""
+        await self.hold(job)
+
+    async def hold_when_requeued(self, job: LrmJobId) -> None:  # noqa: B027 - what cannot hold jobs leaves it
+        """Have a running job come back in hold, should it be queued again."""
+
     async def suspend(self, job: LrmJobId) -> None:
         """Stop the processes of a running job for now."""
         self._cannot("suspend jobs", job)
@@ -139,6 +146,14 @@ class LrmSource(Source):
     async def hold(self, job: LrmJobId) -> None:
         """Put a job in hold."""
         await self._lrm.hold([job])
+
+    async def take_back(self, job: LrmJobId) -> None:
+        """Hold a job that waits again after it was started, and untie it from its nodes."""
+        await self._lrm.take_back(job)
+
+    async def hold_when_requeued(self, job: LrmJobId) -> None:
+        """Have a running job come back in hold, should it be queued again."""
+        await self._lrm.hold_when_requeued(job)
 
     async def suspend(self, job: LrmJobId) -> None:
         """Stop the processes of a running job."""

@@ -156,6 +156,9 @@ class Verbs:
             if not runs:
                 runs = await self._hold_again(request.job)
             self._intents.remove(job)
+            if runs:
+                with suppress(LrmError), anyio.move_on_after(self._options.reply_within):
+                    await self._source.hold_when_requeued(job)
         if not runs:
             self._inventory.pinned.add(request.job)
             raise self._not_started(request, failure)

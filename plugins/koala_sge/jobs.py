@@ -93,6 +93,7 @@ def _job(element: _Element, name: str, id_: LrmJobId, index: int | None, process
         dependent=element.find("predecessor_jobs") is not None and not host,
         # The letters do not tell whose hold it is; that of our own submission defaults is the owner's.
         hold=_hold_owner(letters) if state is LrmJobState.HELD else None,
+        requeues=int("R" in letters),
         layout=((node, processors),) if host and state is not LrmJobState.HELD else (),
     )
 

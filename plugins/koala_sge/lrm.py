@@ -256,6 +256,18 @@ class SgeLrm(Lrm):
         if self._settings.trigger_scheduler:
             await self._obeyed(requests.trigger_scheduler(self._settings))
 
+    async def hold_when_requeued(self, job: LrmJobId) -> None:
+        """Hold a running job: it comes back in hold when it is queued again (``qmod -rj``, exit status 99)."""
+        await self.hold([job])
+
+    async def take_back(self, job: LrmJobId) -> None:
+        """Hold a job that waits again, and let it run on any node of its queue. Tasks of one array go together."""
+        await self.hold([job])
+        seen = next((other for other in await self.jobs() if other.id == job), None)
+        if seen is not None and seen.state is LrmJobState.HELD:
+            queue = seen.queue or self._settings.queue or "*"
+            await self._obeyed(requests.pin(self._settings, requests.job_number(job), [queue]))
+
     async def _may_be_pinned(self, job: LrmJobId, processors: int) -> None:
         number = requests.job_number(job)
         siblings = {other.id: other for other in await self.jobs() if requests.job_number(other.id) == number}

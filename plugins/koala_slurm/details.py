@@ -36,6 +36,7 @@ MORE_FIELDS = (
     "ReqNodes",
     "GroupName",
     "Account",
+    "RestartCnt",
     "WorkDir",
     "Comment",
     "admin_comment",
@@ -70,15 +71,30 @@ class JobDetails:
     """What only scontrol tells about a job."""
 
     layout: tuple[tuple[str, int], ...] = ()
-    nodes_wanted: int | None = None
     node_range: str = ""
-    """Its number of nodes as scontrol writes it: ``2``, ``2-2``."""
+    """Its number of nodes as scontrol writes it: ``2`` for any number, of which 2 are expected, ``2-2``, ``2-4``."""
     processors: int = 0
     requested_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
     memory_per_processor_mib: int | None = None
     memory_per_node_mib: int | None = None
     reason: str = ""
+
+    @property
+    def nodes_least(self) -> int:
+        """Nodes that the user wants at least; without an upper bound Slurm shows its own estimate."""
+        low, dash, _ = self.node_range.partition("-")
+        return max(1, _number(low)) if dash else 1
+
+    @property
+    def nodes_most(self) -> int | None:
+        """Nodes that the user wants at most; None: any number."""
+        return _number(self.node_range.partition("-")[2]) or None
+
+    @property
+    def nodes_wanted(self) -> int | None:
+        """Number of nodes that the user wants exactly; None: any within the bounds."""
+        return self.nodes_most if self.nodes_most == self.nodes_least else None
 
 
 def new_separator() -> str:
@@ -128,6 +144,7 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
             account=given["Account"],
             working_directory=given["WorkDir"],
             comment=given["Comment"],
+            requeues=_number(given["RestartCnt"]),
         )
 
 
@@ -162,10 +179,8 @@ def _details(text: str) -> JobDetails:
     # The first of a name is Slurm's: texts of users come after them, but for the job's name.
     values = {match["name"]: match["value"] for match in reversed(list(_VALUE.finditer(text)))}
     places = {node: _count(match["cpus"]) for match in _PLACE.finditer(text) for node in expand(match["nodes"])}
-    low, dash, high = values.get("NumNodes", "").partition("-")
     return JobDetails(
         layout=tuple(places.items()),
-        nodes_wanted=int(low) if dash and low == high and low.isdecimal() else None,
         node_range=values.get("NumNodes", ""),
         processors=_number(values.get("NumCPUs", "").partition("-")[0]),
         requested_nodes=expand(values.get("ReqNodeList", "")),
@@ -214,10 +229,17 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
     if not layout and job.state in _ACTIVE and job.nodes:
         fits = set(dict(known.layout)) == set(job.nodes) and sum(dict(known.layout).values()) == job.processors
         layout = known.layout if fits else _evenly(job.nodes, job.processors)
+    processors = job.processors
+    if job.state in _WAITING:
+        # Slurm shows one for `-N2-3`, and each node gives one at least.
+        processors = max(processors, known.nodes_least * job.processors_per_task)
     return replace(
         job,
+        processors=processors,
         layout=layout,
         nodes_wanted=known.nodes_wanted,
+        nodes_least=known.nodes_least,
+        nodes_most=known.nodes_most,
         excluded_nodes=known.excluded_nodes,
         memory_per_processor_mib=known.memory_per_processor_mib,
         memory_per_node_mib=known.memory_per_node_mib,

@@ -79,9 +79,9 @@ class SlurmLrm(Lrm):
         self._reader: Reader = CommandReader(self._commands, reserved_is_up=self._reserved_is_up)
         self._config: ControllerConfig | None = None
         self._version: str | None = None
-        self._outside = OutsideReader(self._commands)
-        self._order = NodeOrder()
         self._notes = StartNotes(context.state_directory / "starts")
+        self._outside = OutsideReader(self._commands, self._notes)
+        self._order = NodeOrder()
         self._pyslurm = "not looked for"
         self._sizes: dict[str, int] = {}
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
@@ -102,7 +102,6 @@ class SlurmLrm(Lrm):
             await self._try_pyslurm(config)
         for note in self._notes.left():
             await self._starting(note.job, note.nodes).recover(note)
-            self._notes.remove(note.job)
         self._config = config
 
     async def _accounting_works(self) -> bool:
@@ -256,6 +255,15 @@ class SlurmLrm(Lrm):
         in hold again, when it does not start within ``start_timeout``.
         """
         await self._starting(job, nodes).run(self._outside.known(job))
+
+    async def take_back(self, job: LrmJobId) -> None:
+        """Hold a job that waits again after it was started, and give it back what it had before it was tied."""
+        note = self._notes.kept.get(job)
+        if note is None:
+            await self.hold([job])
+            return
+        await self._starting(job, note.nodes).take_back(note)
+        self._outside.forget(job)
 
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
         timeout = self._settings.start_timeout

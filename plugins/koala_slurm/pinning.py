@@ -86,7 +86,10 @@ def pin_commands(pin: Pin) -> tuple[tuple[str, ...], ...]:
 
 def unpin_commands(pin: Pin, before: JobDetails) -> tuple[tuple[str, ...], ...]:
     """Return the command lines that give a pending job back what it had before it was tied."""
-    changes = [f"ReqNodeList={','.join(before.requested_nodes)}", "MinCPUsNode=1"]
+    nodes = f"ReqNodeList={','.join(before.requested_nodes)}"
+    if pin.processors == 1:
+        return (_update(pin, nodes),)
+    changes = [nodes, "MinCPUsNode=1"]
     if before.node_range:
         # Without an upper bound Slurm keeps ours.
         changes.append(f"NumNodes={before.node_range}{'' if '-' in before.node_range else f'-{NO_BOUND}'}")

@@ -58,25 +58,52 @@ class Starting:
         self._order = order
         self._before: JobDetails | None = None
         self._reserved = False
+        self._tied = False
+        self._ran_before = False
 
     async def run(self, known: tuple[LrmJob, JobDetails] | None = None) -> None:
         """Start the job; when this returns, it runs there. Raises LrmError, with the job in hold as it was before.
 
+        A job that runs is held, too: when Slurm queues it again, it waits for us, and not for the nodes that it had.
         ``known``: the waiting job as it was listed lately, which saves asking for it.
         """
-        pin = self._pin
         try:
-            if pin.processors > 1:
-                await self._prepare(known)
+            await self._prepare(known)
             await self._tie()
             await self._release_and_look()
+            await self._hold_when_queued_again()
         finally:
             if self._reserved:
                 with anyio.CancelScope(shield=True):
                     await self._give_back()
-            self._notes.remove(pin.job)
+            self._put_away_note()
+
+    def _put_away_note(self) -> None:
+        if self._pin.job in self._notes.kept:
+            return  # it is tied as it was
+        if self._tied or self._ran_before:
+            self._notes.keep(self._pin.job, free=not self._tied)
+        else:
+            self._notes.remove(self._pin.job)
+
+    async def _hold_when_queued_again(self) -> None:
+        # Its short life may be over; and what cannot be held now is held as soon as it is seen to wait.
+        with suppress(LrmError):
+            await self._hold()
+
+    async def take_back(self, note: StartNote) -> None:
+        """Hold and untie a job that waits again; leave it alone if Slurm has started it meanwhile. Raises LrmError."""
+        self._before, self._tied = note.before(), True
+        seen = await self._job()
+        if seen.state is not LrmJobState.HELD:
+            await self._hold()
+            seen = await self._job()
+        if seen.state in WAITING:
+            await self._free()
+            self._notes.keep(self._pin.job, free=True)
 
     async def _tie(self) -> None:
+        self._tied = True
         try:
             for command in pinning.pin_commands(self._pin):
                 await self._change(command)
@@ -88,25 +115,30 @@ class Starting:
 
     async def _untie(self) -> None:
         """Give a waiting job back what it had before it was tied."""
-        if self._before is not None:
-            with suppress(LrmError):
-                for command in pinning.unpin_commands(self._pin, self._before):
-                    await self._change(command)
+        with suppress(LrmError):
+            await self._free()
+
+    async def _free(self) -> None:
+        for command in pinning.unpin_commands(self._pin, self._before or JobDetails()):
+            await self._change(command)
+        self._tied = False
 
     async def recover(self, note: StartNote) -> None:
         """Set right what a process that was killed in the middle of a start left: the job runs there, or is held.
 
         Raises LrmError.
         """
-        self._before = note.before()
+        self._before, self._tied = note.before(), True
         try:
             seen = await self._job()
         except LrmNotFoundError:
-            seen = None
-        if seen is not None and seen.state in WAITING:
-            await self._hold_again()
+            self._tied = False
+        else:
+            self._ran_before = seen.requeues > 0
+            await (self._hold_again() if seen.state in WAITING else self._hold_when_queued_again())
         if not self._pin.is_even:
             await self._give_back()
+        self._put_away_note()
 
     async def _release_and_look(self) -> None:
         await self._change(control.job_command("release", [self._pin.job]))
@@ -125,9 +157,7 @@ class Starting:
         if started:
             return
         await self._hold_again()
-        if await self._has_started():
-            # It started while it was being held; the mark would keep it from being queued again.
-            await self._change(control.job_command("release", [self._pin.job]))
+        if await self._has_started():  # while it was being held
             return
         places = ", ".join(self._pin.counts)
         message = f"job {self._pin.job} did not start on {places} within {self._timeout:g} s"
@@ -141,15 +171,27 @@ class Starting:
             self._before = details.get(pin.job) or next(iter(details.values()), None)
         else:
             self._before = known[1]
-        self._notes.write(pin, self._before or JobDetails())
+        job = known[0] if known else await self._job()
+        kept = self._notes.kept.get(pin.job)
+        if kept is not None and kept.is_of(job):
+            self._ran_before = True
+            self._before = kept.asked(self._before or JobDetails())
+        self._require_number_of_nodes()
+        self._notes.write(pin, self._before or JobDetails(), job)
         if not pin.is_even:
-            job = known[0] if known else await self._job()
             order = pinning.natural_order(tuple(pin.counts))
             if not await self._reserve(job, order):
                 raise LrmRejectedError(
                     f"cores of {', '.join(order)} could not be reserved in the order of slurm.conf",
                     hint="list the nodes in slurm.conf in the order of their names",
                 )
+
+    def _require_number_of_nodes(self) -> None:
+        """Raise LrmRejectedError when the user asked for another number of nodes: tying would overwrite that."""
+        asked, given = self._before or JobDetails(), len(self._pin.counts)
+        if not asked.nodes_least <= given <= (asked.nodes_most or given):
+            message = f"job {self._pin.job} asks for {asked.node_range} nodes (sbatch -N), and {given} are given"
+            raise LrmRejectedError(message, hint="name as many nodes as its user allows")
 
     async def _reserve(self, job: LrmJob, order: Sequence[str]) -> bool:
         for _ in range(2):
@@ -212,9 +254,12 @@ class Starting:
             f"Slurm started job {self._pin.job} with {found}, which is not what was asked; it is queued and held again"
         )
 
-    async def _hold_again(self) -> None:
+    async def _hold(self) -> None:
         by_operator = self._before is not None and self._before.reason == "JobHeldAdmin"
         await self._change(control.job_command("hold" if by_operator else "uhold", [self._pin.job]))
+
+    async def _hold_again(self) -> None:
+        await self._hold()
         # What gives a waiting job its nodes back would take nodes from one that has started meanwhile.
         if (await self._job()).state in WAITING:
             await self._untie()

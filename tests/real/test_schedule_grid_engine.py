@@ -46,3 +46,50 @@ def test_a_queue_runs_to_the_end(holding_cell: GridEngineCell, tmp_path: Path) -
     starts = [line for line in scheduling.lines() if line["kind"] == "start"]
     assert [line["job_id"] for line in starts][: len(ids)] == ids
     assert {line["job_id"].partition(".")[0] for line in starts[len(ids) :]} == {array.partition(".")[0]}
+
+
+def test_jobs_of_one_second_start_by_their_numbers(holding_cell: GridEngineCell, tmp_path: Path) -> None:
+    """Also when they come in while it runs."""
+    scheduling = Scheduling(tmp_path, holding_cell, "--policy", "fcfs")
+    options = (*QUIET, "-l", "h_rt=60")
+    blockers = [f"b{number}" for number in range(4)]
+    for name in blockers:
+        holding_cell.submit(scheduling.script_until_told(name), *options)
+    with scheduling:
+        scheduling.wait(lambda: len(scheduling.told("started")) == len(blockers), what="the cell is full")
+        known = set(scheduling.told("start"))
+        ids = [holding_cell.submit(scheduling.script(f"j{number}", 0.2), *options) for number in range(8)]
+        scheduling.wait(lambda: set(ids) <= set(scheduling.told("submitted")), what="all are seen")
+        for name in blockers:
+            scheduling.let_end(name)
+        scheduling.wait_runs({f"j{number}" for number in range(8)})
+    starts = [line["job_id"] for line in scheduling.lines() if line["kind"] == "start"]
+    assert [id_ for id_ in starts if id_ not in known] == ids
+
+
+def test_jobs_that_are_queued_again_wait_in_hold(holding_cell: GridEngineCell, tmp_path: Path) -> None:
+    """By ``qmod -rj`` and by exit status 99: each is started anew by us, and by nobody else."""
+    scheduling = Scheduling(tmp_path, holding_cell)
+    options = (*QUIET, "-l", "h_rt=60")
+    pushed = holding_cell.submit(scheduling.script_until_told("pushed"), *options, "-r", "y")
+    own = scheduling.script_until_told("own").replace(
+        "while",
+        f"[ -e {tmp_path}/second ] || {{ while [ ! -e {tmp_path}/second ]; do sleep 0.1; done; exit 99; }}\nwhile",
+    )
+    asking = holding_cell.submit(own, *options)
+    jobs = {pushed, asking}
+    with scheduling:
+        scheduling.wait(lambda: jobs <= set(scheduling.told("started")), what="both run")
+        scheduling.wait(lambda: holding_cell.qstat().count(" hr ") == len(jobs), what="both are held while they run")
+        holding_cell.run("qmod", "-rj", pushed)
+        (tmp_path / "second").touch()
+        scheduling.wait(lambda: jobs <= set(scheduling.told("requeued")), what="both wait again")
+        scheduling.let_end("pushed")
+        scheduling.let_end("own")
+        scheduling.wait_runs({"pushed", "own"})
+        scheduling.wait(lambda: jobs <= set(scheduling.told("ended")), what="both are over")
+    assert scheduling.traces() == {"pushed": ["run", "run", "end"], "own": ["run", "run", "end"]}
+    for job in jobs:
+        kinds = [line["kind"] for line in scheduling.lines() if line["job_id"] == job]
+        assert kinds.count("start") == 2
+        assert "adopted" not in kinds

@@ -87,6 +87,117 @@ def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_p
     assert scheduling.told("not started") == {}
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "firstfit"])
+def test_jobs_of_one_second_start_by_their_numbers(policy: str, cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Slurm lists the newest first; also those that come in while it runs start in the order of their ids."""
+    scheduling = Scheduling(tmp_path, cluster, "--policy", policy)
+    first = submit(scheduling, "first", 32, until_told=True)
+    with scheduling:
+        scheduling.wait(lambda: first in scheduling.told("started"), what="the cluster is full")
+        ids = [submit(scheduling, f"j{number}", 32, seconds=0.1) for number in range(4)]
+        array = submit(scheduling, "array", 32, "--array=2,10", seconds=0.1)
+        elements = [f"{array}_2", f"{array}_10"]
+        scheduling.wait(lambda: {*ids, *elements} <= set(scheduling.told("submitted")), what="all are seen")
+        scheduling.let_end("first")
+        scheduling.wait(lambda: set(elements) <= set(scheduling.told("ended")), what="all have run")
+    starts = [line["job_id"] for line in scheduling.lines() if line["kind"] == "start"]
+    assert starts == [first, *ids, *elements]
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_jobs_that_are_queued_again_wait_held_and_untied(
+    down: bool,  # noqa: FBT001 - a parameter
+    cluster: SlurmCluster,
+    tmp_path: Path,
+) -> None:
+    """Requeued by its owner, or because its node fails, a job waits for us, also while koala is down."""
+    scheduling = Scheduling(tmp_path, cluster)
+    even = submit(scheduling, "even", 10, until_told=True)
+    uneven = submit(scheduling, "uneven", 7, "--nodes=2", until_told=True)
+    one = submit(scheduling, "one", 1, "--nodelist=n4", until_told=True)
+    element = submit(scheduling, "array", 1, "--array=3", until_told=True) + "_3"
+    jobs = (even, uneven, one, element)
+    with scheduling.ended():
+        scheduling.start()
+        scheduling.wait(lambda: set(jobs) <= set(scheduling.told("started")), what="all run")
+        if down:
+            scheduling.kill()
+        for job in jobs[:3]:
+            cluster.run("scontrol", "requeue", job)
+        fail_node(cluster, scheduling, element)
+        if down:
+            scheduling.start()
+        scheduling.wait(lambda: set(jobs) <= set(scheduling.told("requeued")), what="all wait again")
+        # Slurm may let it start again after two minutes, or at once.
+        scheduling.wait(
+            lambda: all(untied(cluster, job) or again(scheduling, job) for job in (even, uneven, element)),
+            what="all are untied",
+        )
+        waiting = {job: shown for job in jobs if (shown := details(cluster, job))["JobState"] == "PENDING"}
+        assert waiting
+        assert {shown["Reason"] for shown in waiting.values()} == {"JobHeldUser"}
+        asked = {even: "10", uneven: "7", one: "1", element: "1"}
+        assert {job: shown["NumCPUs"] for job, shown in waiting.items()} == {job: asked[job] for job in waiting}
+        assert one not in waiting or waiting[one]["ReqNodeList"] == "n4"
+        for name in ("even", "uneven", "one", "array"):
+            scheduling.let_end(name)
+        for job in jobs:
+            cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+        scheduling.wait_runs({"even", "uneven", "one", "array"})
+        scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
+        scheduling.stop()
+    assert all(found == ["run", "run", "end"] for found in scheduling.traces().values())
+    starts = {job: line["nodes"] for job, line in scheduling.told("start").items()}
+    assert (len(starts[uneven]), starts[one]) == (2, [["n4", 1]])
+
+
+def test_a_users_range_of_nodes_is_kept(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """A job of ``-N2-3`` waits for a second node although one has room, and says so; then it gets two or three."""
+    scheduling = Scheduling(tmp_path, cluster)
+    wide = submit(scheduling, "wide", 24, "--nodes=3", until_told=True)
+    with scheduling:
+        scheduling.wait(lambda: wide in scheduling.told("started"), what="one node is left")
+        ranged = submit(scheduling, "ranged", 3, "--nodes=2-3")
+        silent = cluster.submit(
+            scheduling.script("silent", 0.3), "--nodes=2-4", "--time=1", "--output=/dev/null", "--ntasks-per-node=1"
+        )
+        scheduling.wait(lambda: ranged in scheduling.told("passed over"), what="it is passed over")
+        scheduling.let_end("wide")
+        scheduling.wait_runs({"wide", "ranged", "silent"})
+    assert "on 2 to 3 nodes" in scheduling.told("passed over")[ranged]["detail"]
+    nodes = {job: len(line["nodes"]) for job, line in scheduling.told("start").items()}
+    assert nodes[ranged] in {2, 3}
+    assert nodes[silent] in {2, 3, 4}
+    assert scheduling.told("not started") == {}
+
+
+def fail_node(cluster: SlurmCluster, scheduling: Scheduling, job: str) -> None:
+    """Have the node of a running job fail, and come back."""
+    node = cluster.squeue(f"--jobs={job}", form="%N")[0][0]
+    cluster.kill_node(node)
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+    scheduling.wait(lambda: not cluster.squeue(f"--jobs={job}", form="%N")[0][0], what="the job lost its node")
+    cluster.start_node(node)
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def details(cluster: SlurmCluster, job: str) -> dict[str, str]:
+    """Return what scontrol tells of a job."""
+    text = cluster.run("scontrol", "--oneliner", "show", "job", job)
+    return {name: value for name, _, value in (word.partition("=") for word in text.split())}
+
+
+def again(scheduling: Scheduling, job: str) -> bool:
+    """Tell whether a job was started a second time."""
+    return [line["kind"] for line in scheduling.lines() if line["job_id"] == job].count("started") > 1
+
+
+def untied(cluster: SlurmCluster, job: str) -> bool:
+    """Tell whether a job waits, bound to no node."""
+    shown = details(cluster, job)
+    return shown["JobState"] == "PENDING" and shown["ReqNodeList"] == "(null)"
+
+
 def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, tmp_path: Path) -> None:
     """What ends in time overtakes, what could be in the way does not, and the promise is kept; explain tells it."""
     scheduling = Scheduling(tmp_path, cluster)

@@ -170,6 +170,38 @@ def test_control_is_seen_in_slurm(serving: WikiServing) -> None:
     assert serving.job(job).state == "Removed"
 
 
+def test_a_job_that_slurm_queues_again_is_idle(serving: WikiServing) -> None:
+    """Requeued by its user, also while the service is down, it is held, tied to nothing, and started elsewhere."""
+    first, second = submit(serving, 6), submit(serving, 7)
+    serving.done(f"STARTJOB ARG={first} TASKLIST=n1:n1:n1:n2:n2:n2")
+    serving.done(f"STARTJOB ARG={second} TASKLIST=n3:n3:n3:n3:n4:n4:n4")
+    serving.system.run("scontrol", "requeue", first, user=USER)
+    serving.wait(lambda: serving.job(first).state == "Idle", what="the first one waits")
+    serving.kill()
+    serving.system.run("scontrol", "requeue", second, user=USER)
+    serving.start()
+    serving.wait(lambda: serving.job(second).state == "Idle", what="the second one waits")
+    assert (serving.job(first).host_list, serving.job(second).host_list) == ((), ())
+    for job, processors in ((first, "6"), (second, "7")):
+        shown = [value(serving, job, name) for name in ("JobState", "Reason", "ReqNodeList", "NumCPUs")]
+        assert shown == ["PENDING", "JobHeldUser", "(null)", processors]
+        serving.system.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    serving.wait(lambda: serving.job(second).eligible_at is None, what="its begin time has come")
+    serving.done(f"STARTJOB ARG={second} TASKLIST=n1:n1:n1:n1:n2:n2:n2")
+    assert layout(serving, second) == {"n1": 4, "n2": 3}
+
+
+def test_a_users_range_of_nodes_is_kept(serving: WikiServing) -> None:
+    """A start on fewer or more nodes than ``sbatch -N2-3`` allows is refused, and nothing is changed in Slurm."""
+    job = submit(serving, 4, "--nodes=2-3")
+    for hosts in ("n1:n1:n1:n1", "n1:n2:n3:n4"):
+        refused = serving.ask(f"STARTJOB ARG={job} TASKLIST={hosts}")
+        assert (refused.status, "insists on 2 to 3 nodes" in refused.text) == (-930, True), refused
+    assert (value(serving, job, "NumNodes"), value(serving, job, "ReqNodeList")) == ("2-3", "(null)")
+    serving.done(f"STARTJOB ARG={job} TASKLIST=n1:n1:n2:n2")
+    assert layout(serving, job) == {"n1": 2, "n2": 2}
+
+
 def test_users_cannot_start_their_jobs(serving: WikiServing) -> None:
     """Releasing does nothing to the site's hold; a user's own hold counts, and its release gives the job back to us."""
     assert isinstance(serving.system, SlurmCluster)
@@ -235,9 +267,10 @@ def test_killed_between_start_and_reply(serving: WikiServing, after: float) -> N
         thread.join()
     serving.start()
     seen = serving.jobs()
-    words = {job: (value(serving, job, "JobState"), value(serving, job, "Reason"), seen[job].state) for job in jobs}
-    allowed = {("RUNNING", "None", "Running"), ("PENDING", "JobHeldUser", "Idle")}
-    assert set(words.values()) <= allowed, words
+    words = {job: (value(serving, job, "JobState"), seen[job].state) for job in jobs}
+    assert set(words.values()) <= {("RUNNING", "Running"), ("PENDING", "Idle")}, words
+    # What runs is held for the case that Slurm queues it again.
+    assert {value(serving, job, "Reason") for job in jobs} == {"JobHeldUser"}
     assert no_reservation(serving)
     for job, tasks in jobs.items():
         if words[job][0] == "PENDING":

@@ -127,6 +127,8 @@ JOBS = st.builds(
     job,
     st.integers(1, 12),
     nodes_wanted=st.none() | st.integers(1, 4),
+    nodes_least=st.integers(1, 3),
+    nodes_most=st.none() | st.integers(3, 5),
     tasks_per_node=st.none() | st.integers(1, 4),
     processors_per_task=st.integers(1, 3),
     requested_nodes=st.lists(st.sampled_from(["n1", "n2", "n3"]), unique=True, max_size=2).map(tuple),
@@ -143,9 +145,11 @@ def possible(wanted: LrmJob, rooms: Sequence[Room]) -> bool:
     per_task = wanted.processors_per_task
     per_task = per_task if per_task > 1 and wanted.processors % per_task == 0 else 1
     tasks = max(1, wanted.processors // per_task)
-    least = None if wanted.nodes_wanted is None else min(tasks, max(wanted.nodes_wanted, len(wanted.requested_nodes)))
+    least, most = wanted.node_bounds
+    least = min(tasks, max(least, len(wanted.requested_nodes)))
+    most = max(least, min(most or tasks, tasks))
     usable = [one for one in rooms if one.node.name not in wanted.excluded_nodes]
-    for size in range(1, len(usable) + 1) if least is None else [least]:
+    for size in range(least, min(most, len(usable)) + 1):
         for chosen in combinations(usable, size):
             if not set(wanted.requested_nodes) <= {one.node.name for one in chosen}:
                 continue
@@ -222,3 +226,31 @@ def test_kept_nodes_are_there_in_time(wanted: LrmJob, rooms: list[Room], ends: l
     assert isinstance(allocate(wanted, left), Allocation)
     before = max((release.at for release in releases if release.at < guard.at), default=0.0)
     assert guard.at == 0.0 or isinstance(allocate(wanted, at(before)), Misfit)
+
+
+@pytest.mark.parametrize(
+    ("processors", "least", "most", "free", "expected"),
+    [
+        (3, 2, 3, (8, 8, 8), {1}),
+        (3, 2, 3, (8, 8, 0), {1, 2}),
+        (6, 2, 3, (8, 8, 8), {3}),
+        (8, 1, 2, (3, 3, 3), None),
+        (8, 1, 2, (8, 3, 3), {8}),
+        (7, 1, 2, (4, 3, 1), {4, 3}),
+        (7, 3, 9, (7, 2, 1), {2, 3, 4, 1, 5}),
+        (4, 4, None, (8, 8, 8), None),
+    ],
+)
+def test_a_range_of_nodes_is_kept(
+    processors: int, least: int, most: int | None, free: tuple[int, ...], expected: set[int] | None
+) -> None:
+    """However few nodes would do, a job gets as many as its user allows, or waits with that as its reason."""
+    found = allocate(job(processors, nodes_least=least, nodes_most=most), four(*free))
+    if expected is None:
+        assert isinstance(found, Misfit)
+        assert "nodes" in found.reason
+        return
+    assert isinstance(found, Allocation)
+    assert least <= len(found.nodes) <= (most or len(found.nodes))
+    assert found.processors == processors
+    assert {count for _, count in found.nodes} <= expected

@@ -57,7 +57,7 @@ def test_a_job_that_fits_in_sum_only_is_passed_over_and_not_starved(policy: str)
     for number in range(1, 5):
         site.submit(f"r{number}", 4, 100, requested_nodes=(f"n{number}",))
     assert len(site.step()) == 4
-    site.submit("wide", 16, 100, nodes_wanted=2, tasks_per_node=8)
+    site.submit("wide", 16, 100, nodes_wanted=2, tasks_per_node=8, submitted_at=site.now - 1)
     site.submit("long", 4, 5000)
     site.submit("longer", 8, 5000)
     site.submit("short", 4, 50)
@@ -257,6 +257,9 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     assert again.pin.wishes.requested_nodes == ("n1",)
     site.run(again)
     site.look()
+    assert [(pin.started, pin.failures, pin.failure) for pin in site.mirror.pins.values()] == [(True, 0, "")]
+    site.end("1")
+    site.look()
     assert site.mirror.pins == {}
 
 
@@ -329,7 +332,7 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
     again = site.look(1.0)
     if shown in {"running", "gone"}:
         assert again == site.look(100.0) == []
-        assert site.mirror.pins == {}
+        assert [pin.started for pin in site.mirror.pins.values()] == ([True] if shown == "running" else [])
         return
     if shown == "queued":
         assert again == site.look(11.0) == []
@@ -379,16 +382,6 @@ def test_killed_while_a_start_is_taken_back() -> None:
     assert following.mirror.to_hold() == ["1"]
     following.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
     assert [one.job_id for one in [*following.look(), *following.look(PATIENCE.backoff)]] == ["1"]
-
-
-def test_a_job_that_is_queued_again_waits_again() -> None:
-    """Requeued by the batch system, it gives its processors back and has its turn again."""
-    site = Listed()
-    site.submit("1", 32)
-    assert site.step() == ["1"]
-    site.look()
-    site.change("1", state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, layout=(), nodes=(), requested_nodes=())
-    assert site.step() == ["1"]
 
 
 def test_ended_jobs_in_the_listing_are_over() -> None:

@@ -196,4 +196,8 @@ async def test_defaults_do_no_harm() -> None:
         for name, method in inspect.getmembers(Lrm, inspect.iscoroutinefunction)
         if not getattr(method, "__isabstractmethod__", False)
     }
-    assert optional - {"start", "close", "check", "check_outside"} == set(CALLS)
+    with pytest.raises(LrmUnsupportedError, match="Bare cannot hold"):
+        await lrm.take_back(JOB)
+    await lrm.hold_when_requeued(JOB)
+    harmless = {"start", "close", "check", "check_outside", "take_back", "hold_when_requeued"}
+    assert optional - harmless == set(CALLS)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from hypothesis import given
@@ -23,14 +24,34 @@ from koala_slurm.details import (
     with_details,
 )
 from koala_slurm.listing import FIELDS
+from koala_slurm.outside import OutsideReader
 from koala_slurm.pinning import make_pin, natural_order, pin_commands, reserve_command, reserved_order, unpin_commands
 from koala_slurm.startnotes import StartNotes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from koala_slurm.client import SlurmCommands
+
+pytestmark = pytest.mark.anyio
+
 NARROW = ("7", "ann", "PENDING", "6", "main", "", "1795000000", "N/A", "N/A", "0:0", "JobHeldUser", "job")
-MORE = ("1:30:00", "N/A", "(null)", "2", "0", "fast&big", "n[1-2]", "users", "(null)", "/home/ann", "(null)", "(null)")
+MORE = (
+    "1:30:00",
+    "N/A",
+    "(null)",
+    "2",
+    "0",
+    "fast&big",
+    "n[1-2]",
+    "users",
+    "(null)",
+    "0",
+    "/home/ann",
+    "(null)",
+    "(null)",
+)
 
 
 def listing(separator: str, *rows: tuple[str, ...]) -> str:
@@ -161,7 +182,8 @@ def test_notes_of_starts(tmp_path: Path) -> None:
     notes = StartNotes(tmp_path / "starts")
     assert notes.left() == ()
     pin = make_pin("5", ["n1", "n1"])
-    notes.write(pin, JobDetails(processors=2, node_range="1-1", reason="JobHeldAdmin"))
+    (job,) = parse_everything(listing("|@|", wide(JobArrayID="5")), "|@|")
+    notes.write(pin, JobDetails(processors=2, node_range="1-1", reason="JobHeldAdmin"), job)
     assert StartNotes(tmp_path / "starts").left() == ()
     os.close(notes._locked.pop("5"))  # as the kernel does when the process is killed
     (note,) = StartNotes(tmp_path / "starts").left()
@@ -170,3 +192,62 @@ def test_notes_of_starts(tmp_path: Path) -> None:
     assert len(notes.left()) == 1
     notes.remove("5")
     assert notes.left() == ()
+
+
+def test_notes_of_jobs_that_were_started(tmp_path: Path) -> None:
+    """They are kept for the next process, too, until the job is over or its number is another's."""
+    notes = StartNotes(tmp_path / "starts")
+    (job,) = parse_everything(listing("|@|", wide()), "|@|")
+    notes.write(make_pin("7", ["n1", "n1"]), JobDetails(processors=6, node_range="2-3"), job)
+    notes.keep("7")
+    following = StartNotes(tmp_path / "starts")
+    assert following.left() == ()
+    (note,) = following.kept.values()
+    assert (note.before().processors, note.before().nodes_least, note.before().nodes_most) == (6, 2, 3)
+    assert note.is_of(replace(job, submitted_at=9.0, requeues=1))
+    assert not note.is_of(replace(job, submitted_at=9.0))
+    assert not note.is_of(replace(job, user="bob"))
+    following.remove("7")
+    assert StartNotes(tmp_path / "starts").left() == ()
+
+
+class Answering:
+    """Commands that print what they are told."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[tuple[str, ...], ...] = ()
+        self.details = ""
+
+    async def read(self, command: Sequence[str], *, action: str, environment: Mapping[str, str]) -> str:
+        """Print the listing, with its separator, or the details."""
+        assert action
+        assert environment
+        if command[0] == "scontrol":
+            return self.details
+        separator = command[-1].partition("JobArrayID:")[2].partition(",")[0]
+        return listing(separator, *self.rows)
+
+
+async def test_a_job_that_waits_again_is_shown_as_its_user_asked(tmp_path: Path) -> None:
+    """Slurm shows our nodes and our number of them; the note tells the user's, until the job is untied or over."""
+    notes = StartNotes(tmp_path / "starts")
+    (job,) = parse_everything(listing("|@|", wide(ReqNodes="")), "|@|")
+    notes.write(make_pin("7", ["n1", "n1"]), JobDetails(processors=6, node_range="2-3"), job)
+    notes.keep("7")
+    commands = Answering()
+    reader = OutsideReader(cast("SlurmCommands", commands), notes)
+    again = {"RestartCnt": "1", "SubmitTime": "1795000099", "ReqNodes": "n1,n2", "NumCPUs": "4"}
+    commands.rows = (wide(**again),)
+    commands.details = "JobId=7 JobName=x\n   ReqNodeList=n1,n2\n   NumNodes=2-2 NumCPUs=4\n"
+    (seen,) = await reader.jobs()
+    assert (seen.tied, seen.requested_nodes, seen.processors) == (True, (), 6)
+    assert (seen.nodes_wanted, seen.nodes_least, seen.nodes_most, seen.requeues) == (None, 2, 3, 1)
+    notes.keep("7", free=True)
+    reader.forget("7")
+    commands.rows = (wide(**{**again, "ReqNodes": "", "NumCPUs": "6"}),)
+    commands.details = "JobId=7 JobName=x\n   ReqNodeList=(null)\n   NumNodes=2 NumCPUs=6\n"
+    (seen,) = await reader.jobs()
+    assert (seen.tied, seen.requested_nodes, seen.nodes_least, seen.nodes_most) == (False, (), 2, 3)
+    commands.rows = (wide(State="COMPLETED", **again),)
+    (seen,) = await reader.jobs()
+    assert (seen.tied, notes.kept) == (False, {})

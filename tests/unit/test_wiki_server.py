@@ -76,6 +76,7 @@ async def test_a_start_that_shows_late_is_promised(server: Server) -> None:
         ({"hold": HoldOwner.USER}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -918, "held by its user"),
         ({"state": LrmJobState.QUEUED}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -911, "not held"),
         ({"nodes_wanted": 2}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "insists on 2"),
+        ({"nodes_least": 2, "nodes_most": 3}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "on 2 to 3 nodes"),
         ({"tasks_per_node": 3}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "at most 3 tasks"),
         ({"excluded_nodes": ("n3",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "excludes n3"),
         ({"requested_nodes": ("n2",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "must run on n2"),
@@ -91,6 +92,19 @@ async def test_refused_before_anything_is_done(
     reply = await server.ask(request_)
     assert (reply.status, words in reply.text) == (status, True), reply
     assert server.source.calls == []
+
+
+async def test_a_job_that_was_queued_again_is_idle_once_it_is_held_and_untied(server: Server) -> None:
+    """Whoever asks first sees it as it is afterwards; where that fails it is shown in hold and not started."""
+    server.source.add(job("6", 2, state=LrmJobState.QUEUED, tied=True, requeues=1))
+    assert (await server.states())["6"] == "Idle"
+    assert server.source.calls == [("take back", "6")]
+    server.source.add(job("6", 2, tied=True, requeues=2))
+    server.source.take_back_failure = LrmUnavailableError("no answer")
+    server.now += 60
+    assert (await server.states())["6"] == "Hold"
+    refused = await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")
+    assert (refused.status, "of an earlier start" in refused.text) == (-918, True)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ class MemorySource(Source):
     partitioned: bool = False
     failure: LrmError | None = None
     start_failure: LrmError | None = None
+    take_back_failure: LrmError | None = None
     starts_after: float = 0.0
     """Seconds that a start takes."""
     never_starts: bool = False
@@ -120,6 +121,14 @@ class MemorySource(Source):
         self.calls.append(("hold", job))
         if self.job_list[job].state is LrmJobState.QUEUED:
             self.job_list[job] = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR)
+
+    async def take_back(self, job: LrmJobId) -> None:
+        """Hold and untie a job."""
+        self.calls.append(("take back", job))
+        if self.take_back_failure:
+            raise self.take_back_failure
+        held = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, tied=False)
+        self.job_list[job] = held
 
     async def suspend(self, job: LrmJobId) -> None:
         """Stop a running job for now."""

@@ -79,6 +79,7 @@ def _job_values(store: Store, job: Job) -> dict[str, str]:
         "ReqNodes": ",".join(job.wanted),
         "GroupName": job.user,
         "Account": "(null)",
+        "RestartCnt": "0",
         "WorkDir": "/",
         "Comment": "(null)",
         "admin_comment": "(null)",

@@ -147,20 +147,20 @@ def _update(store: Store, text: str, change: str) -> None:
                     job.requeue = value == "1"
                 elif name == "TimeLimit":
                     job.minutes = int(value)
-                elif name == "ReqNodeList" and value in store.settings["nodes"]:
-                    job.wanted = [value]
+                elif name == "ReqNodeList" and (not value or value in store.settings["nodes"]):
+                    job.wanted = [value] if value else []
                 else:
                     raise Refusal(f"{part}: Invalid node name specified" if name == "ReqNodeList" else "Invalid change")
 
 
 def _hold(_store: Store, job: Job) -> str:
-    if job.state == "PENDING":
+    if job.state in {"PENDING", "RUNNING", "SUSPENDED"}:  # one that runs is held when it is queued again
         job.reason = "JobHeldUser"
     return ""
 
 
 def _release(_store: Store, job: Job) -> str:
-    if job.state == "PENDING":
+    if job.state in {"PENDING", "RUNNING", "SUSPENDED"}:
         job.reason = "None"
     return ""
 

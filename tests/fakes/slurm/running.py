@@ -133,7 +133,8 @@ def _note_end(job: Job, status: int, fate: str) -> None:
     job.status = -status if status < 0 else status << 8
     job.ended = time.time()
     if fate == "PENDING":
-        job.state, job.reason, job.node, job.started, job.ended = "PENDING", "None", "", 0.0, 0.0
+        job.reason = job.reason if job.reason == "JobHeldUser" else "None"
+        job.state, job.node, job.started, job.ended = "PENDING", "", 0.0, 0.0
     elif fate:
         job.state = fate
     else:
