@@ -57,8 +57,10 @@ _ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STA
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
 _VALUE = re.compile(
-    r"(?:^|(?<=\s))(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason)=(?P<value>\S*)"
+    r"(?:^|(?<=\s))"
+    r"(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason|(?:Req)?TRES)=(?P<value>\S*)"
 )
+_NODES_ASKED = re.compile(r"(?:^|,)node=(?P<nodes>[0-9]+)(?:,|$)", re.ASCII)
 _PLACE = re.compile(r"^\s+Nodes=(?P<nodes>\S+) CPU_IDs=(?P<cpus>[0-9,-]+)(?: |$)", re.MULTILINE)
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[KMGT]?)", re.ASCII)
 _UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0}
@@ -166,11 +168,12 @@ def _details(text: str) -> JobDetails:
     # The first of a name is Slurm's: texts of users come after them, but for the job's name.
     values = {match["name"]: match["value"] for match in reversed(list(_VALUE.finditer(text)))}
     places = {node: _count(match["cpus"]) for match in _PLACE.finditer(text) for node in expand(match["nodes"])}
-    low, dash, high = values.get("NumNodes", "").partition("-")
+    node_range = _node_range(values)
+    low, dash, high = node_range.partition("-")
     return JobDetails(
         layout=tuple(places.items()),
         nodes_wanted=int(low) if dash and low == high and low.isdecimal() else None,
-        node_range=values.get("NumNodes", ""),
+        node_range=node_range,
         processors=_number(values.get("NumCPUs", "").partition("-")[0]),
         requested_nodes=expand(values.get("ReqNodeList", "")),
         excluded_nodes=expand(values.get("ExcNodeList", "")),
@@ -178,6 +181,19 @@ def _details(text: str) -> JobDetails:
         memory_per_node_mib=_mebibytes(values.get("MinMemoryNode", "")),
         reason=values.get("Reason", ""),
     )
+
+
+def _node_range(values: Mapping[str, str]) -> str:
+    """Return the number of nodes that a waiting job insists on: ``2-3``; without a dash it may have more.
+
+    From 23.11 on Slurm shows ``2-2`` also for a job that cannot do with one node, because of its processors alone; then
+    the nodes of its TRES are the one that it asked for. (``1-1`` may be either, and is taken for the user's wish.)
+    """
+    shown = values.get("NumNodes", "")
+    low, dash, high = shown.partition("-")
+    asked = _NODES_ASKED.search(values.get("ReqTRES") or values.get("TRES", ""))
+    by_itself = dash and low == high and asked is not None and _number(asked["nodes"]) < _number(low)
+    return low if by_itself else shown
 
 
 def _count(text: str) -> int:

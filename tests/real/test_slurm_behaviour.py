@@ -41,7 +41,7 @@ def submission(key: str, count: int = 1, *, script: str = SLEEP, held: bool = Fa
 
 async def plugin(cluster: SlurmCluster, directory: Path, **settings: object) -> SlurmLrm:
     """Return a started plugin on a cluster."""
-    lrm = SlurmLrm(new_context(directory), SlurmSettings.model_validate({"conf": cluster.conf, **settings}))
+    lrm = SlurmLrm(new_context(directory), SlurmSettings.model_validate({**cluster.plugin_settings, **settings}))
     await lrm.start()
     return lrm
 
@@ -135,7 +135,7 @@ async def test_array_larger_than_slurm_takes(slurm_a: SlurmCluster, lrm: SlurmLr
     """The limit is told before asking; Slurm's own refusal is understood just as well."""
     with pytest.raises(LrmRejectedError, match="10000"):
         await lrm.submit(submission("koala-huge", 10001))
-    unstarted = SlurmLrm(new_context(tmp_path), SlurmSettings(conf=slurm_a.conf))
+    unstarted = SlurmLrm(new_context(tmp_path), SlurmSettings.model_validate(slurm_a.plugin_settings))
     with pytest.raises(LrmRejectedError, match="Invalid job array specification"):
         await unstarted.submit(submission("koala-huge", 10001))
     assert await lrm.jobs(name_prefix="koala-huge") == ()
@@ -147,7 +147,7 @@ async def test_directives_reach_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> 
         add=("--comment='two words'", "--nice=5"), drop=("--no-requeue",), rename=(("--mem", "--mem-per-cpu"),)
     )
     context = replace(new_context(tmp_path), directives=directives)
-    lrm = SlurmLrm(context, SlurmSettings(conf=slurm_a.conf))
+    lrm = SlurmLrm(context, SlurmSettings.model_validate(slurm_a.plugin_settings))
     await lrm.start()
     (job,) = await lrm.submit(replace(submission("koala-site", held=True), memory_mib=100))
     shown = slurm_a.run("scontrol", "--oneliner", "show", "job", job)

@@ -65,7 +65,7 @@ class TestSlurm(LrmConformance):
     @pytest.fixture
     async def under_test(self, slurm_a: SlurmCluster, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cluster."""
-        settings, context = SlurmSettings(conf=slurm_a.conf), new_context(tmp_path)
+        settings, context = SlurmSettings.model_validate(slurm_a.plugin_settings), new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()
 
