@@ -109,9 +109,11 @@ async def test_lost_node(new_slurm: NewSlurm, tmp_path: Path) -> None:
     assert states[node] == (NodeState.DOWN, 0)
 
 
-async def test_output_that_cannot_be_opened(lrm: SlurmLrm) -> None:
+async def test_output_that_cannot_be_opened(lrm: SlurmLrm, tmp_path: Path) -> None:
     """A placeholder without a place for its output never runs: a failed launch, not an exit."""
-    await lrm.submit(replace(submission("koala-nowhere"), output_directory="/nonexistent/directory"))
+    # A missing directory would be made, from 23.02 on.
+    (tmp_path / "file").touch()
+    await lrm.submit(replace(submission("koala-nowhere"), output_directory=str(tmp_path / "file" / "directory")))
     (job,) = await wait_for(lrm, "koala-nowhere", LrmJobState.ENDED)
     assert (job.end, job.exit_code) == (EndReason.LAUNCH_FAILED, None)
 
