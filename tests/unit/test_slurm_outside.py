@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner
 from koala_slurm.details import (
+    ANY_NODES_MARK,
     MORE_FIELDS,
     SITE_MARK,
     JobDetails,
@@ -59,6 +60,7 @@ def test_everything_about_a_job() -> None:
     [
         ({"Reason": "JobHeldAdmin"}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK}, HoldOwner.OPERATOR),
+        ({"admin_comment": ANY_NODES_MARK}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK, "Comment": "mine koala:hold"}, HoldOwner.USER),
         ({"Reason": "JobHeldAdmin", "admin_comment": SITE_MARK, "Comment": "koala:hold"}, HoldOwner.USER),
         ({"admin_comment": "something else"}, HoldOwner.USER),
@@ -147,6 +149,23 @@ def test_number_of_nodes_that_is_nobodys_wish(shown: str, tres: str, wanted: int
     """From 23.11 on Slurm shows a number of nodes that follows from the processors like one that the user asked for."""
     details = parse_details(f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=9 NumTasks=9\n   {tres}\n")["5"]
     assert (details.nodes_wanted, details.node_range) == (wanted, node_range)
+
+
+@pytest.mark.parametrize(
+    ("shown", "mark", "comment", "wanted"),
+    [
+        ("1-1", SITE_MARK, "", 1),
+        ("1-1", ANY_NODES_MARK, "", None),
+        ("1-1", ANY_NODES_MARK, "mine koala:nodes", 1),
+        ("1-1", "something else", "", 1),
+        ("2-2", ANY_NODES_MARK, "", None),
+    ],
+)
+def test_number_of_nodes_by_the_word_of_the_site(shown: str, mark: str, comment: str, wanted: int | None) -> None:
+    """The site's hook has seen what was asked for, and tells it where Slurm shows the same for both."""
+    text = f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=6\n   ReqTRES=cpu=6,node={shown[0]},billing=6\n"
+    text += f"   AdminComment={mark} \n   Comment={comment}\n"
+    assert parse_details(text)["5"].nodes_wanted == wanted
 
 
 def test_forged_details_are_left_out() -> None:

@@ -40,6 +40,7 @@ class FakeSlurm:
         self.conf = directory / "slurm.conf"
         self.bin_directory = directory / "bin"
         self.processors = nodes * cpus
+        self.release = release
         self._directory = directory
         (directory / "spool").mkdir(parents=True, mode=0o700)
         self.bin_directory.mkdir()
