@@ -142,13 +142,16 @@ class CoreReservation:
                 raise
             self._reserved.promised[self._pin.job] = self._pin.counts
 
-    async def give_back(self) -> None:
-        """Take the job out of the reservation, if it is in it, and delete what there is of reservations."""
+    async def give_back(self, *, after_kill: bool = False) -> None:
+        """Take the job out of the reservation, if it is in it, and delete that.
+
+        ``after_kill``: whoever made it was killed, perhaps in the middle of that.
+        """
         self._reserved.promised.pop(self._pin.job, None)
         with suppress(LrmError):
             await self._commands.change(leave_reservation_command(self._pin), action="start_on")
-        names = () if self._numbers_by_node else self._spare_names().values()
-        for name in (self._pin.reservation, *names):
+        spare = self._spare_names().values() if after_kill and not self._numbers_by_node else ()
+        for name in (self._pin.reservation, *spare):
             await self._delete(name)
 
     def distrust_order(self) -> None:

@@ -99,7 +99,7 @@ class Starting:
         if seen is not None and seen.state in WAITING:
             await self._hold_again()
         if not self._pin.is_even:
-            await self._reservation.give_back()
+            await self._reservation.give_back(after_kill=True)
 
     async def _release_and_look(self) -> None:
         await self._change(control.job_command("release", [self._pin.job]))

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobState, NodeState
+from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobId, LrmJobState, NodeState
 from koala_adapter.plugin import Submission
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import SlurmSettings
@@ -192,6 +192,18 @@ async def test_busy_node(lrm: SlurmLrm, slurm_a: SlurmCluster, tmp_path: Path) -
     await lrm.start_on(job, ["n2"])
     (running,) = await wait_for(lrm, "koala-pinned", LrmJobState.RUNNING)
     assert running.nodes == ("n2",)
+
+
+async def test_starts_at_once_on_the_same_nodes(lrm: SlurmLrm, slurm_a: SlurmCluster) -> None:
+    """Each job gets its different numbers on the two nodes; no reservation is left."""
+    options = ("--hold", "--ntasks=3", "--nodes=2", "--output=/dev/null", "--time=10")
+    first, second = (LrmJobId(slurm_a.submit(SLEEP, *options)) for _ in range(2))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lrm.start_on, first, ["n1", "n2", "n2"])
+        group.start_soon(lrm.start_on, second, ["n1", "n1", "n2"])
+    layouts = {job.id: dict(job.layout) for job in await lrm.jobs() if job.state is LrmJobState.RUNNING}
+    assert layouts == {first: {"n1": 1, "n2": 2}, second: {"n1": 2, "n2": 1}}
+    assert "No reservations" in slurm_a.run("scontrol", "show", "reservation")
 
 
 async def test_other_users_cannot_read_the_script(new_slurm: NewSlurm, tmp_path: Path) -> None:
