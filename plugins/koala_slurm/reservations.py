@@ -9,6 +9,7 @@ wanted number over all the nodes, which leaves Slurm no choice; then the others 
 
 from __future__ import annotations
 
+import pwd
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -212,8 +213,8 @@ class CoreReservation:
         return {node: f"koala_spare_{self._pin.job}_{place}" for place, node in enumerate(self._pin.counts)}
 
     async def _reserve(self, name: str, nodes: Sequence[str], cores: Sequence[int], job: LrmJob) -> None:
-        partition = job.queue.partition(",")[0]
-        command = reserve_command(name, nodes, cores, user=job.user, partition=partition, walltime=job.walltime)
+        user, partition = _findable(job.user), job.queue.partition(",")[0]
+        command = reserve_command(name, nodes, cores, user=user, partition=partition, walltime=job.walltime)
         await self._commands.change(command, action="start_on")
 
     async def _delete(self, name: str) -> None:
@@ -222,3 +223,11 @@ class CoreReservation:
 
     async def _show(self) -> str:
         return await self._commands.read(show_reservation_command(self._pin.reservation), action="reservation")
+
+
+def _findable(user: str) -> str:
+    """Return a user as Slurm finds him: 25.11 does not find who is called nobody, but by his number."""
+    if user == "nobody":
+        with suppress(KeyError):
+            return str(pwd.getpwnam(user).pw_uid)
+    return user

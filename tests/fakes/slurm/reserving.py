@@ -25,6 +25,8 @@ def create_reservation(store: Store, words: Sequence[str]) -> None:
     if one_number and "," in values["CoreCnt"]:
         raise Refusal("scontrol: error: Using a comma separated array for CoreCnt is no longer valid.")
     failed = "Error creating the reservation:"
+    if one_number and values["Users"] == "nobody":
+        raise Refusal(f"{failed} Unspecified error")
     # As slurm.conf orders them, whatever the request says.
     nodes = [name for name in store.settings["nodes"] if name in values["Nodes"].split(",")]
     numbers = [int(number) for number in values["CoreCnt"].split(",")]
