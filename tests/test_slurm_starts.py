@@ -32,8 +32,8 @@ SLEEP = "#!/bin/sh\nexec sleep 600\n"
 
 @pytest.fixture(params=RELEASES)
 def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSlurm]:
-    """Give a fake of three nodes of eight processors."""
-    fake = FakeSlurm(tmp_path / "fake", nodes=3, cpus=8, release=str(request.param))
+    """Give a fake of three nodes of eight processors, whose site hook says who asked for a number of nodes."""
+    fake = FakeSlurm(tmp_path / "fake", nodes=3, cpus=8, release=str(request.param), site_hook=True)
     yield fake
     fake.close()
 
@@ -164,7 +164,5 @@ async def test_a_start_that_fails_leaves_what_the_user_asked_for(
     low, _, high = (options[0].partition("=")[2] if options else "1").partition("-")
     assert (seen.state, seen.reason, seen.processors, seen.wanted) == ("PENDING", "JobHeldUser", 6, [])
     assert (seen.nodes_low, seen.reservation) == (int(low), "")
-    # An upper bound that nobody asked for cannot be taken away, only made so large that it is none; and from 23.11 on a
-    # job that fits on one node is taken for one that must.
-    nobodys = {0, 100_000} if fake.release < "23.11" else {0, 1}
-    assert seen.nodes_high in ({int(high or low)} if options else nobodys)
+    # An upper bound that nobody asked for cannot be taken away, only made so large that it is none.
+    assert seen.nodes_high in ({int(high or low)} if options else {0, 100_000})

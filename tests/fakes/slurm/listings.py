@@ -84,7 +84,7 @@ def _job_values(store: Store, job: Job) -> dict[str, str]:
         "Account": "(null)",
         "WorkDir": "/",
         "Comment": "(null)",
-        "admin_comment": "(null)",
+        "admin_comment": job.admin_comment,
     }
 
 
@@ -100,7 +100,8 @@ def show_jobs(store: Store, jobs: list[Job]) -> None:
         say(f"   {tres}=cpu={job.processors},mem=4000M,node={job.nodes_low},billing={job.processors}")
         for node, count in job.places.items():
             say(f"     Nodes={node} CPU_IDs=0-{count - 1} Mem=0 GRES=")
-        say(f"   MinCPUsNode={job.least} MinMemoryNode=0\n   Reservation={job.reservation or '(null)'}\n")
+        say(f"   MinCPUsNode={job.least} MinMemoryNode=0\n   Reservation={job.reservation or '(null)'}")
+        say(f"   AdminComment={job.admin_comment} \n")
     if not jobs:
         say(f"No jobs in {store.settings['cluster']}")
 

@@ -68,6 +68,7 @@ def sbatch(store: Store, arguments: list[str]) -> None:
                 processors=int(options.ntasks),
                 nodes_low=int(low or 1),
                 nodes_high=int(high or low or 0),
+                admin_comment=_mark(options.nodes) if store.settings["site_hook"] else "(null)",
             )
             state.next_id += 1
             state.jobs.append(job)
@@ -76,6 +77,11 @@ def sbatch(store: Store, arguments: list[str]) -> None:
         spooled.write_bytes(script)
         schedule(store, state)
     say(str(array))
+
+
+def _mark(nodes: str) -> str:
+    """Return what conf/job_submit.lua notes of a job."""
+    return "koala outside scheduler" if nodes else "koala outside scheduler, any number of nodes"
 
 
 def _elements(array: str) -> range:

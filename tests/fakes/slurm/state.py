@@ -25,6 +25,8 @@ class Settings(TypedDict):
     partition: str
     max_array_size: int
     accounting: bool
+    site_hook: bool
+    """The site's submission hook marks jobs as those of an outside scheduler."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class Job:
     least: int = 1
     """Processors that it needs on each node."""
     reservation: str = ""
+    admin_comment: str = "(null)"
     started: float = 0.0
     ended: float = 0.0
     status: int = 0
