@@ -8,18 +8,27 @@
 -- A job comes in with priority 0, that is, held. Slurm shows that as the user's own hold (JobHeldUser), so such a job
 -- is marked in its AdminComment. A user's own `--hold` or `scontrol hold` is kept as a word in the job's comment; the
 -- user's release takes the word away, and the job waits for the scheduler again.
+--
+-- From 23.11 on Slurm shows a job that may have any number of nodes as if its user had asked for as few as possible. So
+-- the AdminComment says that too; a number that the user gives later is noted as a word in the job's comment.
 
 local MARK = "koala outside scheduler"
+local ANY_NODES = MARK .. ", any number of nodes"
 local USER_HOLD = "koala:hold"
+local USER_NODES = "koala:nodes"
 local OPERATORS = { [0] = true } -- user ids that may start jobs; add that of SlurmUser and of koala's user
 local LEAVE_ALONE = {} -- partitions with a scheduler of their own, such as { debug = true }
 
-local function add_word(text)
+local function has_word(text, word)
+   return text ~= nil and string.find(text, word, 1, true) ~= nil
+end
+
+local function add_word(text, word)
    text = text or ""
-   if string.find(text, USER_HOLD, 1, true) then
+   if has_word(text, word) then
       return text
    end
-   return text == "" and USER_HOLD or text .. " " .. USER_HOLD
+   return text == "" and word or text .. " " .. word
 end
 
 local function without_word(text)
@@ -32,23 +41,32 @@ function slurm_job_submit(job_desc, part_list, submit_uid)
       return slurm.SUCCESS
    end
    if job_desc.priority == 0 then
-      job_desc.comment = add_word(job_desc.comment)
+      job_desc.comment = add_word(job_desc.comment, USER_HOLD)
    end
    job_desc.priority = 0
-   job_desc.admin_comment = MARK
+   job_desc.admin_comment = job_desc.max_nodes == slurm.NO_VAL and ANY_NODES or MARK
    return slurm.SUCCESS
 end
 
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
-   if OPERATORS[modify_uid] or job_rec.admin_comment ~= MARK or job_desc.priority == slurm.NO_VAL then
+   local ours = job_rec.admin_comment == MARK or job_rec.admin_comment == ANY_NODES
+   if OPERATORS[modify_uid] or not ours then
       return slurm.SUCCESS
    end
+   local gives_nodes = job_desc.max_nodes ~= slurm.NO_VAL
+   if gives_nodes or (job_desc.comment ~= nil and has_word(job_rec.comment, USER_NODES)) then
+      job_desc.comment = add_word(job_desc.comment or job_rec.comment, USER_NODES)
+   end
+   if job_desc.priority == slurm.NO_VAL then
+      return slurm.SUCCESS
+   end
+   local comment = job_desc.comment or job_rec.comment
    if job_desc.priority == 0 then
-      job_desc.comment = add_word(job_rec.comment)
+      job_desc.comment = add_word(comment, USER_HOLD)
       return slurm.SUCCESS
    end
-   if job_rec.comment ~= nil and string.find(job_rec.comment, USER_HOLD, 1, true) then
-      job_desc.comment = without_word(job_rec.comment)
+   if has_word(job_rec.comment, USER_HOLD) then
+      job_desc.comment = without_word(comment)
       job_desc.priority = 0
       return slurm.SUCCESS
    end

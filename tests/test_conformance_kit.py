@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -174,6 +175,36 @@ class Eternal(LocalLrm):
         return await super().submit(replace(submission, walltime=3600))
 
 
+class Modern(LocalLrm):
+    """Comes upon a word for a state that it does not know."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Show it, as a plugin must that does not guess."""
+        return tuple(
+            replace(job, state=LrmJobState.UNKNOWN, raw_state="HIBERNATING")
+            if job.state is LrmJobState.RUNNING
+            else job
+            for job in await super().jobs(name_prefix=name_prefix)
+        )
+
+
+class Tardy(LocalLrm):
+    """Shows an end four seconds late."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Show jobs that have just ended as running."""
+        return tuple(
+            replace(job, state=LrmJobState.RUNNING, end=None) if self._ended_just_now(job) else job
+            for job in await super().jobs(name_prefix=name_prefix)
+        )
+
+    def _ended_just_now(self, job: LrmJob) -> bool:
+        if job.state is not LrmJobState.ENDED:
+            return False
+        first_seen: dict[LrmJobId, float] = self.__dict__.setdefault("first_seen", {})
+        return time.monotonic() < first_seen.setdefault(job.id, time.monotonic()) + 4
+
+
 class Impatient(LocalLrm):
     """Starts held jobs."""
 
@@ -302,6 +333,21 @@ async def test_fault_is_found(fault: Fault, state: Path, monkeypatch: pytest.Mon
     with pytest.raises((AssertionError, pytest.fail.Exception, TimeoutError, LrmNotFoundError)):
         await run(fault, faulty)
     await sound.lrm.cancel([job.id for job in await sound.lrm.jobs()])
+
+
+async def test_unknown_state_is_named(state: Path) -> None:
+    """A state that the plugin does not know is told with the word of the LRM for it."""
+    trial, _sound = await start(Modern, state)
+    with pytest.raises(pytest.fail.Exception, match="HIBERNATING"):
+        await LrmConformance().test_states_go_forward(trial)
+    await trial.close()
+
+
+async def test_walltime_precision_may_be_longer_than_the_patience(state: Path) -> None:
+    """An LRM that ends jobs late has the time that it states for that."""
+    trial, _sound = await start(Tardy, state)
+    trial.under_test = replace(trial.under_test, patience=3, walltime_precision=30)
+    await LrmConformance().test_walltime_is_enforced(trial)
 
 
 async def test_silence_is_no_empty_cluster(state: Path) -> None:

@@ -50,12 +50,12 @@ def namesake_job(fake: FakeSlurm) -> Callable[[BatchKey, int], AbstractAsyncCont
 
 
 class TestFakeSlurm(LrmConformance):
-    """The conformance kit on a fake with accounting."""
+    """The conformance kit on a fake with accounting, of the release that the parameter says."""
 
-    @pytest.fixture
-    async def under_test(self, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+    @pytest.fixture(params=["22.05.8", "25.11.7"])
+    async def under_test(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on a fake cluster of its own."""
-        fake = FakeSlurm(tmp_path / "fake", accounting=True)
+        fake = FakeSlurm(tmp_path / "fake", accounting=True, release=str(request.param))
         settings = SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, use_pyslurm="never")
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)

@@ -44,6 +44,9 @@ class LifeTests:
 
         async def look() -> LrmJobState:
             (state,) = await trial.states(batch)
+            if state is LrmJobState.UNKNOWN:
+                words = {job.raw_state for job in (await trial.jobs(batch)).values()}
+                pytest.fail(f"the plugin does not know the LRM's state {', '.join(sorted(words))}")
             if state is trial.waiting:
                 state = LrmJobState.QUEUED
             # Not listed before it was ever listed: the LRM is slow to show it, it has not ended.
@@ -144,8 +147,7 @@ class LifeTests:
             pytest.skip("this LRM cannot end a job within seconds")
         batch = await trial.submit(walltime=1)
         await trial.wait_reports(batch, 1)
-        with anyio.fail_after(1 + precision):
-            await trial.wait_ended(batch)
+        await trial.wait_ended(batch, seconds=1 + precision)
         for job in await _ends(trial, batch):
             assert job.end in {EndReason.WALLTIME, None}
 

@@ -252,12 +252,15 @@ class Trial:
         jobs = await self.jobs(batch)
         return [jobs[id_].state if id_ in jobs else LrmJobState.ENDED for id_ in batch.ids]
 
-    async def wait_states(self, batch: Batch, *wanted: LrmJobState, what: str = "") -> None:
+    async def wait_states(
+        self, batch: Batch, *wanted: LrmJobState, what: str = "", seconds: float | None = None
+    ) -> None:
         """Wait until the states of a batch, in any order, are these."""
         await self.until(
             lambda: self.states(batch),
             lambda states: sorted(states) == sorted(wanted),
             what=what or f"states {', '.join(wanted)} of {batch.key}",
+            seconds=seconds,
         )
 
     async def wait_running(self, batch: Batch) -> None:
@@ -265,9 +268,10 @@ class Trial:
         await self.wait_states(batch, *[LrmJobState.RUNNING] * len(batch.ids))
         await self.wait_reports(batch, len(batch.ids))
 
-    async def wait_ended(self, batch: Batch) -> None:
+    async def wait_ended(self, batch: Batch, *, seconds: float | None = None) -> None:
         """Wait until all jobs of a batch have ended or left the listing."""
-        await self.wait_states(batch, *[LrmJobState.ENDED] * len(batch.ids), what=f"end of {batch.key}")
+        ended = [LrmJobState.ENDED] * len(batch.ids)
+        await self.wait_states(batch, *ended, what=f"end of {batch.key}", seconds=seconds)
 
     async def wait_reports(self, batch: Batch, count: int) -> None:
         """Wait until at least ``count`` placeholders have written their reports."""
@@ -286,10 +290,18 @@ class Trial:
         await self.until(look, bool, what=f"file {path.name}")
         return await anyio.Path(path).read_bytes()
 
-    async def until(self, look: Callable[[], Awaitable[T]], accept: Callable[[T], bool], *, what: str) -> T:
-        """:func:`eventually`, with the patience of the LRM under test."""
+    async def until(
+        self,
+        look: Callable[[], Awaitable[T]],
+        accept: Callable[[T], bool],
+        *,
+        what: str,
+        seconds: float | None = None,
+    ) -> T:
+        """:func:`eventually`, with the patience of the LRM under test unless ``seconds`` are given."""
         under = self.under_test
-        return await eventually(look, accept, what=what, seconds=under.patience, interval=under.poll_interval)
+        bound = under.patience if seconds is None else seconds
+        return await eventually(look, accept, what=what, seconds=bound, interval=under.poll_interval)
 
     # -- cleaning up -----------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.model import BatchKey
 from koala_adapter.plugin import CheckResult, Submission
 from koala_slurm.accounting import sacct_command
-from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, parse_config, parse_version, release_of
+from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, parse_config, parse_version, release_number
 from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
 from koala_slurm.refusals import submission_error
 from koala_slurm.submission import dry_run_command, sbatch_command
@@ -79,7 +79,7 @@ class Checks:
         version = parse_version(output)
         if version is None:
             return _bad("version", f"no version in {output.strip()[:100]!r}", "check what sinfo --version prints")
-        if tuple(int(part) for part in release_of(version).split(".")) < OLDEST_RELEASE:
+        if release_number(version) < OLDEST_RELEASE:
             return _bad("version", version, "Slurm 20.11 or later is needed")
         return _good("version", version)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_slurm.control import control_error
 from koala_slurm.refusals import reading_error
 
 if TYPE_CHECKING:
@@ -54,3 +55,9 @@ class SlurmCommands:
         if error is not None:
             raise error
         return result.text
+
+    async def change(self, command: Sequence[str], *, action: str) -> None:
+        """Run a scontrol that changes something. Raises LrmError when it complains."""
+        error = control_error(await self.run(command), action=action)
+        if error is not None:
+            raise error

@@ -12,6 +12,9 @@ VERSION_COMMAND = ("sinfo", "--version")
 DEFAULT_MAX_ARRAY_SIZE = 1001
 """slurm.conf(5), MaxArraySize."""
 
+CORES_SPREAD_SINCE = (23, 11)
+"""From this release on a reservation takes one number of cores, which Slurm spreads over its nodes."""
+
 _LINE = re.compile(r"^(?P<name>\w[\w()]*)\s*=\s?(?P<value>.*?)\s*$", re.MULTILINE)
 _VERSION = re.compile(r"\b(?P<version>[0-9]{2}\.[0-9]{2}(?:\.[0-9]+)?(?:[.-][0-9a-z]+)*)")
 _NO_ACCOUNTING = frozenset({"", "(null)", "accounting_storage/none"})
@@ -28,6 +31,11 @@ class ControllerConfig:
     accounting: bool
     """A storage for accounting is configured; that it answers is another matter."""
     slurm_user: str
+
+    @property
+    def takes_cores_by_node(self) -> bool:
+        """A reservation may be given a number of cores for each node: until 23.02."""
+        return release_number(self.version) < CORES_SPREAD_SINCE
 
     def may_suspend(self, *, user: str, uid: int) -> bool:
         """Tell whether a user may suspend jobs: operators only, be the jobs their own (scontrol(1)).
@@ -59,3 +67,9 @@ def parse_version(output: str) -> str | None:
 def release_of(version: str) -> str:
     """Return major and minor number of a version: the release, within which Slurm's libraries fit together."""
     return ".".join(version.split(".")[:2])
+
+
+def release_number(version: str) -> tuple[int, ...]:
+    """Return the release of a version as numbers that can be compared; an empty one, before all, for no version."""
+    found = parse_version(version)
+    return tuple(int(part) for part in release_of(found).split(".")) if found else ()

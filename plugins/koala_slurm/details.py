@@ -46,6 +46,12 @@ MORE_FIELDS = (
 SITE_MARK = "koala outside scheduler"
 """Administrator's comment that conf/job_submit.lua gives a job which it holds for an outside scheduler."""
 
+ANY_NODES_MARK = f"{SITE_MARK}, any number of nodes"
+"""What it is for a job submitted without an upper bound of its number of nodes."""
+
+USER_NODES_MARK = "koala:nodes"
+"""What conf/job_submit.lua adds to the comment of such a job when its owner gives it one later."""
+
 USER_HOLD_MARK = "koala:hold"
 """What conf/job_submit.lua adds to the comment of a marked job that its owner holds on top."""
 
@@ -59,8 +65,11 @@ _ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STA
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
 _VALUE = re.compile(
-    r"(?:^|(?<=\s))(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason)=(?P<value>\S*)"
+    r"(?:^|(?<=\s))"
+    r"(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason|(?:Req)?TRES)=(?P<value>\S*)"
 )
+_ANY_NODES = re.compile(rf"^\s+AdminComment={ANY_NODES_MARK}\s*$", re.MULTILINE)
+_NODES_ASKED = re.compile(r"(?:^|,)node=(?P<nodes>[0-9]+)(?:,|$)", re.ASCII)
 _PLACE = re.compile(r"^\s+Nodes=(?P<nodes>\S+) CPU_IDs=(?P<cpus>[0-9,-]+)(?: |$)", re.MULTILINE)
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[KMGT]?)", re.ASCII)
 _UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024.0}
@@ -149,7 +158,7 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
 
 
 def _hold_owner(job: LrmJob, given: Mapping[str, str]) -> HoldOwner:
-    marked = given["admin_comment"] == SITE_MARK
+    marked = given["admin_comment"] in {SITE_MARK, ANY_NODES_MARK}
     if marked and USER_HOLD_MARK in given["Comment"]:
         # After a look at its dependencies Slurm shows any hold as an operator's.
         return HoldOwner.USER
@@ -179,9 +188,10 @@ def _details(text: str) -> JobDetails:
     # The first of a name is Slurm's: texts of users come after them, but for the job's name.
     values = {match["name"]: match["value"] for match in reversed(list(_VALUE.finditer(text)))}
     places = {node: _count(match["cpus"]) for match in _PLACE.finditer(text) for node in expand(match["nodes"])}
+    node_range = _node_range(values, any_number=_ANY_NODES.search(text) is not None and USER_NODES_MARK not in text)
     return JobDetails(
         layout=tuple(places.items()),
-        node_range=values.get("NumNodes", ""),
+        node_range=node_range,
         processors=_number(values.get("NumCPUs", "").partition("-")[0]),
         requested_nodes=expand(values.get("ReqNodeList", "")),
         excluded_nodes=expand(values.get("ExcNodeList", "")),
@@ -189,6 +199,20 @@ def _details(text: str) -> JobDetails:
         memory_per_node_mib=_mebibytes(values.get("MinMemoryNode", "")),
         reason=values.get("Reason", ""),
     )
+
+
+def _node_range(values: Mapping[str, str], *, any_number: bool) -> str:
+    """Return the number of nodes that a waiting job insists on: ``2-3``; without a dash it may have more.
+
+    From 23.11 on Slurm shows ``2-2`` also for a job that cannot do with one node, because of its processors alone; then
+    the nodes of its TRES are the one that it asked for. ``1-1`` may be either; unless the site's hook has said that it
+    is not (``any_number``), it is taken for the user's wish.
+    """
+    shown = values.get("NumNodes", "")
+    low, dash, high = shown.partition("-")
+    asked = _NODES_ASKED.search(values.get("ReqTRES") or values.get("TRES", ""))
+    fewer = asked is not None and _number(asked["nodes"]) < _number(low)
+    return low if dash and low == high and (any_number or fewer) else shown
 
 
 def _count(text: str) -> int:

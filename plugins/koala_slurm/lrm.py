@@ -32,7 +32,8 @@ from koala_slurm.pinning import make_pin
 from koala_slurm.pyslurm_client import PyslurmReader, probe
 from koala_slurm.reading import CommandReader, Reader
 from koala_slurm.refusals import submission_error
-from koala_slurm.starting import NodeOrder, Starting
+from koala_slurm.reservations import CoreReservation, Reserved
+from koala_slurm.starting import Starting
 from koala_slurm.startnotes import StartNotes
 from koala_slurm.submission import parse_job_id, sbatch_command
 
@@ -79,9 +80,9 @@ class SlurmLrm(Lrm):
         self._reader: Reader = CommandReader(self._commands, reserved_is_up=self._reserved_is_up)
         self._config: ControllerConfig | None = None
         self._version: str | None = None
+        self._reserved = Reserved()
         self._notes = StartNotes(context.state_directory / "starts")
         self._outside = OutsideReader(self._commands, self._notes)
-        self._order = NodeOrder()
         self._pyslurm = "not looked for"
         self._sizes: dict[str, int] = {}
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
@@ -100,9 +101,9 @@ class SlurmLrm(Lrm):
         )
         if self._settings.use_pyslurm == "auto":
             await self._try_pyslurm(config)
+        self._config = config
         for note in self._notes.left():
             await self._starting(note.job, note.nodes).recover(note)
-        self._config = config
 
     async def _accounting_works(self) -> bool:
         try:
@@ -266,8 +267,10 @@ class SlurmLrm(Lrm):
         self._outside.forget(job)
 
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
+        pin, numbers_by_node = make_pin(job, nodes), self._config is None or self._config.takes_cores_by_node
+        reservation = CoreReservation(self._commands, pin, self._reserved, numbers_by_node=numbers_by_node)
         timeout = self._settings.start_timeout
-        return Starting(self._commands, make_pin(job, nodes), self._notes, order=self._order, timeout=timeout)
+        return Starting(self._commands, pin, self._notes, reservation=reservation, timeout=timeout)
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in chunks(compacted(ids)):
@@ -287,9 +290,7 @@ class SlurmLrm(Lrm):
         return None
 
     async def _change(self, command: Sequence[str], *, action: str) -> None:
-        error = control.control_error(await self._commands.run(command), action=action)
-        if error is not None:
-            raise error
+        await self._commands.change(command, action=action)
 
     # -- checking ----------------------------------------------------------------------------------------------------
 

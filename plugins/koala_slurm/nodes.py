@@ -25,6 +25,12 @@ MORE_NODE_FIELDS = ("%b", "%d")
 NODE_COMMAND = ("sinfo", "--noheader", "--Node", f"--format={SEPARATOR.join((*NODE_FIELDS, *MORE_NODE_FIELDS))}")
 PARTITION_COMMAND = ("scontrol", "--oneliner", "show", "partition")
 
+
+def idle_command(nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line that lists some nodes as NODE_COMMAND lists all."""
+    return (*NODE_COMMAND, f"--nodes={','.join(nodes)}")
+
+
 _PROCESSORS = re.compile(r"([0-9]+)/([0-9]+)/([0-9]+)/([0-9]+)", re.ASCII)
 _PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 

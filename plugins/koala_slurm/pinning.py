@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tying a held job to nodes with an exact number of processors on each: which requests make Slurm do that. Pure.
 
-Seen in 22.05 with select/cons_tres:
+Seen in 22.05 and 25.11 with select/cons_tres:
 
 - as many processors on each of its nodes, or only one node: ``ReqNodeList``, ``NumNodes`` and ``MinCPUsNode``; any
   owner may ask for it;
-- different numbers: only a reservation of so many cores on each node (``CoreCnt``) does it, which needs an operator's
-  rights. The job leaves it as soon as it runs, and stays where it is.
+- different numbers: only a reservation of so many cores on each node does it (:mod:`koala_slurm.reservations`), which
+  needs an operator's rights. The job leaves it as soon as it runs, and stays where it is.
+
+``NumNodes`` is changed only where it has to be, because what it was cannot always be told: from 23.11 on ``1-1`` may be
+a user's wish or that of nobody, and a change without an upper bound sets one.
 
 An update of ``NumNodes`` or ``MinCPUsNode`` makes ``NumCPUs`` their product, without a word: a job of six processors
 would start with two. Where that is not the right number ``NumCPUs`` is set again, in a request of its own, because
@@ -20,8 +23,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
-from koala_slurm.durations import minutes
-from koala_slurm.hostlist import expand
 from koala_slurm.jobids import checked
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from koala_slurm.details import JobDetails
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*", re.ASCII)
-_RESERVED_NODES = re.compile(r"(?:^|\s)Nodes=(\S+)")
 
 NO_BOUND = 100_000
 """More nodes than any cluster has."""
@@ -73,14 +72,15 @@ def make_pin(job: str, nodes: Sequence[str]) -> Pin:
     return Pin(job=checked(job), counts=counts)
 
 
-def pin_commands(pin: Pin) -> tuple[tuple[str, ...], ...]:
+def pin_commands(pin: Pin, before: JobDetails) -> tuple[tuple[str, ...], ...]:
     """Return the command lines that tie a pending job to nodes; an uneven one in the reservation made for it."""
     nodes = f"ReqNodeList={','.join(pin.counts)}"
     if pin.processors == 1:
         return (_update(pin, nodes),)
     number, least = len(pin.counts), min(pin.counts.values())
+    range_ = (f"NumNodes={number}-{number}",) if _changes_range(pin, before) else ()
     reservation = () if pin.is_even else (f"Reservation={pin.reservation}",)
-    first = _update(pin, nodes, f"NumNodes={number}-{number}", f"MinCPUsNode={least}", *reservation)
+    first = _update(pin, nodes, *range_, f"MinCPUsNode={least}", *reservation)
     return (first,) if pin.is_even else (first, _update(pin, f"NumCPUs={pin.processors}"))
 
 
@@ -90,12 +90,18 @@ def unpin_commands(pin: Pin, before: JobDetails) -> tuple[tuple[str, ...], ...]:
     if pin.processors == 1:
         return (_update(pin, nodes),)
     changes = [nodes, "MinCPUsNode=1"]
-    if before.node_range:
+    if before.node_range and _changes_range(pin, before):
         # Without an upper bound Slurm keeps ours.
         changes.append(f"NumNodes={before.node_range}{'' if '-' in before.node_range else f'-{NO_BOUND}'}")
     if not pin.is_even:
         changes.append("Reservation=")
     return (_update(pin, *changes), _update(pin, f"NumCPUs={before.processors or pin.processors}"))
+
+
+def _changes_range(pin: Pin, before: JobDetails) -> bool:
+    number = len(pin.counts)
+    # With an upper bound above one, Slurm takes more nodes than the one that is asked for.
+    return before.node_range not in {f"{number}-{number}", *(("1",) if number == 1 else ())}
 
 
 def leave_reservation_command(pin: Pin) -> tuple[str, ...]:
@@ -105,47 +111,6 @@ def leave_reservation_command(pin: Pin) -> tuple[str, ...]:
 
 def _update(pin: Pin, *changes: str) -> tuple[str, ...]:
     return ("scontrol", "update", f"JobId={pin.job}", *changes)
-
-
-def reserve_command(
-    pin: Pin, order: Sequence[str], *, user: str, partition: str, walltime: int | None
-) -> tuple[str, ...]:
-    """Return the command line that reserves the cores of a pin; ``order``: its nodes as slurm.conf orders them.
-
-    Raises LrmRejectedError for a user or partition that cannot be written so.
-    """
-    if not (_USER.fullmatch(user) and _USER.fullmatch(partition)):
-        raise LrmRejectedError(f"cannot reserve cores for user {user!r} in partition {partition!r}")
-    return (
-        "scontrol",
-        "create",
-        "reservation",
-        f"ReservationName={pin.reservation}",
-        "StartTime=now",
-        f"Duration={'infinite' if walltime is None else minutes(walltime) + 5}",
-        f"Users={user}",
-        f"PartitionName={partition}",
-        f"Nodes={','.join(order)}",
-        f"CoreCnt={','.join(str(pin.counts[node]) for node in order)}",
-        # If we are killed before we delete it, Slurm does.
-        "Flags=PURGE_COMP=00:00:30",
-    )
-
-
-def unreserve_command(pin: Pin) -> tuple[str, ...]:
-    """Return the command line that deletes the reservation of a pin."""
-    return ("scontrol", "delete", f"ReservationName={pin.reservation}")
-
-
-def show_reservation_command(pin: Pin) -> tuple[str, ...]:
-    """Return the command line that shows the reservation of a pin."""
-    return ("scontrol", "--oneliner", "show", "reservation", pin.reservation)
-
-
-def reserved_order(output: str) -> tuple[str, ...]:
-    """Return the nodes of a reservation in the order in which Slurm read the numbers of cores."""
-    match = _RESERVED_NODES.search(output)
-    return expand(match[1]) if match else ()
 
 
 def natural_order(nodes: Sequence[str]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
     from koala_slurm.pinning import Pin
+    from koala_slurm.reservations import CoreReservation
     from koala_slurm.startnotes import StartNote, StartNotes
 
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN})
@@ -37,25 +37,18 @@ SLOWEST_LOOK = 1.0
 """Seconds between two looks at a job that was told to start; Slurm has no event for it."""
 
 
-@dataclass(slots=True)
-class NodeOrder:
-    """Whether slurm.conf has its nodes in the order of their names, which need be looked at once."""
-
-    natural: bool = False
-
-
 class Starting:
     """One attempt to start a job on chosen nodes."""
 
     def __init__(
-        self, commands: SlurmCommands, pin: Pin, notes: StartNotes, *, order: NodeOrder, timeout: float
+        self, commands: SlurmCommands, pin: Pin, notes: StartNotes, *, reservation: CoreReservation, timeout: float
     ) -> None:
-        """Nothing is asked yet. ``timeout``: seconds that the job may take to start."""
+        """Nothing is asked yet. ``reservation``: for an uneven pin. ``timeout``: seconds the job may take to start."""
         self._commands = commands
         self._timeout = timeout
         self._pin = pin
         self._notes = notes
-        self._order = order
+        self._reservation = reservation
         self._before: JobDetails | None = None
         self._reserved = False
         self._tied = False
@@ -75,7 +68,7 @@ class Starting:
         finally:
             if self._reserved:
                 with anyio.CancelScope(shield=True):
-                    await self._give_back()
+                    await self._reservation.give_back()
             self._put_away_note()
 
     def _put_away_note(self) -> None:
@@ -105,7 +98,7 @@ class Starting:
     async def _tie(self) -> None:
         self._tied = True
         try:
-            for command in pinning.pin_commands(self._pin):
+            for command in pinning.pin_commands(self._pin, self._before or JobDetails()):
                 await self._change(command)
         except BaseException:
             # Between two of these requests the job is smaller than it is.
@@ -137,7 +130,7 @@ class Starting:
             self._ran_before = seen.requeues > 0
             await (self._hold_again() if seen.state in WAITING else self._hold_when_queued_again())
         if not self._pin.is_even:
-            await self._give_back()
+            await self._reservation.give_back(after_kill=True)
         self._put_away_note()
 
     async def _release_and_look(self) -> None:
@@ -179,12 +172,8 @@ class Starting:
         self._require_number_of_nodes()
         self._notes.write(pin, self._before or JobDetails(), job)
         if not pin.is_even:
-            order = pinning.natural_order(tuple(pin.counts))
-            if not await self._reserve(job, order):
-                raise LrmRejectedError(
-                    f"cores of {', '.join(order)} could not be reserved in the order of slurm.conf",
-                    hint="list the nodes in slurm.conf in the order of their names",
-                )
+            await self._reservation.make(job)
+            self._reserved = True
 
     def _require_number_of_nodes(self) -> None:
         """Raise LrmRejectedError when the user asked for another number of nodes: tying would overwrite that."""
@@ -192,26 +181,6 @@ class Starting:
         if not asked.nodes_least <= given <= (asked.nodes_most or given):
             message = f"job {self._pin.job} asks for {asked.node_range} nodes (sbatch -N), and {given} are given"
             raise LrmRejectedError(message, hint="name as many nodes as its user allows")
-
-    async def _reserve(self, job: LrmJob, order: Sequence[str]) -> bool:
-        for _ in range(2):
-            command = pinning.reserve_command(
-                self._pin, order, user=job.user, partition=job.queue.partition(",")[0], walltime=job.walltime
-            )
-            await self._change(command)
-            self._reserved = True
-            if self._order.natural:
-                return True
-            seen = pinning.reserved_order(await self._read(pinning.show_reservation_command(self._pin), "reservation"))
-            if seen == tuple(order):
-                self._order.natural = order == pinning.natural_order(seen)
-                return True
-            await self._change(pinning.unreserve_command(self._pin))
-            self._reserved = False
-            if set(seen) != set(order):
-                return False
-            order = seen
-        return False
 
     async def _await_start(self) -> bool:
         wait = FIRST_LOOK
@@ -243,7 +212,7 @@ class Starting:
         # A job that has its nodes for itself has more processors there than it asked for.
         if layout.keys() == counts.keys() and all(layout[node] >= count for node, count in counts.items()):
             return
-        self._order.natural = False
+        self._reservation.distrust_order()
         job = [self._pin.job]
         # Held while it runs, it is held when it is queued again.
         for command in (control.job_command("uhold", job), control.requeueable_command(job)):
@@ -264,12 +233,6 @@ class Starting:
         if (await self._job()).state in WAITING:
             await self._untie()
 
-    async def _give_back(self) -> None:
-        with suppress(LrmError):
-            await self._change(pinning.leave_reservation_command(self._pin))
-        with suppress(LrmError):
-            await self._change(pinning.unreserve_command(self._pin))
-
     async def _job(self) -> LrmJob:
         separator = new_separator()
         command = (*everything_command(separator), f"--jobs={self._pin.job}")
@@ -283,6 +246,4 @@ class Starting:
         return await self._commands.read(command, action=action, environment=ENVIRONMENT)
 
     async def _change(self, command: Sequence[str]) -> None:
-        error = control.control_error(await self._commands.run(command), action="start_on")
-        if error is not None:
-            raise error
+        await self._commands.change(command, action="start_on")

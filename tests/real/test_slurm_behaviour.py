@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobState, NodeState
+from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobId, LrmJobState, NodeState
 from koala_adapter.plugin import Submission
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import SlurmSettings
@@ -41,7 +41,7 @@ def submission(key: str, count: int = 1, *, script: str = SLEEP, held: bool = Fa
 
 async def plugin(cluster: SlurmCluster, directory: Path, **settings: object) -> SlurmLrm:
     """Return a started plugin on a cluster."""
-    lrm = SlurmLrm(new_context(directory), SlurmSettings.model_validate({"conf": cluster.conf, **settings}))
+    lrm = SlurmLrm(new_context(directory), SlurmSettings.model_validate({**cluster.plugin_settings, **settings}))
     await lrm.start()
     return lrm
 
@@ -109,9 +109,11 @@ async def test_lost_node(new_slurm: NewSlurm, tmp_path: Path) -> None:
     assert states[node] == (NodeState.DOWN, 0)
 
 
-async def test_output_that_cannot_be_opened(lrm: SlurmLrm) -> None:
+async def test_output_that_cannot_be_opened(lrm: SlurmLrm, tmp_path: Path) -> None:
     """A placeholder without a place for its output never runs: a failed launch, not an exit."""
-    await lrm.submit(replace(submission("koala-nowhere"), output_directory="/nonexistent/directory"))
+    # A missing directory would be made, from 23.02 on.
+    (tmp_path / "file").touch()
+    await lrm.submit(replace(submission("koala-nowhere"), output_directory=str(tmp_path / "file" / "directory")))
     (job,) = await wait_for(lrm, "koala-nowhere", LrmJobState.ENDED)
     assert (job.end, job.exit_code) == (EndReason.LAUNCH_FAILED, None)
 
@@ -135,7 +137,7 @@ async def test_array_larger_than_slurm_takes(slurm_a: SlurmCluster, lrm: SlurmLr
     """The limit is told before asking; Slurm's own refusal is understood just as well."""
     with pytest.raises(LrmRejectedError, match="10000"):
         await lrm.submit(submission("koala-huge", 10001))
-    unstarted = SlurmLrm(new_context(tmp_path), SlurmSettings(conf=slurm_a.conf))
+    unstarted = SlurmLrm(new_context(tmp_path), SlurmSettings.model_validate(slurm_a.plugin_settings))
     with pytest.raises(LrmRejectedError, match="Invalid job array specification"):
         await unstarted.submit(submission("koala-huge", 10001))
     assert await lrm.jobs(name_prefix="koala-huge") == ()
@@ -147,7 +149,7 @@ async def test_directives_reach_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> 
         add=("--comment='two words'", "--nice=5"), drop=("--no-requeue",), rename=(("--mem", "--mem-per-cpu"),)
     )
     context = replace(new_context(tmp_path), directives=directives)
-    lrm = SlurmLrm(context, SlurmSettings(conf=slurm_a.conf))
+    lrm = SlurmLrm(context, SlurmSettings.model_validate(slurm_a.plugin_settings))
     await lrm.start()
     (job,) = await lrm.submit(replace(submission("koala-site", held=True), memory_mib=100))
     shown = slurm_a.run("scontrol", "--oneliner", "show", "job", job)
@@ -190,6 +192,18 @@ async def test_busy_node(lrm: SlurmLrm, slurm_a: SlurmCluster, tmp_path: Path) -
     await lrm.start_on(job, ["n2"])
     (running,) = await wait_for(lrm, "koala-pinned", LrmJobState.RUNNING)
     assert running.nodes == ("n2",)
+
+
+async def test_starts_at_once_on_the_same_nodes(lrm: SlurmLrm, slurm_a: SlurmCluster) -> None:
+    """Each job gets its different numbers on the two nodes; no reservation is left."""
+    options = ("--hold", "--ntasks=3", "--nodes=2", "--output=/dev/null", "--time=10")
+    first, second = (LrmJobId(slurm_a.submit(SLEEP, *options)) for _ in range(2))
+    async with anyio.create_task_group() as group:
+        group.start_soon(lrm.start_on, first, ["n1", "n2", "n2"])
+        group.start_soon(lrm.start_on, second, ["n1", "n1", "n2"])
+    layouts = {job.id: dict(job.layout) for job in await lrm.jobs() if job.state is LrmJobState.RUNNING}
+    assert layouts == {first: {"n1": 1, "n2": 2}, second: {"n1": 2, "n2": 1}}
+    assert "No reservations" in slurm_a.run("scontrol", "show", "reservation")
 
 
 async def test_other_users_cannot_read_the_script(new_slurm: NewSlurm, tmp_path: Path) -> None:

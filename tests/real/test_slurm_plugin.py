@@ -13,6 +13,7 @@ import pytest
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
 from koala_slurm import PLUGIN, SlurmSettings
+from koala_slurm.client import SlurmCommands
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class TestSlurm(LrmConformance):
     @pytest.fixture
     async def under_test(self, slurm_a: SlurmCluster, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the shared cluster."""
-        settings, context = SlurmSettings(conf=slurm_a.conf), new_context(tmp_path)
+        settings, context = SlurmSettings.model_validate(slurm_a.plugin_settings), new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()
 
@@ -119,8 +120,8 @@ class TestSlurm(LrmConformance):
         # Two minutes are longer than a test should take. They are there because a node refuses the credential of a run
         # that it has just ended: started again within the second, the job fails.
         due = ("scontrol", "update", f"JobId={batch.ids[0]}", "StartTime=now+5")
-        conf = {"SLURM_CONF": str(slurm_settings(trial).conf)}
-        assert (await trial.under_test.context.commands.run(due, environment=conf)).returncode == 0
+        commands = SlurmCommands(trial.under_test.context.commands, slurm_settings(trial))
+        assert (await commands.run(due)).returncode == 0
 
         async def starts() -> int:
             return batch.starts(1)

@@ -247,9 +247,12 @@ def test_ports_have_one_owner() -> None:
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the programs the requirements name them and the packages that have them."""
     monkeypatch.setattr("tests.real.systems.requirements.SYSTEM_PATH", "/nonexistent")
+    monkeypatch.setattr("tests.real.systems.requirements.SLURM_PATH", "")
     monkeypatch.setattr("tests.real.systems.requirements.GRID_ENGINE", {"/nonexistent/qsub": "gridengine-client"})
     assert "munged (Debian package munge)" in missing_for_slurm(munge=True)
     assert "slurmd (Debian package slurmd)" in missing_for_slurm()
+    monkeypatch.setattr("tests.real.systems.requirements.SLURM_PATH", "/nonexistent/sbin")
+    assert "slurmd in /nonexistent/sbin (KOALA_TEST_SLURM)" in missing_for_slurm()
     assert "/nonexistent/qsub (Debian package gridengine-client)" in missing_for_grid_engine()
 
 

@@ -126,6 +126,19 @@ def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
     assert serving.nodes()["n4"].state == "Running"
 
 
+def test_number_of_nodes_is_the_users(serving: WikiServing) -> None:
+    """Who asked for one node gets one; who did not, has any number until he says otherwise."""
+    one, plain, later = submit(serving, 6, "--nodes=1"), submit(serving, 6), submit(serving, 6)
+    assert isinstance(serving.system, SlurmCluster)
+    serving.system.run("scontrol", "update", f"JobId={later}", "NumNodes=1-1", user=USER)
+    for job in (one, later):
+        refused = serving.ask(f"STARTJOB ARG={job} TASKLIST=n2:n2:n2:n4:n4:n4")
+        assert "it insists on 1" in refused.text
+    serving.done(f"STARTJOB ARG={plain} TASKLIST=n2:n2:n2:n4:n4:n4")
+    serving.done(f"STARTJOB ARG={one} TASKLIST=n1:n1:n1:n1:n1:n1")
+    assert (layout(serving, plain), layout(serving, one)) == ({"n2": 3, "n4": 3}, {"n1": 6})
+
+
 def test_different_numbers_on_busy_nodes(serving: WikiServing) -> None:
     """Five and one processors beside other jobs are exactly five and one; no reservation is left."""
     first, second, third = (submit(serving, size) for size in (3, 6, 7))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner
 from koala_slurm.details import (
+    ANY_NODES_MARK,
     MORE_FIELDS,
     SITE_MARK,
     JobDetails,
@@ -25,7 +26,8 @@ from koala_slurm.details import (
 )
 from koala_slurm.listing import FIELDS
 from koala_slurm.outside import OutsideReader
-from koala_slurm.pinning import make_pin, natural_order, pin_commands, reserve_command, reserved_order, unpin_commands
+from koala_slurm.pinning import make_pin, natural_order, pin_commands, unpin_commands
+from koala_slurm.reservations import Reserved, reserve_command, reserved_cores, reserved_order
 from koala_slurm.startnotes import StartNotes
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ def test_everything_about_a_job() -> None:
     [
         ({"Reason": "JobHeldAdmin"}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK}, HoldOwner.OPERATOR),
+        ({"admin_comment": ANY_NODES_MARK}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK, "Comment": "mine koala:hold"}, HoldOwner.USER),
         ({"Reason": "JobHeldAdmin", "admin_comment": SITE_MARK, "Comment": "koala:hold"}, HoldOwner.USER),
         ({"admin_comment": "something else"}, HoldOwner.USER),
@@ -121,6 +124,8 @@ def test_any_listing_is_read_or_refused(text: str) -> None:
         return
 
 
+ANYWHERE = JobDetails(processors=4, node_range="1")
+
 DETAILS = """\
 JobId=63 JobName=wrap
    Priority=1 JobState=RUNNING Reason=None
@@ -149,6 +154,41 @@ def test_details() -> None:
     assert with_details(job, details["69"]).nodes_wanted == 2
 
 
+@pytest.mark.parametrize(
+    ("shown", "tres", "wanted", "node_range"),
+    [
+        ("2-2", "ReqTRES=cpu=9,mem=4000M,node=1,billing=9", None, "2"),
+        ("2-2", "ReqTRES=cpu=9,mem=8000M,node=2,billing=9", 2, "2-2"),
+        ("2-2", "TRES=cpu=9,mem=8000M,node=2,billing=9", 2, "2-2"),
+        ("1-1", "ReqTRES=cpu=6,mem=4000M,node=1,billing=6", 1, "1-1"),
+        ("2-3", "ReqTRES=cpu=9,mem=4000M,node=1,billing=9", None, "2-3"),
+        ("2", "TRES=cpu=9,mem=4000M,node=1,billing=9", None, "2"),
+        ("2-2", "ReqTRES=(null)", 2, "2-2"),
+    ],
+)
+def test_number_of_nodes_that_is_nobodys_wish(shown: str, tres: str, wanted: int | None, node_range: str) -> None:
+    """From 23.11 on Slurm shows a number of nodes that follows from the processors like one that the user asked for."""
+    details = parse_details(f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=9 NumTasks=9\n   {tres}\n")["5"]
+    assert (details.nodes_wanted, details.node_range) == (wanted, node_range)
+
+
+@pytest.mark.parametrize(
+    ("shown", "mark", "comment", "wanted"),
+    [
+        ("1-1", SITE_MARK, "", 1),
+        ("1-1", ANY_NODES_MARK, "", None),
+        ("1-1", ANY_NODES_MARK, "mine koala:nodes", 1),
+        ("1-1", "something else", "", 1),
+        ("2-2", ANY_NODES_MARK, "", None),
+    ],
+)
+def test_number_of_nodes_by_the_word_of_the_site(shown: str, mark: str, comment: str, wanted: int | None) -> None:
+    """The site's hook has seen what was asked for, and tells it where Slurm shows the same for both."""
+    text = f"JobId=5 JobName=x\n   NumNodes={shown} NumCPUs=6\n   ReqTRES=cpu=6,node={shown[0]},billing=6\n"
+    text += f"   AdminComment={mark} \n   Comment={comment}\n"
+    assert parse_details(text)["5"].nodes_wanted == wanted
+
+
 def test_forged_details_are_left_out() -> None:
     """An id that appears twice is in somebody's comment; such a job counts as spread evenly."""
     details = parse_details(DETAILS + "JobId=63 JobName=evil\n     Nodes=n9 CPU_IDs=0-7 Mem=0\n")
@@ -160,21 +200,47 @@ def test_forged_details_are_left_out() -> None:
 
 def test_pins() -> None:
     """Even numbers take one request, different ones two, and a reservation."""
-    (even,) = pin_commands(make_pin("5", ["n4", "n4", "n4", "n2", "n2", "n2"]))
+    (even,) = pin_commands(make_pin("5", ["n4", "n4", "n4", "n2", "n2", "n2"]), ANYWHERE)
     assert even[2:] == ("JobId=5", "ReqNodeList=n4,n2", "NumNodes=2-2", "MinCPUsNode=3")
     pin = make_pin("5", ["n10", "n10", "n10", "n2"])
-    first, second = pin_commands(pin)
+    first, second = pin_commands(pin, ANYWHERE)
     assert first[3:] == ("ReqNodeList=n10,n2", "NumNodes=2-2", "MinCPUsNode=1", "Reservation=koala_start_5")
     assert second[3:] == ("NumCPUs=4",)
-    reserve = reserve_command(pin, natural_order(["n10", "n2"]), user="ann", partition="main", walltime=601)
-    assert {"Nodes=n2,n10", "CoreCnt=1,3", "Users=ann", "Duration=16"} <= set(reserve)
-    assert reserved_order("ReservationName=x Nodes=n[2,10] NodeCnt=2") == ("n2", "n10")
-    assert pin_commands(make_pin("5_2", ["n1"])) == (("scontrol", "update", "JobId=5_2", "ReqNodeList=n1"),)
+    assert pin_commands(make_pin("5_2", ["n1"]), ANYWHERE) == (("scontrol", "update", "JobId=5_2", "ReqNodeList=n1"),)
     back, number = unpin_commands(pin, JobDetails(processors=4, node_range="1", requested_nodes=("n2",)))
     assert {"ReqNodeList=n2", "NumNodes=1-100000", "Reservation="} <= set(back)
     assert number[3:] == ("NumCPUs=4",)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node_range", "changed"),
+    [(["n1"] * 2, "1", False), (["n1"] * 2, "1-1", False), (["n1", "n2"], "2-2", False), (["n1"] * 2, "1-3", True)],
+)
+def test_the_number_of_nodes_is_left_alone_where_it_may_be(nodes: list[str], node_range: str, *, changed: bool) -> None:
+    """What Slurm shows need not be what the user asked for, so it is written back only where it had to be changed."""
+    pin, before = make_pin("5", nodes), JobDetails(processors=2, node_range=node_range)
+    for commands in (pin_commands(pin, before), unpin_commands(pin, before)):
+        assert any("NumNodes=" in word for word in commands[0]) == changed
+
+
+def test_reservations() -> None:
+    """A number of cores for each node, in the order of slurm.conf, or one for all; what Slurm made of it is read."""
+    order = natural_order(["n10", "n2"])
+    by_node = reserve_command("x", order, [1, 3], user="ann", partition="main", walltime=601)
+    assert {"ReservationName=x", "Nodes=n2,n10", "CoreCnt=1,3", "Users=ann", "Duration=16"} <= set(by_node)
+    assert "CoreCnt=4" in reserve_command("x", order, [4], user="ann", partition="main", walltime=None)
+    assert reserved_order("ReservationName=x Nodes=n[2,10] NodeCnt=2") == ("n2", "n10")
+    shown = "ReservationName=x Nodes=n[2,10] CoreCnt=5 NodeName=n2 CoreIDs=4-6 NodeName=n10 CoreIDs=0,2 TRES=cpu=5"
+    assert reserved_cores(shown) == {"n2": 3, "n10": 2}
+    assert reserved_cores(" NodeName=n2 CoreIDs=4-") == {}
     with pytest.raises(LrmRejectedError):
-        reserve_command(pin, ("n2",), user="a b", partition="main", walltime=None)
+        reserve_command("x", ("n2",), [1], user="a b", partition="main", walltime=None)
+
+
+def test_cores_promised_to_another_start_are_not_idle() -> None:
+    """Slurm shows reserved cores as idle until the job for which they are kept runs."""
+    reserved = Reserved(promised={"5": {"n1": 3, "n2": 1}, "6": {"n1": 1}})
+    assert reserved.idle({"n1": 8, "n3": 2}) == {"n1": 4, "n3": 2}
 
 
 def test_notes_of_starts(tmp_path: Path) -> None:

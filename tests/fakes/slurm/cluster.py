@@ -35,11 +35,13 @@ class FakeSlurm:
         release: str = "22.05.8",
         max_array_size: int = 1001,
         accounting: bool = False,
+        site_hook: bool = False,
     ) -> None:
         """Make the cluster in ``directory``, which must not exist."""
         self.conf = directory / "slurm.conf"
         self.bin_directory = directory / "bin"
         self.processors = nodes * cpus
+        self.release = release
         self._directory = directory
         (directory / "spool").mkdir(parents=True, mode=0o700)
         self.bin_directory.mkdir()
@@ -50,6 +52,7 @@ class FakeSlurm:
             "partition": "main",
             "max_array_size": max_array_size,
             "accounting": accounting,
+            "site_hook": site_hook,
         }
         self.conf.write_text(json.dumps(settings))
         for program in PROGRAMS:

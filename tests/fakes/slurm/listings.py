@@ -7,11 +7,15 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from tests.fakes.slurm.allocation import used_processors
 from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
-from tests.fakes.slurm.running import free_processors, schedule
+from tests.fakes.slurm.running import schedule
 
 if TYPE_CHECKING:
     from tests.fakes.slurm.state import Job, Store
+
+NODES_SHOWN_AS_RANGE_SINCE = (23, 11)
+"""From here on scontrol shows an upper bound of the nodes also where the user gave none."""
 
 RAW_STATUS_UNTIL = (22, 5)
 """Up to this release squeue prints wait statuses, afterwards exit code and signal."""
@@ -55,19 +59,18 @@ def _waiting_together(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _job_values(store: Store, job: Job) -> dict[str, str]:
-    release = tuple(int(number) for number in store.settings["release"].split(".")[:2])
     code, number = job.status >> 8, job.status & 0x7F
     return {
         "JobArrayID": job.identity,
         "UserName": job.user,
         "State": job.state,
-        "NumCPUs": "1",
+        "NumCPUs": str(job.processors),
         "Partition": job.partition,
-        "NodeList": job.node,
+        "NodeList": ",".join(job.places),
         "SubmitTime": _time(job.submitted),
         "StartTime": _time(job.started),
         "EndTime": _time(job.ended or (job.started + job.minutes * 60 if job.started else 0)),
-        "exit_code": str(job.status) if release <= RAW_STATUS_UNTIL else f"{code}:{number}",
+        "exit_code": str(job.status) if store.release <= RAW_STATUS_UNTIL else f"{code}:{number}",
         "Reason": job.reason,
         "Name": job.name,
         "TimeLimit": f"{job.minutes}:00",
@@ -82,7 +85,7 @@ def _job_values(store: Store, job: Job) -> dict[str, str]:
         "RestartCnt": "0",
         "WorkDir": "/",
         "Comment": "(null)",
-        "admin_comment": "(null)",
+        "admin_comment": job.admin_comment,
     }
 
 
@@ -91,12 +94,27 @@ def show_jobs(store: Store, jobs: list[Job]) -> None:
     for job in jobs:
         array, _, element = job.identity.partition("_")
         head = f"JobId={array} ArrayJobId={array} ArrayTaskId={element}" if element else f"JobId={array}"
-        say(f"{head} JobName={job.name}\n   JobState={job.state} Reason={job.reason}\n   NumNodes=1-1 NumCPUs=1")
-        if job.node:
-            say(f"     Nodes={job.node} CPU_IDs=0 Mem=0 GRES=")
-        say("   MinMemoryNode=0\n")
+        say(f"{head} JobName={job.name}\n   JobState={job.state} Reason={job.reason}")
+        say(f"   ReqNodeList={','.join(job.wanted) or '(null)'} ExcNodeList=(null)")
+        say(f"   NumNodes={_shown_nodes(store, job)} NumCPUs={job.processors} NumTasks={job.processors}")
+        tres = "TRES" if store.release < NODES_SHOWN_AS_RANGE_SINCE else "ReqTRES"
+        say(f"   {tres}=cpu={job.processors},mem=4000M,node={job.nodes_low},billing={job.processors}")
+        for node, count in job.places.items():
+            say(f"     Nodes={node} CPU_IDs=0-{count - 1} Mem=0 GRES=")
+        say(f"   MinCPUsNode={job.least} MinMemoryNode=0\n   Reservation={job.reservation or '(null)'}")
+        say(f"   AdminComment={job.admin_comment} \n")
     if not jobs:
         say(f"No jobs in {store.settings['cluster']}")
+
+
+def _shown_nodes(store: Store, job: Job) -> str:
+    """Return the number of nodes that a job needs, because its user says so or because of its processors."""
+    if job.alive:
+        return str(len(job.places))
+    low = max(job.nodes_low, -(-job.processors // max(store.settings["nodes"].values())))
+    if store.release >= NODES_SHOWN_AS_RANGE_SINCE:
+        return f"{low}-{max(low, job.nodes_high)}"
+    return f"{low}-{job.nodes_high}" if job.nodes_high else str(low)
 
 
 def _time(moment: float) -> str:
@@ -112,11 +130,12 @@ def sinfo(store: Store, arguments: list[str]) -> None:
         return
     parser = Parser("sinfo")
     parser.flags("--noheader", "--Node")
-    parser.values("--format")
+    parser.values("--format", "--nodes")
     options = parser.parse_args(arguments)
+    chosen = options.nodes.split(",") if options.nodes else store.settings["nodes"]
     with store.locked() as state:
-        for name, total in store.settings["nodes"].items():
-            idle = free_processors(store, state, name)
+        for name, total in ((name, store.settings["nodes"][name]) for name in chosen):
+            idle = total - used_processors(state, name)
             word = "idle" if idle == total else "mixed" if idle else "allocated"
             values = {
                 "%N": name,
@@ -149,9 +168,9 @@ def sacct(store: Store, arguments: list[str]) -> None:
                     "JobID": job.identity,
                     "User": job.user,
                     "State": f"CANCELLED by {os.geteuid()}" if job.state == "CANCELLED" else job.state,
-                    "AllocCPUS": "1",
+                    "AllocCPUS": str(job.processors),
                     "Partition": job.partition,
-                    "NodeList": job.node or "None assigned",
+                    "NodeList": ",".join(job.places) or "None assigned",
                     "Submit": _time(job.submitted),
                     "Start": _time(job.started),
                     "End": _time(job.ended),

@@ -10,8 +10,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from tests.fakes.slurm.changing import INVALID_ID, update
 from tests.fakes.slurm.listings import sacct, show_jobs, sinfo, squeue
 from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
+from tests.fakes.slurm.reserving import create_reservation, delete_reservation, show_reservation
 from tests.fakes.slurm.running import end, schedule, send
 from tests.fakes.slurm.state import Job, Store
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 NOT_EXPORTED = ("SLURM_", "SBATCH_")
 NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
-INVALID_ID = "Invalid job id specified"
 
 
 def sbatch(store: Store, arguments: list[str]) -> None:
@@ -30,7 +31,7 @@ def sbatch(store: Store, arguments: list[str]) -> None:
     parser = Parser("sbatch")
     parser.flags("--parsable", "--ignore-pbs", "--no-requeue", "--hold", "--test-only")
     parser.values("--job-name", "--array", "--ntasks", "--cpus-per-task", "--time", "--chdir", "--output")
-    parser.values("--open-mode", "--export", "--partition", "--mem", "--account", "--qos", "--comment")
+    parser.values("--nodes", "--open-mode", "--export", "--partition", "--mem", "--account", "--qos", "--comment")
     options = parser.parse_args(arguments)
     script = sys.stdin.buffer.read()
     failed = "sbatch: error: Batch job submission failed:"
@@ -38,18 +39,19 @@ def sbatch(store: Store, arguments: list[str]) -> None:
     if options.partition not in {"", partition}:
         text = f"sbatch: error: invalid partition specified: {options.partition}"
         raise Refusal(f"{text}\n{failed} Invalid partition name specified")
-    first, _, last = options.array.partition("-")
-    if int(last) >= store.settings["max_array_size"]:
+    elements = _elements(options.array)
+    if elements[-1] >= store.settings["max_array_size"]:
         raise Refusal(f"{failed} Invalid job array specification")
-    if options.ntasks != "1" or options.cpus_per_task != "1" or not script.startswith(b"#!"):
+    if options.cpus_per_task not in {"", "1"} or not script.startswith(b"#!"):
         raise Refusal(f"{failed} Requested node configuration is not available")
     if options.test_only:
         sys.stderr.write("sbatch: Job 1 to start at 2026-11-21T11:24:10 using 1 processors on nodes n1\n")
         return
     exported = {name: value for name, value in os.environ.items() if not name.startswith(NOT_EXPORTED)}
+    low, _, high = options.nodes.partition("-")
     with store.locked() as state:
         array = state.next_id
-        for element in range(int(first), int(last) + 1):
+        for element in elements:
             job = Job(
                 id=state.next_id,
                 array=array,
@@ -63,6 +65,10 @@ def sbatch(store: Store, arguments: list[str]) -> None:
                 submitted=time.time(),
                 environment=exported,
                 reason="JobHeldUser" if options.hold else "None",
+                processors=int(options.ntasks),
+                nodes_low=int(low or 1),
+                nodes_high=int(high or low or 0),
+                admin_comment=_mark(options.nodes) if store.settings["site_hook"] else "(null)",
             )
             state.next_id += 1
             state.jobs.append(job)
@@ -71,6 +77,17 @@ def sbatch(store: Store, arguments: list[str]) -> None:
         spooled.write_bytes(script)
         schedule(store, state)
     say(str(array))
+
+
+def _mark(nodes: str) -> str:
+    """Return what conf/job_submit.lua notes of a job."""
+    return "koala outside scheduler" if nodes else "koala outside scheduler, any number of nodes"
+
+
+def _elements(array: str) -> range:
+    """Return the elements of an array such as ``1-4``; for no array the one of a job that is none."""
+    first, _, last = array.partition("-")
+    return range(int(first), int(last) + 1) if array else range(-1, 0)
 
 
 def scancel(store: Store, arguments: list[str]) -> None:
@@ -107,25 +124,15 @@ def _cancel(store: Store, jobs: list[Job]) -> None:
 def scontrol(store: Store, arguments: list[str]) -> None:
     """Show settings and partitions, and change jobs."""
     words = [word for word in arguments if word not in {"--oneliner", "--details"}]
-    settings = store.settings
     match words:
-        case ["show", "config"]:
-            storage = "accounting_storage/slurmdbd" if settings["accounting"] else "accounting_storage/none"
-            say(f"Configuration data as of 2026-11-21T11:24:10\nAccountingStorageType   = {storage}")
-            say(f"ClusterName             = {settings['cluster']}")
-            say(f"MaxArraySize            = {settings['max_array_size']}")
-            say(f"SLURM_VERSION           = {settings['release']}\nSlurmUser               = root(0)")
-        case ["show", "partition"]:
-            total = sum(settings["nodes"].values())
-            say(f"PartitionName={settings['partition']} Default=YES MaxTime=UNLIMITED State=UP TotalCPUs={total}")
-        case ["show", "job", *texts]:
-            with store.locked() as state:
-                jobs = selected(state, texts[0]) if texts else state.jobs
-                if texts and not jobs:
-                    raise Refusal(f"slurm_load_jobs error: {INVALID_ID}")
-                show_jobs(store, jobs)
-        case ["update", job, change]:
-            _update(store, job.removeprefix("JobId="), change)
+        case ["show", *subject]:
+            _show(store, subject)
+        case ["update", job, *changes] if changes:
+            update(store, job.removeprefix("JobId="), changes)
+        case ["create", "reservation", *pairs]:
+            create_reservation(store, pairs)
+        case ["delete", name]:
+            delete_reservation(store, name.removeprefix("ReservationName="))
         case [verb, text] if verb in CHANGES:
             with store.locked() as state:
                 for part in split_jobs(text):
@@ -135,22 +142,28 @@ def scontrol(store: Store, arguments: list[str]) -> None:
             raise Refusal(f"invalid keyword: {' '.join(words)}")
 
 
-def _update(store: Store, text: str, change: str) -> None:
-    name, _, value = change.partition("=")
-    with store.locked() as state:
-        for part in split_jobs(text):
-            jobs = selected(state, part)
-            if not jobs:
-                raise Refusal(f"{part}: {INVALID_ID}")
-            for job in jobs:
-                if name == "Requeue":
-                    job.requeue = value == "1"
-                elif name == "TimeLimit":
-                    job.minutes = int(value)
-                elif name == "ReqNodeList" and (not value or value in store.settings["nodes"]):
-                    job.wanted = [value] if value else []
-                else:
-                    raise Refusal(f"{part}: Invalid node name specified" if name == "ReqNodeList" else "Invalid change")
+def _show(store: Store, subject: list[str]) -> None:
+    settings = store.settings
+    match subject:
+        case ["config"]:
+            storage = "accounting_storage/slurmdbd" if settings["accounting"] else "accounting_storage/none"
+            say(f"Configuration data as of 2026-11-21T11:24:10\nAccountingStorageType   = {storage}")
+            say(f"ClusterName             = {settings['cluster']}")
+            say(f"MaxArraySize            = {settings['max_array_size']}")
+            say(f"SLURM_VERSION           = {settings['release']}\nSlurmUser               = root(0)")
+        case ["partition"]:
+            total = sum(settings["nodes"].values())
+            say(f"PartitionName={settings['partition']} Default=YES MaxTime=UNLIMITED State=UP TotalCPUs={total}")
+        case ["job", *texts]:
+            with store.locked() as state:
+                jobs = selected(state, texts[0]) if texts else state.jobs
+                if texts and not jobs:
+                    raise Refusal(f"slurm_load_jobs error: {INVALID_ID}")
+                show_jobs(store, jobs)
+        case ["reservation", name]:
+            show_reservation(store, name)
+        case _:
+            raise Refusal(f"invalid entity: {' '.join(subject)} for keyword: show")
 
 
 def _hold(_store: Store, job: Job) -> str:

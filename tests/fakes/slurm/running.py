@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.fakes.slurm.allocation import place
 from tests.fakes.slurm.state import Job, Store
 
 if TYPE_CHECKING:
@@ -30,21 +31,16 @@ def schedule(store: Store, state: State) -> None:
     for job in sorted(state.jobs, key=lambda job: job.id):
         if job.state != "PENDING" or job.reason.startswith("JobHeld"):
             continue
-        free = [name for name in job.wanted or store.settings["nodes"] if free_processors(store, state, name)]
-        if free:
-            _start(store, job, free[0])
+        places = place(store, state, job)
+        if places:
+            _start(store, job, places)
         else:
             job.reason = "Resources"
 
 
-def free_processors(store: Store, state: State, node: str) -> int:
-    """Return the processors of a node that no job holds."""
-    used = sum(job.alive and job.node == node for job in state.jobs)
-    return store.settings["nodes"][node] - used
-
-
-def _start(store: Store, job: Job, node: str) -> None:
-    job.state, job.reason, job.node, job.started, job.ended, job.status = "RUNNING", "None", node, time.time(), 0.0, 0
+def _start(store: Store, job: Job, places: dict[str, int]) -> None:
+    job.state, job.reason, job.started, job.ended, job.status = "RUNNING", "None", time.time(), 0.0, 0
+    job.places, job.node = places, next(iter(places))
     job.fate = ""
     store.process(job).unlink(missing_ok=True)
     # Not read from the state: whoever cancels the job holds its lock, and waits for the script to have a process.
@@ -135,6 +131,7 @@ def _note_end(job: Job, status: int, fate: str) -> None:
     if fate == "PENDING":
         job.reason = job.reason if job.reason == "JobHeldUser" else "None"
         job.state, job.node, job.started, job.ended = "PENDING", "", 0.0, 0.0
+        job.places = {}
     elif fate:
         job.state = fate
     else:

@@ -25,6 +25,8 @@ class Settings(TypedDict):
     partition: str
     max_array_size: int
     accounting: bool
+    site_hook: bool
+    """The site's submission hook marks jobs as those of an outside scheduler."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,7 @@ class Job:
     id: int
     array: int
     element: int
+    """-1 for a job that is no array."""
     name: str
     user: str
     partition: str
@@ -45,7 +48,17 @@ class Job:
     state: str = "PENDING"
     reason: str = "None"
     node: str = ""
+    processors: int = 1
+    places: dict[str, int] = field(default_factory=dict)
+    """Processors that it has on each node."""
     wanted: list[str] = field(default_factory=list)
+    nodes_low: int = 1
+    nodes_high: int = 0
+    """Upper bound of its number of nodes; 0: none."""
+    least: int = 1
+    """Processors that it needs on each node."""
+    reservation: str = ""
+    admin_comment: str = "(null)"
     started: float = 0.0
     ended: float = 0.0
     status: int = 0
@@ -58,7 +71,7 @@ class Job:
     @property
     def identity(self) -> str:
         """The id as Slurm prints it."""
-        return f"{self.array}_{self.element}"
+        return f"{self.array}" if self.element < 0 else f"{self.array}_{self.element}"
 
     @property
     def alive(self) -> bool:
@@ -67,11 +80,20 @@ class Job:
 
 
 @dataclass(slots=True, kw_only=True)
+class Reservation:
+    """Cores that only jobs in it can have."""
+
+    name: str
+    cores: dict[str, int]
+
+
+@dataclass(slots=True, kw_only=True)
 class State:
     """Everything that changes."""
 
     next_id: int = 1
     jobs: list[Job] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)
 
 
 class Store:
@@ -86,6 +108,11 @@ class Store:
     def of_environment(cls) -> Store:
         """Return the cluster that the environment chooses."""
         return cls(Path(os.environ["SLURM_CONF"]))
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """Major and minor number of the release that is played."""
+        return tuple(int(number) for number in self.settings["release"].split(".")[:2])
 
     @property
     def down(self) -> bool:
@@ -121,4 +148,8 @@ def _read(file: Path) -> State:
     if not file.exists():
         return State()
     raw = json.loads(file.read_text())
-    return State(next_id=raw["next_id"], jobs=[Job(**job) for job in raw["jobs"]])
+    return State(
+        next_id=raw["next_id"],
+        jobs=[Job(**job) for job in raw["jobs"]],
+        reservations=[Reservation(**one) for one in raw["reservations"]],
+    )

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OTHER_SLURM = Path(os.environ["KOALA_TEST_SLURM"]) if os.environ.get("KOALA_TEST_SLURM") else None
+"""Where another Slurm than the machine's own is installed, with ``bin`` and ``sbin``; the tests then run on that one.
+
+Read when the tests are collected: each of them runs without the variables of whoever started it.
+"""
+
+SLURM_PATH = "" if OTHER_SLURM is None else f"{OTHER_SLURM / 'sbin'}:{OTHER_SLURM / 'bin'}"
+"""Search path of the programs of that other Slurm."""
+
+SYSTEM_PATH = ":".join(filter(None, (SLURM_PATH, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")))
 """Search path of every command started here: Debian keeps the daemons in /usr/sbin."""
 
 POLL_SECONDS = 0.05

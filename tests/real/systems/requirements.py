@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.real.systems.processes import SYSTEM_PATH
+from tests.real.systems.processes import SLURM_PATH, SYSTEM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,8 +46,17 @@ def _missing(programs: Mapping[str, str], *, root: bool) -> list[str]:
 
 
 def missing_for_slurm(*, munge: bool = False) -> list[str]:
-    """Say what is missing for a Slurm cluster; with `munge` for one with several users. Empty: nothing."""
-    return _missing({**SLURM, **(MUNGE if munge else {})}, root=True)
+    """Say what is missing for a Slurm cluster; with `munge` for one with several users. Empty: nothing.
+
+    Where KOALA_TEST_SLURM names a Slurm, no other will do: it would be tested in the name of that one.
+    """
+    if not SLURM_PATH:
+        return _missing({**SLURM, **(MUNGE if munge else {})}, root=True)
+    lacking = [program for program in SLURM if not shutil.which(program, path=SLURM_PATH)]
+    return [
+        *(f"{name} in {SLURM_PATH} (KOALA_TEST_SLURM)" for name in lacking),
+        *_missing(MUNGE if munge else {}, root=True),
+    ]
 
 
 def missing_for_grid_engine() -> list[str]:

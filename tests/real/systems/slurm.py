@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from tests.real.systems.directories import SystemDirectory
 from tests.real.systems.ports import Ports
 from tests.real.systems.processes import (
+    OTHER_SLURM,
     CommandError,
     Daemon,
     SeenProcess,
@@ -125,6 +126,11 @@ class SlurmCluster:
     def munge_socket(self) -> Path:
         """Socket of this cluster's own munged; it exists with auth="munge" only."""
         return self.directory / "munge" / "socket"
+
+    @property
+    def plugin_settings(self) -> dict[str, Path]:
+        """Settings by which the plugin ``slurm`` uses this cluster."""
+        return {"conf": self.conf} if OTHER_SLURM is None else {"conf": self.conf, "bin_directory": OTHER_SLURM / "bin"}
 
     def environment(self, user: str | None = None) -> dict[str, str]:
         """Return the environment in which a command, of Slurm or of ours, uses this cluster."""
@@ -285,9 +291,6 @@ class SlurmCluster:
 
     def _configuration(self) -> str:
         host = socket.gethostname().partition(".")[0]
-        first, last = self._ports[1], self._ports[len(self.nodes)]
-        count = len(self.nodes)
-        names, ports = (f"n[1-{count}]", f"[{first}-{last}]") if count > 1 else ("n1", str(first))
         values = {
             "ClusterName": self.name,
             "SlurmctldHost": f"{host}(127.0.0.1)",
@@ -304,10 +307,13 @@ class SlurmCluster:
             **self._settings,
         }
         lines = [f"{name}={value}" for name, value in values.items()]
+        # Without NodeHostname, which a Slurm that was not built for several slurmd on a host takes once for each host.
         lines += [
-            f"NodeName={names} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs={self.cpus} RealMemory=4000",
-            f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE DefaultTime=60 State=UP",
+            f"NodeName={node} NodeAddr=127.0.0.1 Port={self._ports[number]} CPUs={self.cpus} RealMemory=4000"
+            for number, node in enumerate(self.nodes, start=1)
         ]
+        nodes = ",".join(self.nodes)
+        lines.append(f"PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE DefaultTime=60 State=UP")
         return "\n".join(lines) + "\n"
 
     def _start_munged(self) -> None:

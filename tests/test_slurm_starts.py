@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting held jobs on chosen nodes of a fake Slurm, of a release before and one after reservations changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.model import LrmJobId
+from koala_adapter.testing import RecordingRunner, new_context
+from koala_slurm import PLUGIN, SlurmSettings
+from tests.fakes.slurm import FakeSlurm
+from tests.fakes.slurm.state import Store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from koala_adapter.commands import CommandResult
+    from koala_adapter.plugin import Lrm
+
+pytestmark = pytest.mark.anyio
+
+RELEASES = ("22.05.8", "25.11.7")
+SLEEP = "#!/bin/sh\nexec sleep 600\n"
+
+
+@pytest.fixture(params=RELEASES)
+def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSlurm]:
+    """Give a fake of three nodes of eight processors, whose site hook says who asked for a number of nodes."""
+    fake = FakeSlurm(tmp_path / "fake", nodes=3, cpus=8, release=str(request.param), site_hook=True)
+    yield fake
+    fake.close()
+
+
+def settings_of(fake: FakeSlurm) -> SlurmSettings:
+    """Return settings with which a start that fails fails soon."""
+    return SlurmSettings(
+        conf=fake.conf, bin_directory=fake.bin_directory, use_pyslurm="never", start_timeout=2, command_timeout=30
+    )
+
+
+@pytest.fixture
+async def lrm(fake: FakeSlurm, tmp_path: Path) -> AsyncIterator[Lrm]:
+    """Give the started plugin."""
+    lrm = PLUGIN.factory(new_context(tmp_path), settings_of(fake))
+    await lrm.start()
+    yield lrm
+    await lrm.close()
+
+
+def submit(fake: FakeSlurm, processors: int, *options: str) -> LrmJobId:
+    """Submit a job as a user does and return its id."""
+    common = ("--parsable", f"--ntasks={processors}", "--time=10", "--output=/dev/null", "--job-name=user")
+    return LrmJobId(fake.run("sbatch", *common, *options, stdin=SLEEP).strip())
+
+
+def entries(**counts: int) -> list[str]:
+    """Return one entry for each processor."""
+    return [node for node, count in counts.items() for _ in range(count)]
+
+
+def layouts(fake: FakeSlurm) -> dict[str, dict[str, int]]:
+    """Return where the running jobs are."""
+    with Store(fake.conf).locked() as state:
+        assert state.reservations == []
+        return {job.identity: job.places for job in state.jobs if job.alive}
+
+
+@pytest.mark.parametrize(
+    ("processors", "options", "counts"),
+    [
+        (6, (), {"n2": 4, "n3": 2}),
+        (6, (), {"n2": 2, "n3": 4}),
+        (9, (), {"n1": 3, "n2": 3, "n3": 3}),
+        (9, (), {"n1": 1, "n2": 6, "n3": 2}),
+        (6, ("--nodes=1",), {"n2": 6}),
+        (9, ("--nodes=2",), {"n3": 8, "n2": 1}),
+        (5, ("--nodes=1-3",), {"n3": 5}),
+        (5, ("--nodes=2-3",), {"n1": 1, "n2": 4}),
+    ],
+)
+async def test_it_runs_with_these_numbers(
+    fake: FakeSlurm, lrm: Lrm, processors: int, options: tuple[str, ...], counts: dict[str, int]
+) -> None:
+    """As many processors on each node as chosen, also where others run, and no reservation is left."""
+    submit(fake, 2)
+    job = submit(fake, processors, "--hold", *options)
+    await lrm.start_on(job, entries(**counts))
+    assert layouts(fake)[job] == counts
+
+
+async def test_starts_at_the_same_time_share_nodes(fake: FakeSlurm, lrm: Lrm) -> None:
+    """Each gets its numbers although they are looked for and reserved on the same nodes at once."""
+    wanted = {
+        submit(fake, 6, "--hold"): {"n1": 4, "n2": 2},
+        submit(fake, 7, "--hold"): {"n1": 3, "n2": 4},
+        submit(fake, 5, "--hold"): {"n2": 2, "n3": 3},
+    }
+    async with anyio.create_task_group() as group:
+        for job, counts in wanted.items():
+            group.start_soon(lrm.start_on, job, entries(**counts))
+    assert layouts(fake) == wanted
+
+
+class Interrupted(RecordingRunner):
+    """Lets something happen once, between the look at the idle processors and what is made of it."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 40.0,
+        urgent: bool = False,
+    ) -> CommandResult:
+        """Run the command, and after the look what is to happen."""
+        result = await super().run(argv, stdin=stdin, environment=environment, timeout=timeout, urgent=urgent)
+        if self.meanwhile is not None and any(word.startswith("--nodes=") for word in argv):
+            happens, self.meanwhile = self.meanwhile, None
+            await anyio.to_thread.run_sync(happens)
+        return result
+
+
+@pytest.mark.parametrize("fake", ["25.11.7"], indirect=True)
+@pytest.mark.parametrize("change", ["begins", "ends"])
+async def test_others_come_and_go_meanwhile(fake: FakeSlurm, tmp_path: Path, change: str) -> None:
+    """When processors became busy or idle since they were counted, they are counted again."""
+    runner = Interrupted()
+    context = replace(new_context(tmp_path), commands=runner)
+    lrm = PLUGIN.factory(context, settings_of(fake))
+    await lrm.start()
+    other = submit(fake, 2) if change == "ends" else None
+    job = submit(fake, 6, "--hold")
+    runner.meanwhile = (lambda: fake.run("scancel", other)) if other else (lambda: submit(fake, 2))
+    await lrm.start_on(job, entries(n1=2, n2=4))
+    assert runner.meanwhile is None
+    assert layouts(fake)[job] == {"n1": 2, "n2": 4}
+    assert sum("--nodes=n1,n2" in command.argv for command in runner.commands) > 1
+
+
+@pytest.mark.parametrize("options", [(), ("--nodes=1-3",), ("--nodes=2",)], ids=["plain", "range", "number"])
+@pytest.mark.parametrize("counts", [{"n1": 3, "n2": 3}, {"n1": 4, "n2": 2}], ids=["even", "uneven"])
+async def test_a_start_that_fails_leaves_what_the_user_asked_for(
+    fake: FakeSlurm, lrm: Lrm, options: tuple[str, ...], counts: dict[str, int]
+) -> None:
+    """Held again, the job has its number of processors and nodes, and no nodes of ours."""
+    blocking = [submit(fake, 8, "--nodes=1") for _ in range(3)]
+    job = submit(fake, 6, "--hold", *options)
+    with pytest.raises(LrmUnavailableError):
+        await lrm.start_on(job, entries(**counts))
+    with Store(fake.conf).locked() as state:
+        (seen,) = (one for one in state.jobs if one.identity == job)
+        assert Counter(one.state for one in state.jobs)["RUNNING"] == len(blocking)
+        assert state.reservations == []
+    low, _, high = (options[0].partition("=")[2] if options else "1").partition("-")
+    assert (seen.state, seen.reason, seen.processors, seen.wanted) == ("PENDING", "JobHeldUser", 6, [])
+    assert (seen.nodes_low, seen.reservation) == (int(low), "")
+    # An upper bound that nobody asked for cannot be taken away, only made so large that it is none.
+    assert seen.nodes_high in ({int(high or low)} if options else {0, 100_000})
