@@ -7,6 +7,7 @@ Several cells run side by side: a cell is a directory (SGE_ROOT, SGE_CELL) and t
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import tempfile
@@ -228,6 +229,20 @@ class GridEngineCell:
             raise SystemFailedError(message)
         self._qmaster.end(how=how)
         self._qmaster = None
+
+    def signal_qmaster(self, how: signal.Signals) -> None:
+        """Send a signal to sge_qmaster: SIGSTOP makes it hang, as an overloaded one does, until SIGCONT."""
+        if self._qmaster is not None:
+            os.kill(self._qmaster.pid, how)
+
+    def signal_execd(self, how: signal.Signals) -> None:
+        """Send a signal to sge_execd."""
+        if self._execd is not None:
+            os.kill(self._execd.pid, how)
+
+    def use_temporary_directory(self, path: Path) -> None:
+        """Let jobs have their directories (TMPDIR) below a path instead of /tmp."""
+        self.run("qconf", "-rattr", "queue", "tmpdir", str(path), QUEUE)
 
     def start_execd(self) -> None:
         """Start (again) sge_execd; see `wait_ready`."""

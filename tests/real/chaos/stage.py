@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two Slurm clusters, a Grid Engine cell and one user of koala on all three, for one chaos run."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Self
+
+from koala_adapter.errors import KoalaError
+from tests.real.chaos.plan import NODES
+from tests.real.leftovers import Traces
+from tests.real.systems import GridEngineCell, SlurmCluster
+from tests.real.systems.directories import SystemDirectory
+from tests.real.user import KoalaUser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from koala_adapter.reports import JobReport
+    from tests.real.chaos.results import History
+    from tests.real.lrms import System
+
+CENTER = {"lease": 30}
+SCHEDULER = {"placeholder_life": 20, "longest_backoff": 3, "reuse": True}
+MOST_JOBS = 1000
+PROLOG = '#!/bin/sh\necho "export TMPDIR={directory}/$SLURMD_NODENAME"\n'
+
+
+class Stage:
+    """The batch systems, the user, and what is known of the jobs; ``Stage.open`` starts and ends all of it."""
+
+    def __init__(self, slurms: tuple[SlurmCluster, SlurmCluster], cell: GridEngineCell, user: KoalaUser) -> None:
+        """Take what runs already; use ``open`` instead."""
+        self.slurm = {cluster.name: cluster for cluster in slurms}
+        self.cell = cell
+        self.user = user
+        self.traces = Traces(user)
+        self.ledger = user.directory / "ledger"
+        self.ledger.touch()
+        self.began = time.monotonic()
+        self.histories: dict[str, History] = {}
+        """By job id, in order of submission."""
+        self.reports: dict[str, JobReport] = {}
+        """The latest of each job."""
+        self.troubles: list[str] = []
+        """What was seen on the way that must not be."""
+        self.service_hangs = False
+        self._temporary: dict[str, Path] = {}
+
+    @classmethod
+    @contextmanager
+    def open(cls, directory: Path) -> Iterator[Self]:
+        """Bring everything up; at the end nothing of it is left."""
+        with ExitStack() as opened:
+            own = SystemDirectory.create("chaos")
+            opened.callback(own.remove)
+            temporary = {name: own.path / name for name in NODES}
+            for name, path in temporary.items():
+                for node in NODES[name]:
+                    (path / node).mkdir(parents=True)
+                    (path / node).chmod(0o1777)
+            slurms = tuple(
+                opened.enter_context(_slurm(name, temporary[name], own.path / f"prolog.{name}")) for name in "ab"
+            )
+            cell = opened.enter_context(GridEngineCell("c", slots=4))
+            cell.use_temporary_directory(temporary["c"] / "localhost")
+            user = KoalaUser(directory, [*slurms, cell], center=CENTER, scheduler=SCHEDULER)
+            opened.callback(user.close)
+            user.serve()
+            stage = cls((slurms[0], slurms[1]), cell, user)
+            stage._temporary = temporary
+            opened.callback(stage.let_service_go_on)
+            yield stage
+
+    @property
+    def systems(self) -> list[System]:
+        """All three."""
+        return [*self.slurm.values(), self.cell]
+
+    def system(self, cluster: str) -> System:
+        """Return one by its name."""
+        return self.slurm.get(cluster, self.cell)
+
+    def now(self) -> float:
+        """Return the seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    # -- the service -------------------------------------------------------------------------------------------------
+
+    def stop_service(self) -> None:
+        """Let the service hang."""
+        if self.user.service is not None:
+            self.user.service.send_signal(signal.SIGSTOP)
+            self.service_hangs = True
+
+    def let_service_go_on(self) -> None:
+        """Let a service that hangs go on."""
+        if self.service_hangs and self.user.service is not None:
+            self.user.service.send_signal(signal.SIGCONT)
+        self.service_hangs = False
+
+    def look(self) -> None:
+        """Read the reports of all jobs, unless there is no service to be asked: then nothing can have changed."""
+        if self.service_hangs or self.user.service is None:
+            return
+        try:
+            for report in self.user.client.jobs(limit=MOST_JOBS):
+                self.reports[report.id] = report
+                self.histories[report.id].note(report.outcome)
+        except KoalaError as error:
+            code = self.user.service.poll()
+            if code is not None:
+                self.troubles.append(f"at {self.now():.1f} s: the service ended by itself with {code}: {error}")
+                self.user.service = None
+                self.user.serve()
+        self.traces.note_running()
+
+    def unfinished(self) -> list[JobReport]:
+        """Return the latest reports of all jobs that have no outcome."""
+        return [report for report in self.reports.values() if report.outcome is None]
+
+    def job_of(self, cluster: str, lrm_id: str) -> str | None:
+        """Return the job to which a placeholder belongs; None: to none that is unfinished."""
+        for report in self.unfinished():
+            for component in report.components:
+                if component.cluster == cluster and lrm_id in component.lrm_ids:
+                    return report.id
+        return None
+
+    # -- temporary directories ---------------------------------------------------------------------------------------
+
+    def clear_temporary(self, cluster: str, node: str) -> None:
+        """Remove the temporary files of a node, as its next start does after a power cut."""
+        for path in (self._temporary[cluster] / node).iterdir():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def left_in_temporary(self) -> list[str]:
+        """Return what is in the temporary directories of the nodes."""
+        paths = [path for directory in self._temporary.values() for path in directory.glob("*/*")]
+        return [f"temporary directory {path}" for path in sorted(paths)]
+
+
+def _slurm(name: str, temporary: Path, prolog: Path) -> SlurmCluster:
+    """Return a cluster whose jobs have their temporary directories, one for each node, below a path."""
+    prolog.write_text(PROLOG.format(directory=temporary))
+    prolog.chmod(0o755)
+    return SlurmCluster(name, nodes=len(NODES[name]), cpus=4, settings={"TaskProlog": str(prolog)})
