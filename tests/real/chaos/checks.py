@@ -104,13 +104,20 @@ def _output(stage: Stage, history: History, report: JobReport) -> list[str]:
                     good = mpi_output_is_good(written, rank, stream, complete=completed)
                 else:
                     wanted = planned.written(rank, stream)
-                    good = written == wanted if complete else wanted.startswith(written)
+                    good = written == wanted if complete else wanted.startswith(_without_words_of_shell(written))
                 if not good:
                     text = f"{len(written)} bytes, of which the last are {written[-60:]!r}"
                     found.append(f"output of {component.name}/{index} ({stream}), {report.state}: {text}")
     if outcome is not None and not history.happened and planned.end in {End.EXITS, End.SIGNALLED}:
         found += [] if outcome.rank == planned.culprit else [f"told is rank {outcome.rank}, not {planned.culprit}"]
     return found
+
+
+def _without_words_of_shell(written: bytes) -> bytes:
+    """Return what a rank wrote before its shell said which signal ended the command for which it waited."""
+    for words in (b"Terminated\n", b"Killed\n"):
+        written = written.removesuffix(words)
+    return written
 
 
 def mpi_output_is_good(written: bytes, rank: int, stream: str, *, complete: bool) -> bool:

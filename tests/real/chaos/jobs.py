@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLUSTERS = ("a", "b", "c")
+SMALLEST, SMALLEST_SIZE = "c", 4
+"""The cluster that does not have room for any two components, and its processors."""
 LONGEST_WALLTIME = 300
 """Seconds: no job that ends by itself comes near it, whatever is paused meanwhile."""
 FOR_EVER = 900
 TOO_MANY = 99
 """Processors that no cluster has."""
-SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGUSR1)
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGUSR2)
+"""Not SIGUSR1: MPICH keeps that for itself, so it ends no rank."""
 
 RANK = """\
 echo "$KOALA_JOB_NAME $KOALA_RANK" >>"{ledger}"
@@ -150,6 +153,8 @@ def drawn_job(chance: random.Random, name: str) -> PlannedJob:
         minimum = chance.randint(1, 3)
         maximum = chance.randint(minimum, 4) if moldable else minimum
         cluster = chance.choice(CLUSTERS) if chance.random() < 0.5 else None
+        there = sum(component.minimum for component in components if component.cluster == cluster == SMALLEST)
+        cluster = None if there + minimum > SMALLEST_SIZE else cluster
         components.append(PlannedComponent(cluster=cluster, minimum=minimum, maximum=maximum))
     end = chance.choices(list(End), weights=(60, 12, 10, 8, 3, 1))[0]
     if end is End.TOO_LARGE:
