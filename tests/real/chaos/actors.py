@@ -10,12 +10,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from koala_adapter.jobfile import load_job_text
-from koala_adapter.model import JobId
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES
 from tests.real.chaos.plan import Deed
 from tests.real.chaos.processes import agents, ranks
-from tests.real.chaos.results import Consequence, History
+from tests.real.chaos.results import Consequence
 from tests.real.lrms import LOCAL
 from tests.real.systems import CommandError, SlurmCluster
 
@@ -88,16 +86,9 @@ class Actors:
     # -- users -------------------------------------------------------------------------------------------------------
 
     def _submit(self, step: Step) -> str:
-        stage, planned = self._stage, step.job
-        if planned is None:
+        if step.job is None:
             raise AssertionError("nothing to be submitted")
-        text = planned.text(ledger=stage.ledger, mpi_program=self._mpi_program, mark=stage.traces.mark)
-        job = load_job_text(
-            text, directory=stage.user.directory, job_id=JobId(""), user="root", submitted_at=time.time()
-        )
-        id_ = stage.user.client.submit(job)
-        stage.histories[id_] = History(planned)
-        return f"{planned.name} ({planned.end}) is job {id_}"
+        return f"{step.job.name} ({step.job.end}): {self._stage.submit(step.job, self._mpi_program)}"
 
     def _cancel(self, step: Step) -> str:
         target = chosen(self._stage.unfinished(), step.choice)
@@ -152,6 +143,8 @@ class Actors:
         if step.undo:
             self._stage.user.serve()
             return "started"
+        # A command that finds no service is the service itself: that is not what is to be tried here.
+        self._stage.wait_submitted()
         self._stage.user.kill()
         return "killed"
 
@@ -170,7 +163,9 @@ class Actors:
         if step.undo:
             start = stage.cell.start_qmaster if slurm is None else slurm.start_controller
             start()
+            stage.away.discard(step.cluster)
             return f"that of {step.cluster} started"
+        stage.away.add(step.cluster)
         if slurm is None:
             stage.cell.stop_qmaster(how=signal.SIGKILL)
             return f"that of {step.cluster} killed"
@@ -187,6 +182,7 @@ class Actors:
 
     def _stop_controller(self, step: Step) -> str:
         how = signal.SIGCONT if step.undo else signal.SIGSTOP
+        (self._stage.away.discard if step.undo else self._stage.away.add)(step.cluster)
         slurm = self._stage.slurm.get(step.cluster)
         (self._stage.cell.signal_qmaster if slurm is None else slurm.signal_controller)(how)
         return f"that of {step.cluster}"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.outcome import JobState
+from tests.real.chaos.following import END_SECONDS
 from tests.real.chaos.jobs import End
 from tests.real.leftovers import WORDS
 from tests.real.lrms import submissions
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from tests.real.chaos.results import History
     from tests.real.chaos.stage import Stage
 
-OVER_SECONDS = 180.0
-"""Bound on the time from the last fault to the end of all jobs: a lease, a few lives of placeholders, and sge_execd."""
+STILL_SECONDS = 120.0
+"""Longest time without the end of a job once the faults are over: a lease, some lives of placeholders, sge_execd."""
 CLEAN_SECONDS = 60.0
 """Bound on the time from the end of all jobs until nothing is left."""
 SIGNS = ("Traceback", "failed on an event", "a defect of koala")
@@ -29,7 +30,7 @@ SIGNS = ("Traceback", "failed on an event", "a defect of koala")
 
 def violations(stage: Stage) -> list[str]:
     """Wait for the end of all jobs and return what is not as it must be. Empty: all is well."""
-    found = [*stage.troubles, *_unfinished(stage)]
+    found = [*stage.troubles, *_unfinished(stage), *_followed(stage)]
     for id_, history in stage.histories.items():
         found += [f"job {id_}: {line}" for line in history.violations()]
         if id_ in stage.reports:
@@ -44,20 +45,36 @@ def violations(stage: Stage) -> list[str]:
 
 
 def _unfinished(stage: Stage) -> list[str]:
-    def over() -> bool:
-        stage.look()
-        return all(id_ in stage.reports and stage.reports[id_].over for id_ in stage.histories)
+    stage.wait_submitted()
 
+    def over() -> int:
+        stage.look()
+        return sum(report.over for report in stage.reports.values())
+
+    before = over()
     with suppress(SystemFailedError):
-        wait_until(over, seconds=OVER_SECONDS, what="all jobs over")
+        while before < len(stage.histories):
+            wait_until(lambda: over() > before, seconds=STILL_SECONDS, what="the next job over")
+            before = over()
         return []
     missing = [f"job {id_} is not known any more" for id_ in stage.histories if id_ not in stage.reports]
     late = [report for report in stage.reports.values() if not report.over]
     return missing + [
-        f"job {report.id} is {report.state}, with {report.placeholders_left} placeholders, "
-        f"{OVER_SECONDS:g} s after the last fault: {report.explanation}"
+        f"job {report.id} is {report.state}, with {report.placeholders_left} placeholders, and for "
+        f"{STILL_SECONDS:g} s no job was over: {report.explanation}"
         for report in late
     ]
+
+
+def _followed(stage: Stage) -> list[str]:
+    with suppress(SystemFailedError):
+        wait_until(lambda: all(one.ended() for one in stage.followed), seconds=END_SECONDS, what="end of commands")
+    by_name = {report.name: (report.id, report) for report in stage.reports.values()}
+    found = []
+    for one in stage.followed:
+        id_, report = by_name.get(one.planned.name, ("", None))
+        found += [f"job {id_}: {line}" for line in one.violations(report)]
+    return found
 
 
 def _sizes(stage: Stage) -> dict[str, int | None]:

@@ -81,6 +81,8 @@ class PlannedJob:
     lines: int
     """Lines that each rank of a job without MPI writes to each stream."""
     walltime: int
+    followed: bool
+    """Submitted by ``koala run``, which shows its output and ends with its exit code, instead of by the socket."""
 
     @property
     def moldable(self) -> bool:
@@ -148,7 +150,7 @@ def drawn_job(chance: random.Random, name: str) -> PlannedJob:
     """Return a job of a random shape that ends in a random way."""
     mpi = chance.random() < 0.25
     moldable = chance.random() < 0.3
-    components = []
+    components: list[PlannedComponent] = []
     for _ in range(chance.choice((1, 1, 2, 2, 3))):
         minimum = chance.randint(1, 3)
         maximum = chance.randint(minimum, 4) if moldable else minimum
@@ -170,4 +172,5 @@ def drawn_job(chance: random.Random, name: str) -> PlannedJob:
         seconds=round(chance.uniform(0.0, 8.0), 1),
         lines=chance.choice((0, 1, 10, 10, 200, 20_000)),
         walltime=chance.randint(2, 8) if end is End.OVERRUNS else LONGEST_WALLTIME,
+        followed=chance.random() < 0.3,
     )

@@ -15,7 +15,7 @@ from tests.real.chaos.jobs import CLUSTERS, PlannedJob, drawn_job
 
 NODES = {"a": ("n1", "n2"), "b": ("n1", "n2"), "c": ("localhost",)}
 """Nodes by cluster."""
-BETWEEN_JOBS = 2.5
+BETWEEN_JOBS = 4.0
 """Mean seconds between two submissions."""
 BETWEEN_FAULTS = 3.5
 """Mean seconds between two faults."""

@@ -5,27 +5,35 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 from koala_adapter.errors import KoalaError
+from koala_adapter.jobfile import load_job_text
+from koala_adapter.model import JobId
+from tests.real.chaos.following import Followed
 from tests.real.chaos.plan import NODES
+from tests.real.chaos.results import History
 from tests.real.leftovers import Traces
-from tests.real.systems import GridEngineCell, SlurmCluster
+from tests.real.systems import CommandError, GridEngineCell, SlurmCluster
 from tests.real.systems.directories import SystemDirectory
-from tests.real.user import KoalaUser
+from tests.real.systems.processes import wait_until
+from tests.real.user import PATIENCE, KoalaUser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from koala_adapter.reports import JobReport
-    from tests.real.chaos.results import History
+    from tests.real.chaos.jobs import PlannedJob
     from tests.real.lrms import System
 
 CENTER = {"lease": 30}
 SCHEDULER = {"placeholder_life": 20, "longest_backoff": 3, "reuse": True}
+TENDING = 5.0
+"""Seconds between two looks of the administrator of the batch systems."""
 MOST_JOBS = 1000
 PROLOG = '#!/bin/sh\necho "export TMPDIR={directory}/$SLURMD_NODENAME"\n'
 
@@ -48,7 +56,12 @@ class Stage:
         """The latest of each job."""
         self.troubles: list[str] = []
         """What was seen on the way that must not be."""
+        self.followed: list[Followed] = []
         self.service_hangs = False
+        self.away: set[str] = set()
+        """Clusters whose controller is killed or stopped."""
+        self._tended = self.began
+        self._planned: dict[str, PlannedJob] = {}
         self._temporary: dict[str, Path] = {}
 
     @classmethod
@@ -74,6 +87,7 @@ class Stage:
             stage = cls((slurms[0], slurms[1]), cell, user)
             stage._temporary = temporary
             opened.callback(stage.let_service_go_on)
+            opened.callback(stage.end_commands)
             yield stage
 
     @property
@@ -88,6 +102,40 @@ class Stage:
     def now(self) -> float:
         """Return the seconds since the beginning."""
         return time.monotonic() - self.began
+
+    # -- jobs -------------------------------------------------------------------------------------------------
+
+    def submit(self, planned: PlannedJob, mpi_program: Path) -> str:
+        """Submit a job, by ``koala run`` or by the socket, and say what is known of it."""
+        self._planned[planned.name] = planned
+        text = planned.text(ledger=self.ledger, mpi_program=mpi_program, mark=self.traces.mark)
+        if planned.followed:
+            path = self.user.directory / f"{planned.name}.toml"
+            path.write_text(text)
+            output = path.with_suffix(".printed")
+            self.followed.append(Followed(planned, self.user.start_into(output, "run", str(path)), output))
+            return "followed"
+        job = load_job_text(
+            text, directory=self.user.directory, job_id=JobId(""), user="root", submitted_at=time.time()
+        )
+        id_ = self.user.client.submit(job)
+        self.histories[id_] = History(planned)
+        return f"job {id_}"
+
+    def wait_submitted(self) -> None:
+        """Return when every command has submitted its job, or ended."""
+
+        def submitted() -> bool:
+            self.look()
+            known = {history.planned.name for history in self.histories.values()}
+            return all(one.planned.name in known or one.ended() for one in self.followed)
+
+        wait_until(submitted, seconds=PATIENCE, what="all commands have submitted their jobs")
+
+    def end_commands(self) -> None:
+        """End the commands that still run."""
+        for one in self.followed:
+            one.close()
 
     # -- the service -------------------------------------------------------------------------------------------------
 
@@ -110,7 +158,8 @@ class Stage:
         try:
             for report in self.user.client.jobs(limit=MOST_JOBS):
                 self.reports[report.id] = report
-                self.histories[report.id].note(report.outcome)
+                history = self.histories.setdefault(report.id, History(self._planned[report.name]))
+                history.note(report.outcome)
         except KoalaError as error:
             code = self.user.service.poll()
             if code is not None:
@@ -118,6 +167,18 @@ class Stage:
                 self.user.service = None
                 self.user.serve()
         self.traces.note_running()
+        self._tend()
+
+    def _tend(self) -> None:
+        """Give nodes back to use that a batch system has taken out of it, as its administrator does now and then."""
+        if time.monotonic() - self._tended < TENDING:
+            return
+        self._tended = time.monotonic()
+        for system in self.systems:
+            if system.name not in self.away:
+                # Before a batch system is itself again it may not take this, or not in time.
+                with suppress(CommandError, subprocess.TimeoutExpired):
+                    system.return_to_use()
 
     def unfinished(self) -> list[JobReport]:
         """Return the latest reports of all jobs that have no outcome."""

@@ -10,6 +10,7 @@ import pytest
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from tests.real.chaos.checks import ledger_violations, mpi_output_is_good
+from tests.real.chaos.following import printed_violations
 from tests.real.chaos.jobs import End, PlannedComponent, PlannedJob, drawn_job
 from tests.real.chaos.results import Consequence, History
 
@@ -20,7 +21,7 @@ def planned(end: End = End.EXITS, number: int = 7) -> PlannedJob:
     """Return a job of two ranks that write two lines each."""
     return PlannedJob(
         name="job1", mpi=False, components=(PlannedComponent(cluster=None, minimum=2, maximum=2),), end=end,
-        number=number, culprit=0, seconds=1.0, lines=2, walltime=60,
+        number=number, culprit=0, seconds=1.0, lines=2, walltime=60, followed=True,
     )  # fmt: skip
 
 
@@ -111,6 +112,23 @@ def test_what_a_rank_writes() -> None:
     """Two streams, one line for each number."""
     assert planned().written(3, "out") == b"job1 3 1\njob1 3 2\n"
     assert planned().written(3, "err") == b"job1 3 error 1\njob1 3 error 2\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "streams"),
+    [
+        (b"c1/0: job1 0 1\njob1 0 2\n", 0),
+        (b"job1 0 1\nkoala: the service went away\nc1/0: job1 0 2\n", 0),
+        (b"job1 0 1\n", 1),
+        (b"job1 0 2\njob1 0 1\n", 1),
+        (b"job1 0 1\njob1 0 2\njob1 0 2\n", 1),
+    ],
+)
+def test_what_is_followed_is_shown_once_and_in_order(printed: bytes, streams: int) -> None:
+    """With or without marks, between other lines; what is missing, doubled or out of order is told."""
+    errors = b"job1 0 error 1\njob1 0 error 2\n"
+    assert len(printed_violations(printed + errors, planned(), 1)) == streams
+    assert len(printed_violations(printed, planned(), 1)) == streams + 1
 
 
 def test_culprits_are_ranks_of_the_job() -> None:

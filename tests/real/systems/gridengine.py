@@ -262,13 +262,17 @@ class GridEngineCell:
         """Return when the queue has all its slots and no trouble; raise SystemFailedError when that takes too long."""
         wait_until(self._queue_is_up, seconds=seconds, what=f"queue of {self.name} up", details=self.logs)
 
+    def return_to_use(self) -> None:
+        """Take errors from the queue and enable it."""
+        for option in ("-cq", "-e"):
+            self.run("qmod", option, "*", check=False)
+
     def reset(self) -> None:
         """Take errors from the queue, enable it, delete all jobs of all users, and wait until none is left.
 
         This takes half a minute after a restart of sge_qmaster: sge_execd is that slow to report to it again.
         """
-        for option in ("-cq", "-e"):
-            self.run("qmod", option, "*", check=False)
+        self.return_to_use()
         # A deletion that is sent to an sge_execd which has lost its qmaster is not repeated for minutes.
         self.wait_ready()
         self.run("qdel", "-u", "*", check=False)

@@ -214,6 +214,12 @@ class SlurmCluster:
         """Send a signal to the slurmd of a node."""
         os.kill(self._slurmd[node].pid, how)
 
+    def return_to_use(self) -> None:
+        """Resume nodes that were drained or set down, be it by slurmctld itself (a job id that came twice)."""
+        rows = [line.split() for line in self.run("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()]
+        for node in sorted({name for name, state in rows if state.startswith(("drain", "down"))}):
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+
     def wait_idle(self, *, seconds: float = READY_SECONDS) -> None:
         """Return when all nodes are idle; raise SystemFailedError with the logs when that takes too long."""
         wait_until(self._all_idle, seconds=seconds, what=f"all nodes of {self.name} idle", details=self.logs)
