@@ -47,15 +47,16 @@ def violations(stage: Stage) -> list[str]:
 def _unfinished(stage: Stage) -> list[str]:
     stage.wait_submitted()
 
-    def over() -> int:
-        stage.look()
-        return sum(report.over for report in stage.reports.values())
+    over = [0]
 
-    before = over()
+    def further() -> bool:
+        stage.look()
+        over.append(sum(report.over for report in stage.reports.values()))
+        return over[-1] > over[-2]
+
     with suppress(SystemFailedError):
-        while before < len(stage.histories):
-            wait_until(lambda: over() > before, seconds=STILL_SECONDS, what="the next job over")
-            before = over()
+        while over[-1] < len(stage.histories):
+            wait_until(further, seconds=STILL_SECONDS, what="the next job over")
         return []
     missing = [f"job {id_} is not known any more" for id_ in stage.histories if id_ not in stage.reports]
     late = [report for report in stage.reports.values() if not report.over]
