@@ -41,6 +41,7 @@ LINE = 32 * 1024 * 1024  # longest line accepted from the control center
 REPORTS = 256  # ended tasks told again in each Hello
 CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
 LONGEST_PAUSE = 6.0  # seconds between two tries to connect, give or take half: less than the center's patience
+LEAVING_PAUSE = 0.5  # likewise, once the agent must go: it has GRACE and FLUSH for its last words
 STEADY = 30.0  # seconds after which a connection counts as good, and the pauses start small again
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
@@ -878,6 +879,8 @@ class Agent:
             self._last_failure = reason
             say(f"no connection to {self.settings.host}:{self.settings.port}: {reason}; trying again")
         pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 10))
+        if self._leaving is not None:
+            pause = min(pause, LEAVING_PAUSE)
         attempt = self._attempt
         self.timers.after(pause * (0.5 + ord(os.urandom(1)) / 256), lambda: self._dial(attempt))
 

@@ -317,6 +317,24 @@ async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> Non
         assert site.output("t") == b"ready\nasked\n"
 
 
+async def test_a_released_agent_comes_back_soon_with_what_it_has_to_say(site: Site) -> None:
+    """Released and then cut off, it has little time left: it does not let the pauses between its tries grow."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), shell("t", "trap 'sleep 20' TERM; echo ready; while :; do sleep 0.1; done"))
+        await site.wait_for_output("t", b"ready\n")
+        site.center.release(placeholder(), 20)
+        await anyio.sleep(0.2)  # no event tells that the order has gone out
+    tries = 0
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=site.port) as listener:
+        with anyio.fail_after(6):
+            while tries < 7:
+                connection = await listener.listeners[0].accept()
+                await connection.aclose()
+                tries += 1
+
+
 async def test_release_ends_a_stubborn_task(site: Site) -> None:
     """SIGTERM first, SIGKILL after the grace, last output delivered, the reason is that it was cancelled."""
     async with site.serving():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 END_SECONDS = 60.0
 """Bound on the time from the end of a job to that of the command that follows it."""
-LINE = re.compile(rb"(?:c\d+/\d+: )?(job\d+ \d+ (?:error )?\d+)")
+LINE = re.compile(rb"(?:c\d+/\d+: )?(job\d+ \d+ \d+)")
 """What a rank writes, with or without the mark of its rank."""
 
 
@@ -57,17 +57,16 @@ class Followed:
 
 
 def printed_violations(printed: bytes, planned: PlannedJob, size: int) -> list[str]:
-    """Say which streams of a completed job do not stand once, in full and in order in what was printed."""
-    by_stream: dict[bytes, list[bytes]] = {}
+    """Say of which ranks of a completed job not all was printed, once and in order (their stderr is not printed)."""
+    by_rank: dict[bytes, list[bytes]] = {}
     for line in printed.splitlines():
         match = LINE.fullmatch(line)
         if match is not None:
-            by_stream.setdefault(match[1].rpartition(b" ")[0], []).append(match[1])
+            by_rank.setdefault(match[1].split()[1], []).append(match[1])
     found = []
     for rank in range(size):
-        for stream in ("out", "err"):
-            wanted = planned.written(rank, stream).splitlines()
-            shown = by_stream.get(wanted[0].rpartition(b" ")[0], []) if wanted else []
-            if shown != wanted:
-                found.append(f"`koala run` printed {len(shown)} lines of rank {rank} ({stream}), wanted {len(wanted)}")
+        wanted = planned.written(rank, "out").splitlines()
+        shown = by_rank.get(b"%d" % rank, [])
+        if shown != wanted:
+            found.append(f"`koala run` printed {len(shown)} lines of rank {rank}, wanted are {len(wanted)}")
     return found

@@ -115,7 +115,7 @@ def test_what_a_rank_writes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "streams"),
+    ("printed", "found"),
     [
         (b"c1/0: job1 0 1\njob1 0 2\n", 0),
         (b"job1 0 1\nkoala: the service went away\nc1/0: job1 0 2\n", 0),
@@ -124,11 +124,9 @@ def test_what_a_rank_writes() -> None:
         (b"job1 0 1\njob1 0 2\njob1 0 2\n", 1),
     ],
 )
-def test_what_is_followed_is_shown_once_and_in_order(printed: bytes, streams: int) -> None:
+def test_what_is_followed_is_shown_once_and_in_order(printed: bytes, found: int) -> None:
     """With or without marks, between other lines; what is missing, doubled or out of order is told."""
-    errors = b"job1 0 error 1\njob1 0 error 2\n"
-    assert len(printed_violations(printed + errors, planned(), 1)) == streams
-    assert len(printed_violations(printed, planned(), 1)) == streams + 1
+    assert len(printed_violations(printed, planned(), 1)) == found
 
 
 def test_culprits_are_ranks_of_the_job() -> None:
