@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from tests.real.chaos.stage import Stage
 
 STILL_SECONDS = 120.0
-"""Longest time without the end of a job once the faults are over: a lease, some lives of placeholders, sge_execd."""
+"""Longest time without the end of a job once the faults are over: a lease, some lives of placeholders, sge_execd.
+
+After that sge_execd is started anew, once: one that was cut off from sge_qmaster may never tell it what has ended.
+"""
 CLEAN_SECONDS = 60.0
 """Bound on the time from the end of all jobs until nothing is left."""
 SIGNS = ("Traceback", "failed on an event", "a defect of koala")
@@ -54,10 +57,12 @@ def _unfinished(stage: Stage) -> list[str]:
         over.append(sum(report.over for report in stage.reports.values()))
         return over[-1] > over[-2]
 
-    with suppress(SystemFailedError):
-        while over[-1] < len(stage.histories):
-            wait_until(further, seconds=STILL_SECONDS, what="the next job over")
-        return []
+    for _ in range(2):
+        with suppress(SystemFailedError):
+            while over[-1] < len(stage.histories):
+                wait_until(further, seconds=STILL_SECONDS, what="the next job over")
+            return []
+        stage.restart_execd()
     missing = [f"job {id_} is not known any more" for id_ in stage.histories if id_ not in stage.reports]
     late = [report for report in stage.reports.values() if not report.over]
     return missing + [

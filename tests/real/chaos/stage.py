@@ -169,6 +169,11 @@ class Stage:
         self.traces.note_running()
         self._tend()
 
+    def restart_execd(self) -> None:
+        """Start the daemon of the Grid Engine host anew; its jobs go on."""
+        self.cell.kill_execd(with_jobs=False)
+        self.cell.start_execd()
+
     def _tend(self) -> None:
         """Give nodes back to use that a batch system has taken out of it, as its administrator does now and then."""
         if time.monotonic() - self._tended < TENDING:

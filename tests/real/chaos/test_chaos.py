@@ -42,6 +42,9 @@ def run(seed: int, seconds: float, directory: Path, mpi_program: Path) -> list[s
     with Stage.open(directory / "user") as stage:
         act(plan, stage, mpi_program=mpi_program, tell=tell)
         found = [f"seed {seed}: {line}" for line in violations(stage)]
+        if found:
+            logs = "\n".join(system.logs() for system in stage.systems)
+            (directory / "systems.txt").write_text(f"{stage.user.details()}\n{logs}")
     tell(f"chaos of seed {seed}: {len(found)} violations, {time.monotonic() - began:.0f} s")
     for line in found:
         tell(line)
