@@ -1028,7 +1028,7 @@ class Agent:
                 say(f"ending: {detail}")
                 if self._welcomed and not mute:
                     self._send_ending()
-            self.timers.after(grace + FLUSH, self._depart)
+            self.timers.after(grace + FLUSH, self._stop_waiting)
             if self._channel.closed:  # the time that is left may be shorter than the pause
                 self._failures = 0
                 self._dial(self._attempt)
@@ -1038,6 +1038,15 @@ class Agent:
     def _send_ending(self) -> None:
         if self.ending and self._leaving != EXIT_RELEASED:
             self._channel.send({"kind": "ending", "reason": self.ending[0], "detail": self.ending[1]})
+
+    def _stop_waiting(self) -> None:
+        # Who released us may only be down for a while: output that is still wanted waits as long as the lease lasts.
+        cut_off = not self._welcomed or time.monotonic() - self._opened < FLUSH
+        unsaid = not all(task.safe for task in self._tasks.values())
+        if self._leaving == EXIT_RELEASED and cut_off and unsaid and not self._mute:
+            self.timers.after(FLUSH, self._stop_waiting)
+        else:
+            self._depart()
 
     def _depart(self) -> None:
         if self._exit is None:

@@ -335,6 +335,23 @@ async def test_a_released_agent_comes_back_soon_with_what_it_has_to_say(site: Si
                 tries += 1
 
 
+async def test_a_released_agent_that_is_cut_off_keeps_its_last_words(site: Site) -> None:
+    """It has something to say, and nobody to say it to: it waits as long as its lease lasts, then it ends."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        text = "trap 'sleep 1; echo last words; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+        site.center.launch(placeholder(), shell("t", text))
+        await site.wait_for_output("t", b"ready\n")
+        site.center.release(placeholder(), 2)
+        await anyio.sleep(0.2)  # no event tells that the order has gone out
+    await anyio.sleep(13)  # longer than an agent that is heard takes to leave
+    assert process.poll() is None
+    async with site.serving():
+        await site.wait_for_output("t", b"ready\nlast words\n")
+        assert (await site.ended(process))[0] == 0
+
+
 async def test_release_ends_a_stubborn_task(site: Site) -> None:
     """SIGTERM first, SIGKILL after the grace, last output delivered, the reason is that it was cancelled."""
     async with site.serving():
