@@ -167,6 +167,7 @@ class Actors:
             return f"that of {step.cluster} started"
         stage.away.add(step.cluster)
         if slurm is None:
+            stage.execd_is_late = True
             stage.cell.stop_qmaster(how=signal.SIGKILL)
             return f"that of {step.cluster} killed"
         slurm.stop_controller(how=signal.SIGKILL)

@@ -49,7 +49,8 @@ def violations(stage: Stage) -> list[str]:
 
 def _unfinished(stage: Stage) -> list[str]:
     stage.wait_submitted()
-
+    if stage.execd_is_late:
+        stage.restart_execd()
     over = [0]
 
     def further() -> bool:

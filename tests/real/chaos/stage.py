@@ -60,6 +60,8 @@ class Stage:
         self.service_hangs = False
         self.away: set[str] = set()
         """Clusters whose controller is killed or stopped."""
+        self.execd_is_late = False
+        """sge_qmaster was killed: sge_execd tells a new one only after minutes what has ended."""
         self._tended = self.began
         self._planned: dict[str, PlannedJob] = {}
         self._temporary: dict[str, Path] = {}
@@ -173,6 +175,7 @@ class Stage:
         """Start the daemon of the Grid Engine host anew; its jobs go on."""
         self.cell.kill_execd(with_jobs=False)
         self.cell.start_execd()
+        self.execd_is_late = False
 
     def _tend(self) -> None:
         """Give nodes back to use that a batch system has taken out of it, as its administrator does now and then."""
