@@ -32,6 +32,13 @@ FOREIGN_PREFIXES = ("KOALA_", "SLURM", "SBATCH_", "SGE_", "DRMAA_", "PBS_", "PMI
 """Variables that steer a batch system or us, and would make a test depend on who runs it."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take how much chaos is wanted, for tests/real/chaos."""
+    group = parser.getgroup("chaos")
+    group.addoption("--chaos-seed", type=int, help="seed of the first plan of chaos; by default a random one")
+    group.addoption("--chaos-minutes", type=float, help="minutes in which one plan of chaos is run after another")
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run asynchronous tests on asyncio, the only event loop the service uses."""

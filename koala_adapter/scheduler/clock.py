@@ -17,6 +17,7 @@ from koala_adapter.scheduler.timers import TimerKind
 if TYPE_CHECKING:
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.timers import Timer
 
 TOLERANCE = 60.0
 """Seconds by which events may be out of order; time just stands still for them."""
@@ -65,11 +66,18 @@ def give_time(state: State, now: float) -> None:
     An agent that could not report is not MISSING, ranks may have ended well in time, and the last processor may be
     there: first let them say so.
     """
-    later = now + state.parameters.registration_timeout
-    state.timers = [
-        replace(timer, at=later) if timer.at <= now and timer.kind in AWAITS_AGENTS else timer for timer in state.timers
-    ]
+    state.timers = [replace(timer, at=_put_off(state, timer, now)) for timer in state.timers]
     heapq.heapify(state.timers)
+
+
+def _put_off(state: State, timer: Timer, now: float) -> float:
+    """Return when a timer fires that was set before the service was down."""
+    if timer.kind in AWAITS_AGENTS and timer.at <= now:
+        return now + state.parameters.registration_timeout
+    if timer.kind is TimerKind.ENDING:
+        # Its agent may hold the last output of a job, and has yet to find out that somebody listens again.
+        return max(timer.at, now + state.parameters.end_patience)
+    return timer.at
 
 
 def _set_back(state: State, seconds: float) -> None:

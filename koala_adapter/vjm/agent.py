@@ -43,6 +43,7 @@ LINE = 32 * 1024 * 1024  # longest line accepted from the control center
 REPORTS = 256  # ended tasks told again in each Hello
 CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
 LONGEST_PAUSE = 6.0  # seconds between two tries to connect, give or take half: less than the center's patience
+LEAVING_PAUSE = 0.5  # likewise, once the agent must go: it has GRACE and FLUSH for its last words
 STEADY = 30.0  # seconds after which a connection counts as good, and the pauses start small again
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
@@ -1400,6 +1401,8 @@ class Agent:
             self._last_failure = reason
             say(f"no connection to {self.settings.host}:{self.settings.port}: {reason}; trying again")
         pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 10))
+        if self._leaving is not None:
+            pause = min(pause, LEAVING_PAUSE)
         attempt = self._attempt
         self.timers.after(pause * (0.5 + ord(os.urandom(1)) / 256), lambda: self._dial(attempt))
 
@@ -1573,7 +1576,7 @@ class Agent:
                 say(f"ending: {detail}")
                 if self._welcomed and not mute:
                     self._send_ending()
-            self.timers.after(grace + FLUSH, self._depart_unless_delivering)
+            self.timers.after(grace + FLUSH, self._stop_waiting)
             if self._channel.closed:  # the time that is left may be shorter than the pause
                 self._failures = 0
                 self._dial(self._attempt)
@@ -1592,14 +1595,16 @@ class Agent:
     def _keeps_files(self) -> bool:
         return any(task.keeps_files for task in self._tasks.values())
 
-    def _depart_unless_delivering(self) -> None:
-        # Files go on as long as they make progress. When the control center wants us gone and is away itself, which it
-        # is when it is started anew, they wait for it until the lease is over.
+    def _stop_waiting(self) -> None:
+        # Files go on as long as they make progress. Who released us may only be down for a while, as it is when it is
+        # started anew: what it still wants waits for it as long as the lease lasts.
         delivered = sum(task.results.progress for task in self._tasks.values() if task.results is not None)
-        away = self._leaving == EXIT_RELEASED and not self._welcomed and self._keeps_files
-        if not self._mute and self._delivering and (away or delivered > self._delivered):
+        progress = self._delivering and delivered > self._delivered
+        cut_off = not self._welcomed or clock() - self._opened < FLUSH
+        away = self._leaving == EXIT_RELEASED and cut_off and not all(task.safe for task in self._tasks.values())
+        if (away or progress) and not self._mute:
             self._delivered = delivered
-            self.timers.after(FLUSH, self._depart_unless_delivering)
+            self.timers.after(FLUSH, self._stop_waiting)
         else:
             self._depart()
 

@@ -29,6 +29,8 @@ from tests.real.agents import INDEX_VARIABLE, Site, placeholder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from anyio.abc import SocketStream
+
 pytestmark = pytest.mark.anyio
 
 PYTHONS = [
@@ -315,6 +317,49 @@ async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> Non
         site.center.release(placeholder(), 10)
         assert (await site.ended(process))[0] == 0
         assert site.output("t") == b"ready\nasked\n"
+
+
+async def test_a_released_agent_comes_back_soon_with_what_it_has_to_say(site: Site) -> None:
+    """Released and then cut off, it has little time left: it does not let the pauses between its tries grow."""
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        site.center.launch(placeholder(), shell("t", "trap 'sleep 20' TERM; echo ready; while :; do sleep 0.1; done"))
+        await site.wait_for_output("t", b"ready\n")
+        site.center.release(placeholder(), 20)
+        await anyio.sleep(0.2)  # no event tells that the order has gone out
+    tries: list[float] = []
+    seventh = anyio.Event()
+
+    async def turn_away(connection: SocketStream) -> None:
+        await connection.aclose()
+        tries.append(anyio.current_time())
+        if len(tries) == 7:
+            seventh.set()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=site.port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, turn_away)
+        with anyio.fail_after(6):
+            await seventh.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_released_agent_that_is_cut_off_keeps_its_last_words(site: Site) -> None:
+    """It has something to say, and nobody to say it to: it waits as long as its lease lasts, then it ends."""
+    async with site.serving():
+        process = site.start_agent()
+        await site.wait_for(AgentRegistered)
+        text = "trap 'sleep 1; echo last words; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+        site.center.launch(placeholder(), shell("t", text))
+        await site.wait_for_output("t", b"ready\n")
+        site.center.release(placeholder(), 2)
+        await anyio.sleep(0.2)  # no event tells that the order has gone out
+    await anyio.sleep(13)  # longer than an agent that is heard takes to leave
+    assert process.poll() is None
+    async with site.serving():
+        await site.wait_for_output("t", b"ready\nlast words\n")
+        assert (await site.ended(process))[0] == 0
 
 
 async def test_release_ends_a_stubborn_task(site: Site) -> None:

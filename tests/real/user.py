@@ -237,6 +237,11 @@ class KoalaUser:
         """Start ``koala`` with arguments and return at once."""
         return self._popen(*arguments, output=subprocess.PIPE)
 
+    def start_into(self, path: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start ``koala`` with arguments and return at once; all that it prints goes into a file."""
+        with path.open("ab") as output:
+            return self._popen(*arguments, output=output.fileno())
+
     def run(self, *arguments: str, timeout: float = PATIENCE) -> Result:
         """Run ``koala`` with arguments to its end."""
         with self.start(*arguments) as process:

@@ -329,6 +329,18 @@ def test_life_that_ended_while_the_service_was_down() -> None:
     assert launches(site.hold_all("1")) == ["1"]
 
 
+@pytest.mark.parametrize("down", [5.0, 500.0], ids=["briefly", "for long"])
+def test_agents_that_were_to_end_may_come_back_and_deliver(down: float) -> None:
+    """After the service was down, the agents of a job that is over have the full patience until they are cancelled."""
+    site = Site({"a": 4}, Parameters(end_patience=10.0))
+    site.submit(job("1", 2))
+    site.run("1")
+    assert len(ends(site.complete("1"), force=False)) == 2
+    restarted(site, down)
+    assert ends(site.pass_time(9.9)) == []
+    assert len(ends(site.pass_time(0.2), force=True)) == 2
+
+
 def test_unknown_job_is_not_found() -> None:
     """Asking for a job that is not there says so, with the way out."""
     site = Site({"a": 1})

@@ -7,6 +7,7 @@ Several cells run side by side: a cell is a directory (SGE_ROOT, SGE_CELL) and t
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import tempfile
@@ -229,6 +230,20 @@ class GridEngineCell:
         self._qmaster.end(how=how)
         self._qmaster = None
 
+    def signal_qmaster(self, how: signal.Signals) -> None:
+        """Send a signal to sge_qmaster: SIGSTOP makes it hang, as an overloaded one does, until SIGCONT."""
+        if self._qmaster is not None:
+            os.kill(self._qmaster.pid, how)
+
+    def signal_execd(self, how: signal.Signals) -> None:
+        """Send a signal to sge_execd."""
+        if self._execd is not None:
+            os.kill(self._execd.pid, how)
+
+    def use_temporary_directory(self, path: Path) -> None:
+        """Let jobs have their directories (TMPDIR) below a path instead of /tmp."""
+        self.run("qconf", "-rattr", "queue", "tmpdir", str(path), QUEUE)
+
     def start_execd(self) -> None:
         """Start (again) sge_execd; see `wait_ready`."""
         self._execd = self._daemon("sge_execd")
@@ -247,13 +262,17 @@ class GridEngineCell:
         """Return when the queue has all its slots and no trouble; raise SystemFailedError when that takes too long."""
         wait_until(self._queue_is_up, seconds=seconds, what=f"queue of {self.name} up", details=self.logs)
 
+    def return_to_use(self) -> None:
+        """Take errors from the queue and enable it."""
+        for option in ("-cq", "-e"):
+            self.run("qmod", option, "*", check=False)
+
     def reset(self) -> None:
         """Take errors from the queue, enable it, delete all jobs of all users, and wait until none is left.
 
         This takes half a minute after a restart of sge_qmaster: sge_execd is that slow to report to it again.
         """
-        for option in ("-cq", "-e"):
-            self.run("qmod", option, "*", check=False)
+        self.return_to_use()
         # A deletion that is sent to an sge_execd which has lost its qmaster is not repeated for minutes.
         self.wait_ready()
         self.run("qdel", "-u", "*", check=False)

@@ -199,6 +199,11 @@ class SlurmCluster:
         self._controller.end(how=how)
         self._controller = None
 
+    def signal_controller(self, how: signal.Signals) -> None:
+        """Send a signal to slurmctld: SIGSTOP makes it hang, as an overloaded one does, until SIGCONT."""
+        if self._controller is not None:
+            os.kill(self._controller.pid, how)
+
     def start_node(self, node: str) -> None:
         """Start (again) the slurmd of a node; see `wait_idle`."""
         argv = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
@@ -210,6 +215,16 @@ class SlurmCluster:
         self._slurmd.pop(node).end(how=signal.SIGKILL)
         if with_jobs:
             kill_processes(lambda: find_processes(lambda process: self._runs_on(process, node)))
+
+    def signal_node(self, node: str, how: signal.Signals) -> None:
+        """Send a signal to the slurmd of a node."""
+        os.kill(self._slurmd[node].pid, how)
+
+    def return_to_use(self) -> None:
+        """Resume nodes that were drained or set down, be it by slurmctld itself (a job id that came twice)."""
+        rows = [line.split() for line in self.run("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()]
+        for node in sorted({name for name, state in rows if state.startswith(("drain", "down"))}):
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
 
     def wait_idle(self, *, seconds: float = READY_SECONDS) -> None:
         """Return when all nodes are idle; raise SystemFailedError with the logs when that takes too long."""

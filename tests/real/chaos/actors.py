@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do the steps of a plan on a stage, and note to which jobs what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from koala_adapter.scheduler.outcome import LAUNCHED_STATES
+from tests.real.chaos.plan import Deed
+from tests.real.chaos.processes import agents, ranks
+from tests.real.chaos.results import Consequence
+from tests.real.lrms import LOCAL
+from tests.real.systems import CommandError, SlurmCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from tests.real.chaos.plan import Plan, Step
+    from tests.real.chaos.processes import Agent
+    from tests.real.chaos.stage import Stage
+
+T = TypeVar("T")
+
+LOOKS = 0.5
+"""Most seconds between two looks at the jobs."""
+YOUNG = 15.0
+"""Seconds for which a Slurm controller may forget, when it is killed, that a job was submitted or started."""
+NOBODY = "nobody"
+
+
+def act(plan: Plan, stage: Stage, *, mpi_program: Path, tell: Callable[[str], None]) -> None:
+    """Do all steps of a plan, each at its time or as soon after it as the one before is done."""
+    actors = Actors(stage, mpi_program)
+    for step in plan.steps:
+        while (left := step.at - stage.now()) > 0:
+            stage.look()
+            time.sleep(min(LOOKS, max(0.0, left)))
+        stage.look()
+        done = actors.do(step)
+        tell(f"{stage.now():6.1f} s  {'end of: ' if step.undo else ''}{step.deed}: {done}")
+
+
+def chosen(candidates: Sequence[T], choice: float) -> T | None:
+    """Return the candidate to which a number from 0 to 1 points; None when there is none."""
+    return candidates[min(int(choice * len(candidates)), len(candidates) - 1)] if candidates else None
+
+
+class Actors:
+    """Does single steps."""
+
+    def __init__(self, stage: Stage, mpi_program: Path) -> None:
+        """``mpi_program``: what ranks under MPI run."""
+        self._stage = stage
+        self._mpi_program = mpi_program
+        self._stopped: dict[int, int] = {}
+        """Process (or, negative, group) that a fault has stopped, by its number."""
+        self._deeds: dict[Deed, Callable[[Step], str]] = {
+            Deed.SUBMIT: self._submit,
+            Deed.CANCEL: self._cancel,
+            Deed.CANCEL_BEHIND: self._cancel_behind,
+            Deed.CANCEL_BATCH_BEHIND: self._cancel_behind,
+            Deed.LOCAL_JOB: self._local_job,
+            Deed.KILL_SERVICE: self._kill_service,
+            Deed.STOP_SERVICE: self._stop_service,
+            Deed.KILL_CONTROLLER: self._kill_controller,
+            Deed.STOP_CONTROLLER: self._stop_controller,
+            Deed.KILL_NODE_DAEMON: self._kill_node,
+            Deed.STOP_NODE_DAEMON: self._stop_node_daemon,
+            Deed.KILL_NODE: self._kill_node,
+            Deed.KILL_AGENT: self._hit_agent,
+            Deed.STOP_AGENT: self._hit_agent,
+            Deed.KILL_RANK: self._hit_rank,
+            Deed.STOP_RANK: self._hit_rank,
+        }
+
+    def do(self, step: Step) -> str:
+        """Do a step and say what was done."""
+        return self._deeds[step.deed](step)
+
+    # -- users -------------------------------------------------------------------------------------------------------
+
+    def _submit(self, step: Step) -> str:
+        if step.job is None:
+            raise AssertionError("nothing to be submitted")
+        return f"{step.job.name} ({step.job.end}): {self._stage.submit(step.job, self._mpi_program)}"
+
+    def _cancel(self, step: Step) -> str:
+        target = chosen(self._stage.unfinished(), step.choice)
+        if target is None:
+            return "there is no job"
+        self._stage.histories[target.id].hit("koala cancel", Consequence.CANCELLED)
+        self._stage.user.client.cancel(target.id)
+        return f"job {target.id}, {target.state}"
+
+    def _cancel_behind(self, step: Step) -> str:
+        ids = sorted(
+            lrm_id
+            for report in self._stage.unfinished()
+            for component in report.components
+            if component.cluster == step.cluster
+            for lrm_id in component.lrm_ids
+        )
+        target = chosen(ids, step.choice)
+        if target is None:
+            return f"there is no placeholder on {step.cluster}"
+        slurm = step.cluster in self._stage.slurm
+        whole = step.deed is Deed.CANCEL_BATCH_BEHIND
+        if whole:
+            target = target.partition("_" if slurm else ".")[0]
+        hit = [one for one in ids if one == target or (whole and one.startswith((f"{target}_", f"{target}.")))]
+        self._command(step.cluster, "scancel" if slurm else "qdel", target)
+        self._happened(
+            self._jobs_of((step.cluster, one) for one in hit), "placeholder cancelled", Consequence.CANCELLED
+        )
+        return f"{target} on {step.cluster}"
+
+    def _local_job(self, step: Step) -> str:
+        script = f"#!/bin/sh\nexec sleep {step.seconds:g}\n"
+        system, size = self._stage.system(step.cluster), str(step.processors)
+        options = ["-N", LOCAL, "-t", f"1-{size}", "-wd", "/tmp", "-o", "/dev/null", "-j", "y"]
+        if isinstance(system, SlurmCluster):
+            options = [f"--array=1-{size}", "--output=/dev/null", f"--job-name={LOCAL}"]
+        try:
+            system.submit(script, *options, user=NOBODY)
+        except (CommandError, subprocess.TimeoutExpired) as error:
+            return f"not taken: {error}"
+        return f"{size} processors of {step.cluster} for {step.seconds:g} s"
+
+    def _command(self, cluster: str, *argv: str) -> None:
+        # A controller that has just come back may not know the job yet: then nothing happens to it.
+        with suppress(subprocess.TimeoutExpired):
+            self._stage.system(cluster).run(*argv, check=False)
+
+    # -- the service -------------------------------------------------------------------------------------------------
+
+    def _kill_service(self, step: Step) -> str:
+        if step.undo:
+            self._stage.user.serve()
+            return "started"
+        # A command that finds no service is the service itself: that is not what is to be tried here.
+        self._stage.wait_submitted()
+        self._stage.user.kill()
+        return "killed"
+
+    def _stop_service(self, step: Step) -> str:
+        if step.undo:
+            self._stage.let_service_go_on()
+            return "goes on"
+        self._stage.stop_service()
+        return "stopped"
+
+    # -- batch systems -----------------------------------------------------------------------------------------------
+
+    def _kill_controller(self, step: Step) -> str:
+        stage = self._stage
+        slurm = stage.slurm.get(step.cluster)
+        if step.undo:
+            start = stage.cell.start_qmaster if slurm is None else slurm.start_controller
+            start()
+            stage.away.discard(step.cluster)
+            return f"that of {step.cluster} started"
+        stage.away.add(step.cluster)
+        if slurm is None:
+            stage.execd_is_late = True
+            stage.cell.stop_qmaster(how=signal.SIGKILL)
+            return f"that of {step.cluster} killed"
+        slurm.stop_controller(how=signal.SIGKILL)
+        young = [
+            report.id
+            for report in stage.unfinished()
+            if any(component.cluster in {step.cluster, None} for component in report.components)
+            and (report.launched_at is None or time.time() - report.launched_at < YOUNG)
+        ]
+        for id_ in young:
+            stage.histories[id_].hit("controller killed", Consequence.LOST, Consequence.CANCELLED)
+        return f"that of {step.cluster} killed; placeholders of jobs {young} may be forgotten"
+
+    def _stop_controller(self, step: Step) -> str:
+        how = signal.SIGCONT if step.undo else signal.SIGSTOP
+        (self._stage.away.discard if step.undo else self._stage.away.add)(step.cluster)
+        slurm = self._stage.slurm.get(step.cluster)
+        (self._stage.cell.signal_qmaster if slurm is None else slurm.signal_controller)(how)
+        return f"that of {step.cluster}"
+
+    def _kill_node(self, step: Step) -> str:
+        stage = self._stage
+        slurm = stage.slurm.get(step.cluster)
+        with_jobs = step.deed is Deed.KILL_NODE
+        if step.undo:
+            if slurm is None:
+                stage.cell.start_execd()
+            else:
+                slurm.start_node(step.node)
+            return f"{step.cluster}/{step.node} started"
+        there = [agent for agent in agents(stage.systems) if (agent.cluster, agent.node) == (step.cluster, step.node)]
+        if slurm is None:
+            stage.cell.kill_execd(with_jobs=with_jobs)
+        else:
+            slurm.kill_node(step.node, with_jobs=with_jobs)
+        if with_jobs:
+            stage.clear_temporary(step.cluster, step.node)
+            self._happened(self._jobs_of_agents(there), "node killed", Consequence.LOST)
+        return f"{step.cluster}/{step.node}, {len(there)} agents"
+
+    def _stop_node_daemon(self, step: Step) -> str:
+        how = signal.SIGCONT if step.undo else signal.SIGSTOP
+        slurm = self._stage.slurm.get(step.cluster)
+        if slurm is None:
+            self._stage.cell.signal_execd(how)
+        else:
+            slurm.signal_node(step.node, how)
+        return f"{step.cluster}/{step.node}"
+
+    # -- agents and ranks --------------------------------------------------------------------------------------------
+
+    def _hit_agent(self, step: Step) -> str:
+        if step.undo:
+            return self._go_on(step)
+        agent = chosen(agents(self._stage.systems), step.choice)
+        if agent is None:
+            return "there is no agent"
+        job = self._jobs_of_agents([agent])
+        if step.deed is Deed.KILL_AGENT:
+            with suppress(ProcessLookupError):
+                os.kill(agent.pid, signal.SIGKILL)
+            self._happened(job, "agent killed", Consequence.LOST)
+        else:
+            self._stop(step, agent.pid)
+        return f"{agent.lrm_id} on {agent.cluster}, of job {', '.join(job) or 'none'}"
+
+    def _hit_rank(self, step: Step) -> str:
+        if step.undo:
+            return self._go_on(step)
+        rank = chosen(ranks(self._stage.traces.mark), step.choice)
+        if rank is None:
+            return "there is no rank"
+        if step.deed is Deed.KILL_RANK:
+            self._stage.histories[rank.job].hit(f"rank {rank.rank} killed", Consequence.RANK_KILLED)
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)
+        else:
+            self._stop(step, -rank.pid if rank.leads_its_group else rank.pid)
+        return f"rank {rank.rank} of job {rank.job}"
+
+    def _stop(self, step: Step, pid: int) -> None:
+        self._stopped[step.number] = pid
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+
+    def _go_on(self, step: Step) -> str:
+        pid = self._stopped.pop(step.number, None)
+        if pid is None:
+            return "none was stopped"
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        return "goes on"
+
+    # -- consequences ------------------------------------------------------------------------------------------------
+
+    def _jobs_of_agents(self, hit: Iterable[Agent]) -> list[str]:
+        return self._jobs_of((agent.cluster, agent.lrm_id) for agent in hit)
+
+    def _jobs_of(self, placeholders: Iterable[tuple[str, str]]) -> list[str]:
+        jobs = {self._stage.job_of(cluster, lrm_id) for cluster, lrm_id in placeholders}
+        return sorted(job for job in jobs if job is not None)
+
+    def _happened(self, jobs: Iterable[str], what: str, consequence: Consequence) -> None:
+        """Note what was done to placeholders of jobs: it is the end of those alone whose ranks are started."""
+        before = {job: self._stage.reports[job] for job in jobs}
+        self._stage.look()
+        for job, report in before.items():
+            if {report.state, self._stage.reports[job].state} & LAUNCHED_STATES:
+                self._stage.histories[job].hit(what, consequence)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two Slurm clusters, a Grid Engine cell and one user of koala on all three, for one chaos run."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Self
+
+from koala_adapter.errors import KoalaError
+from koala_adapter.jobfile import load_job_text
+from koala_adapter.model import JobId
+from tests.real.chaos.following import Followed
+from tests.real.chaos.plan import NODES
+from tests.real.chaos.results import History
+from tests.real.leftovers import Traces
+from tests.real.systems import CommandError, GridEngineCell, SlurmCluster
+from tests.real.systems.directories import SystemDirectory
+from tests.real.systems.processes import wait_until
+from tests.real.user import PATIENCE, KoalaUser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from koala_adapter.reports import JobReport
+    from tests.real.chaos.jobs import PlannedJob
+    from tests.real.lrms import System
+
+CENTER = {"lease": 30}
+SCHEDULER = {"placeholder_life": 20, "longest_backoff": 3, "reuse": True}
+TENDING = 5.0
+"""Seconds between two looks of the administrator of the batch systems."""
+MOST_JOBS = 1000
+PROLOG = '#!/bin/sh\necho "export TMPDIR={directory}/$SLURMD_NODENAME"\n'
+
+
+class Stage:
+    """The batch systems, the user, and what is known of the jobs; ``Stage.open`` starts and ends all of it."""
+
+    def __init__(self, slurms: tuple[SlurmCluster, SlurmCluster], cell: GridEngineCell, user: KoalaUser) -> None:
+        """Take what runs already; use ``open`` instead."""
+        self.slurm = {cluster.name: cluster for cluster in slurms}
+        self.cell = cell
+        self.user = user
+        self.traces = Traces(user)
+        self.ledger = user.directory / "ledger"
+        self.ledger.touch()
+        self.began = time.monotonic()
+        self.histories: dict[str, History] = {}
+        """By job id, in order of submission."""
+        self.reports: dict[str, JobReport] = {}
+        """The latest of each job."""
+        self.troubles: list[str] = []
+        """What was seen on the way that must not be."""
+        self.followed: list[Followed] = []
+        self.service_hangs = False
+        self.away: set[str] = set()
+        """Clusters whose controller is killed or stopped."""
+        self.execd_is_late = False
+        """sge_qmaster was killed: sge_execd tells a new one only after minutes what has ended."""
+        self._tended = self.began
+        self._planned: dict[str, PlannedJob] = {}
+        self._temporary: dict[str, Path] = {}
+
+    @classmethod
+    @contextmanager
+    def open(cls, directory: Path) -> Iterator[Self]:
+        """Bring everything up; at the end nothing of it is left."""
+        with ExitStack() as opened:
+            own = SystemDirectory.create("chaos")
+            opened.callback(own.remove)
+            temporary = {name: own.path / name for name in NODES}
+            for name, path in temporary.items():
+                for node in NODES[name]:
+                    (path / node).mkdir(parents=True)
+                    (path / node).chmod(0o1777)
+            slurms = tuple(
+                opened.enter_context(_slurm(name, temporary[name], own.path / f"prolog.{name}")) for name in "ab"
+            )
+            cell = opened.enter_context(GridEngineCell("c", slots=4))
+            cell.use_temporary_directory(temporary["c"] / "localhost")
+            user = KoalaUser(directory, [*slurms, cell], center=CENTER, scheduler=SCHEDULER)
+            opened.callback(user.close)
+            user.serve()
+            stage = cls((slurms[0], slurms[1]), cell, user)
+            stage._temporary = temporary
+            opened.callback(stage.let_service_go_on)
+            opened.callback(stage.end_commands)
+            yield stage
+
+    @property
+    def systems(self) -> list[System]:
+        """All three."""
+        return [*self.slurm.values(), self.cell]
+
+    def system(self, cluster: str) -> System:
+        """Return one by its name."""
+        return self.slurm.get(cluster, self.cell)
+
+    def now(self) -> float:
+        """Return the seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    # -- jobs -------------------------------------------------------------------------------------------------
+
+    def submit(self, planned: PlannedJob, mpi_program: Path) -> str:
+        """Submit a job, by ``koala run`` or by the socket, and say what is known of it."""
+        self._planned[planned.name] = planned
+        text = planned.text(ledger=self.ledger, mpi_program=mpi_program, mark=self.traces.mark)
+        if planned.followed:
+            path = self.user.directory / f"{planned.name}.toml"
+            path.write_text(text)
+            output = path.with_suffix(".printed")
+            self.followed.append(Followed(planned, self.user.start_into(output, "run", str(path)), output))
+            return "followed"
+        job = load_job_text(
+            text, directory=self.user.directory, job_id=JobId(""), user="root", submitted_at=time.time()
+        )
+        id_ = self.user.client.submit(job)
+        self.histories[id_] = History(planned)
+        return f"job {id_}"
+
+    def wait_submitted(self) -> None:
+        """Return when every command has submitted its job, or ended."""
+
+        def submitted() -> bool:
+            self.look()
+            known = {history.planned.name for history in self.histories.values()}
+            return all(one.planned.name in known or one.ended() for one in self.followed)
+
+        wait_until(submitted, seconds=PATIENCE, what="all commands have submitted their jobs")
+
+    def end_commands(self) -> None:
+        """End the commands that still run."""
+        for one in self.followed:
+            one.close()
+
+    # -- the service -------------------------------------------------------------------------------------------------
+
+    def stop_service(self) -> None:
+        """Let the service hang."""
+        if self.user.service is not None:
+            self.user.service.send_signal(signal.SIGSTOP)
+            self.service_hangs = True
+
+    def let_service_go_on(self) -> None:
+        """Let a service that hangs go on."""
+        if self.service_hangs and self.user.service is not None:
+            self.user.service.send_signal(signal.SIGCONT)
+        self.service_hangs = False
+
+    def look(self) -> None:
+        """Read the reports of all jobs, unless there is no service to be asked: then nothing can have changed."""
+        if self.service_hangs or self.user.service is None:
+            return
+        try:
+            for report in self.user.client.jobs(limit=MOST_JOBS):
+                self.reports[report.id] = report
+                history = self.histories.setdefault(report.id, History(self._planned[report.name]))
+                history.note(report.outcome)
+        except KoalaError as error:
+            code = self.user.service.poll()
+            if code is not None:
+                self.troubles.append(f"at {self.now():.1f} s: the service ended by itself with {code}: {error}")
+                self.user.service = None
+                self.user.serve()
+        self.traces.note_running()
+        self._tend()
+
+    def restart_execd(self) -> None:
+        """Start the daemon of the Grid Engine host anew; its jobs go on."""
+        self.cell.kill_execd(with_jobs=False)
+        self.cell.start_execd()
+        self.execd_is_late = False
+
+    def _tend(self) -> None:
+        """Give nodes back to use that a batch system has taken out of it, as its administrator does now and then."""
+        if time.monotonic() - self._tended < TENDING:
+            return
+        self._tended = time.monotonic()
+        for system in self.systems:
+            if system.name not in self.away:
+                # Before a batch system is itself again it may not take this, or not in time.
+                with suppress(CommandError, subprocess.TimeoutExpired):
+                    system.return_to_use()
+
+    def unfinished(self) -> list[JobReport]:
+        """Return the latest reports of all jobs that have no outcome."""
+        return [report for report in self.reports.values() if report.outcome is None]
+
+    def job_of(self, cluster: str, lrm_id: str) -> str | None:
+        """Return the job to which a placeholder belongs; None: to none that is unfinished."""
+        for report in self.unfinished():
+            for component in report.components:
+                if component.cluster == cluster and lrm_id in component.lrm_ids:
+                    return report.id
+        return None
+
+    # -- temporary directories ---------------------------------------------------------------------------------------
+
+    def clear_temporary(self, cluster: str, node: str) -> None:
+        """Remove the temporary files of a node, as its next start does after a power cut."""
+        for path in (self._temporary[cluster] / node).iterdir():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def left_in_temporary(self) -> list[str]:
+        """Return what is in the temporary directories of the nodes."""
+        paths = [path for directory in self._temporary.values() for path in directory.glob("*/*")]
+        return [f"temporary directory {path}" for path in sorted(paths)]
+
+
+def _slurm(name: str, temporary: Path, prolog: Path) -> SlurmCluster:
+    """Return a cluster whose jobs have their temporary directories, one for each node, below a path."""
+    prolog.write_text(PROLOG.format(directory=temporary))
+    prolog.chmod(0o755)
+    return SlurmCluster(name, nodes=len(NODES[name]), cpus=4, settings={"TaskProlog": str(prolog)})
