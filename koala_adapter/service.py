@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from koala_adapter.config import SiteConfig
     from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
-    from koala_adapter.reports import JobReport
     from koala_adapter.scheduler.records import State
     from koala_adapter.serviceclock import HostClocks
 
@@ -114,7 +113,7 @@ class Service:
         )
         self.clusters.update({config.cluster_name: self._driver(config.name, plugins) for config in site.clusters})
         self._scripts: ScriptMaker | None = None
-        self._on_finished: Callable[[JobId], JobReport] | None = None
+        self._on_finished: Callable[[JobId], str] | None = None
         self._ending = {id_ for id_, record in self.state.jobs.items() if record.state.final and record.live}
         """Jobs with an outcome whose placeholders are not all gone."""
 
@@ -287,7 +286,7 @@ class Service:
     def _archive(self, job_id: JobId) -> None:
         if self._on_finished is not None:
             finished_at = self.state.jobs[job_id].finished_at or self.now()
-            self.journal.archive(job_id, finished_at, self._on_finished(job_id).to_json())
+            self.journal.archive(job_id, finished_at, self._on_finished(job_id))
 
     def _close_over(self) -> None:
         """Archive once more what is over: until its last placeholder was gone, files of its ranks have come in."""
@@ -299,8 +298,8 @@ class Service:
 
     # ---- what users ask -------------------------------------------------------------------------------------------
 
-    def archive_with(self, make_report: Callable[[JobId], JobReport]) -> None:
-        """Have reports of finished jobs made by ``make_report`` and kept, also of those that ended before a kill."""
+    def archive_with(self, make_report: Callable[[JobId], str]) -> None:
+        """Have reports (JSON) of finished jobs made by ``make_report`` and kept, also of those that ended before a kill."""
         self._on_finished = make_report
         for job_id, record in self.state.jobs.items():
             if record.state.final and self.journal.archived(job_id) is None:
