@@ -299,7 +299,7 @@ class Service:
     # ---- what users ask -------------------------------------------------------------------------------------------
 
     def archive_with(self, make_report: Callable[[JobId], str]) -> None:
-        """Have reports (JSON) of finished jobs made by ``make_report`` and kept, also of those that ended before a kill."""
+        """Have reports of finished jobs (JSON) made by ``make_report`` and kept, also of those before a kill."""
         self._on_finished = make_report
         for job_id, record in self.state.jobs.items():
             if record.state.final and self.journal.archived(job_id) is None:
