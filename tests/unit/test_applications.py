@@ -16,7 +16,7 @@ from koala_adapter.model import EndReason, InputFile, PlaceholderId, TaskEnd
 from koala_adapter.resultstore import ResultStore
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.vjm.channel import Launch, TaskReport
+from koala_adapter.vjm.channel import FilePiece, Launch, TaskFiles, TaskReport
 from tests.unit.scheduler_site import WELL, Site, component, job, of_kind
 
 if TYPE_CHECKING:
@@ -231,3 +231,27 @@ def test_output_goes_where_the_rank_belongs(tmp_path: Path, task: str, path: str
     launched = Launched(tmp_path)
     found = launched.applications.output_path(launched.ranks[0], task)
     assert found == (None if path is None else tmp_path / path)
+
+
+def test_files_are_taken_from_the_rank_they_belong_to(tmp_path: Path) -> None:
+    """An agent cannot write into the directory of another rank, nor as the launcher."""
+    launched = Launched(tmp_path)
+    results = launched.applications.results
+    for rank, task, refused in ((0, "1:1", True), (0, "1:launcher", True), (0, "9:0", True), (0, "1:0", False)):
+        piece = FilePiece(task=task, number=1, path=b"a", mode=0, size=1, offset=0, data=b"x")
+        assert bool(results.take(launched.ranks[rank], piece).refusal) is refused
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["1/x/0/a"]
+
+
+def test_an_agent_that_sends_files_is_not_cancelled(tmp_path: Path) -> None:
+    """As long as wanted files come in; files that nobody asked for keep nobody waiting."""
+    wanting = replace(component("x", 2, cluster="a"), output_files=("*",))
+    for one, waits in ((job("1", wanting), True), (job("1", component("x", 2, cluster="a")), False)):
+        launched = Launched(tmp_path / str(waits), one)
+        first = launched.ranks[0]
+        assert not launched.applications.files_under_way(first)
+        launched.applications.started(first, "1:0")
+        assert launched.applications.files_under_way(first) is waits
+        files = TaskFiles(task="1:0", arrived=0, size=0, left=0, left_names=(), omitted=0, omissions=())
+        launched.applications.results.conclude(first, files)
+        assert not launched.applications.files_under_way(first)
