@@ -144,14 +144,20 @@ class SchedulerConfig(BaseModel, frozen=True, extra="forbid"):
         ge=1,
         le=604_800,
         json_schema_extra=SECONDS,
-        description="Life cycle: how long a held placeholder waits for the others of its job before it is handed back.",
+        description=(
+            "Life cycle: how long, at most, a held placeholder waits for the others of its job before it is handed "
+            "back."
+        ),
     )
     backoff: Seconds = Field(
         default=60,
         ge=0.1,
         le=86_400,
         json_schema_extra=SECONDS,
-        description="Pause before a job whose placeholders were handed back tries again; it doubles with each try.",
+        description=(
+            "Shortest pause before a job whose placeholders were handed back tries again; it doubles with each try. "
+            "It should be longer than the batch systems need to give to others what was handed back."
+        ),
     )
     longest_backoff: Seconds = Field(
         default=3600,

@@ -12,7 +12,7 @@ heartbeat = 2
 [scheduler]
 scan_interval = 1
 launch_margin = 20
-placeholder_life = 60
+placeholder_life = 300
 
 [[clusters]]
 name = "alpha"

@@ -7,9 +7,9 @@ messages of a round go out together, their answers are told to the step, then th
 empty. Amounts in messages and answers are signed: positive grows a job, negative shrinks it. `carry_out` does a whole
 step where answers come at once.
 
-Jobs in the middle of a change are left alone. But for EGS as published, jobs that stand at their maximum are not offered
-anything, those at their minimum are not asked for anything, and shares are taken over the others. What else an application can or cannot
-do is its own affair: it answers a message with the number that it accepts.
+Jobs in the middle of a change are left alone. But for EGS as published, jobs that stand at their maximum are not
+offered anything, those at their minimum are not asked for anything, and shares are taken over the others. What else an
+application can or cannot do is its own affair: it answers a message with the number that it accepts.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class Parameters:
     approach: Approach = Approach.PWA
     """Who comes first when processors are free, running malleable jobs or waiting jobs (PAPERS 1.3)."""
     malleability_policy: str = "egs-repeated"
-    """Which running malleable jobs grow and shrink, by how much: fpsma, egs (as published), egs-repeated (until the value
-    is reached), equipartition or folding."""
+    """Which running malleable jobs grow and shrink, by how much: fpsma, egs (as published), egs-repeated (until the
+    value is reached), equipartition or folding."""
     answer_timeout: float = 60.0
     """An application that has not answered a message after this declines it."""
     release_timeout: float = 300.0

@@ -162,7 +162,7 @@ class JobRecord:
     retake_at: float | None = None
     """When the processors that were handed back are claimed again."""
     retake_with_room: bool = False
-    """All else is held and only room was lacking: they are claimed again as soon as placeholders of its own are gone."""
+    """All else is held and only room was lacking: they are claimed again as soon as one of its placeholders is gone."""
     setbacks: int = 0
     """How often this claim came to nothing so far; sets the length of the next pause."""
     hand_backs: int = 0

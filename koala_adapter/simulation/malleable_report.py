@@ -73,8 +73,8 @@ NOTES = (
         "or so have less of them than was asked for."
     ),
     (
-        "EGS is the paper's (figure 5; policy `egs`): one round of messages to all running jobs, also to those at their "
-        "minimum or maximum, which decline. What they leave over is asked for again only when processors come free."
+        "EGS is the paper's (figure 5; policy `egs`): one round of messages to all running jobs, also to those at "
+        "their minimum or maximum, which decline. What they leave over waits until processors come free."
     ),
     "Messages are offers to grow and requests to shrink, also those that an application answers with nothing.",
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two jobs that each hold what the other needs, of people who know nothing of each other (PAPERS section 2).
 
-Two clusters of three nodes; on each somebody else is first in line. Whoever gives way lets the other run, and runs next.
+Two clusters of three nodes; on each somebody else is first in line. Whoever gives way lets the other run, and is next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
-from tests.real.lrms import jobs_named, local_job, placeholders
+from tests.real.lrms import jobs_named, local_job
 from tests.real.systems.processes import wait_until
 from tests.real.user import KoalaUser, part
 
@@ -67,12 +67,12 @@ def users(clusters: tuple[SlurmCluster, SlurmCluster], tmp_path: Path) -> Iterat
 def submitted(user: KoalaUser, mark: dict[str, str]) -> str:
     """Submit a job of five seconds that needs all of both clusters; return when its placeholders are in both queues."""
     job = user.submit(user.job_file(*(part(name, NODES, "sleep", "5", environment=mark) for name in "ab")))
-    for system in user.systems.values():
-        wait_until(
-            lambda system=system: len([one for one in placeholders(system) if one.startswith(user.prefix)]) == NODES,
-            seconds=60,
-            what="its placeholders are in the queue",
-        )
+    wait_until(
+        lambda: all(len(jobs_named(system, user.prefix)) == NODES for system in user.systems.values()),
+        seconds=60,
+        what="its placeholders are in both queues",
+        details=user.details,
+    )
     return job
 
 

@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -70,7 +69,7 @@ def test_earlier_versions_are_replayed_as_they_decided(
     journal: Journal, unknown: tuple[str, ...], *, snapshot: bool
 ) -> None:
     """What a journal does not mention did not exist: nothing is exchanged in it, and lives end when they did."""
-    old = replace(Parameters(placeholder_life=100.0), **dict.fromkeys(unknown, False))
+    old = Parameters(placeholder_life=100.0, reorganize="reorganize" not in unknown, out_of_step=False)
     site = Site({"a": 4, "b": 4}, old)
     for id_ in ("1", "2"):
         site.submit(job(id_, component("x", 2, cluster="a"), component("y", 2, cluster="b")))

@@ -294,6 +294,23 @@ def grown(policy: str = "egs-repeated", approach: Approach = Approach.PWA) -> Ma
     return site
 
 
+def test_published_egs_asks_those_at_their_minimum_too() -> None:
+    """Job 1 can give 4, job 2 nothing: both are asked for 2, once; with rounds that repeat, job 1 alone for 4."""
+    for policy, asked in (("egs", [("1", 2), ("2", 2)]), ("egs-repeated", [("1", 4)])):
+        site = MalleableSite({"a": 8}, Approach.PWA, policy)
+        site.start(malleable("1", part(2, 6), initial=6))
+        site.start(malleable("2", part(2, 2)))
+        messages = of_kind(RequestProcessors, site.submit(job("late", 4)))
+        assert [(one.job_id, one.processors) for one in messages] == asked
+        for message in messages:
+            site.answer(message, 0 if message.job_id == "2" else None)
+        site.release("1", asked[0][1])
+        site.end_ending()
+        assert site.sizes("1") == [6 - asked[0][1]]
+        assert requests(site.actions) == asked
+        assert (site.record("late").state is JobState.CLAIMING) == (policy == "egs-repeated")
+
+
 def test_pwa_shrinks_for_the_head_of_the_queue() -> None:
     """Each gives half of what the head needs; the placeholders end, and the head is placed on them."""
     site = grown()

@@ -334,7 +334,7 @@ def test_jobs_that_can_never_run_are_refused_with_the_reason() -> None:
 
 def test_an_unknown_policy_is_refused() -> None:
     """The refusal lists what there is."""
-    with pytest.raises(SimulationError, match=r"policy luck \(there is fpsma, egs, equipartition, folding\)"):
+    with pytest.raises(SimulationError, match=r"policy luck \(there is fpsma, egs, egs-repeated, equip"):
         Settings(malleability="luck")
 
 

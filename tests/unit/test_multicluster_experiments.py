@@ -55,7 +55,7 @@ def test_the_experiment_gives_the_six_parts_of_the_figure() -> None:
     assert len(result.findings) == 5
     assert all(finding.holds is not None for finding in result.findings)
     policies, conditions = result.tables
-    assert len(policies.rows) == 10
+    assert len(policies.rows) == 12
     assert len(conditions.rows) == 20
 
 

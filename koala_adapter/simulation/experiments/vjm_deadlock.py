@@ -225,7 +225,7 @@ def run(options: Options) -> Result:
         notes=(
             (
                 f"Simulated: two clusters of {NODES} nodes, strict order of priority in each; each job runs "
-                f"{run_seconds:.0f} s; placeholder life {life:.0f} s, less up to a fifth that differs between jobs; "
+                f"{run_seconds:.0f} s; placeholder life {life:.0f} s, less a part that differs by instance and try; "
                 "agents report 1 to 3 s after their placeholder starts; clusters are polled every 15 s."
             ),
             f"Never means: not within {HORIZON / 3600:.0f} simulated hours.",
