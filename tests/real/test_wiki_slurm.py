@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,7 +200,7 @@ def test_a_job_that_slurm_queues_again_is_idle(serving: WikiServing) -> None:
         shown = [value(serving, job, name) for name in ("JobState", "Reason", "ReqNodeList", "NumCPUs")]
         assert shown == ["PENDING", "JobHeldUser", "(null)", processors]
         serving.system.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    serving.wait(lambda: serving.job(second).eligible_at is None, what="its begin time has come")
+    serving.wait(lambda: (serving.job(second).eligible_at or 0) < time.time(), what="its begin time has come")
     serving.done(f"STARTJOB ARG={second} TASKLIST=n1:n1:n1:n1:n2:n2:n2")
     assert layout(serving, second) == {"n1": 4, "n2": 3}
 
