@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import LrmJobId
 from koala_adapter.testing import RecordingRunner, new_context
 from koala_slurm import PLUGIN, SlurmSettings
@@ -145,6 +145,17 @@ async def test_others_come_and_go_meanwhile(fake: FakeSlurm, tmp_path: Path, cha
     assert runner.meanwhile is None
     assert layouts(fake)[job] == {"n1": 2, "n2": 4}
     assert sum("--nodes=n1,n2" in command.argv for command in runner.commands) > 1
+
+
+@pytest.mark.parametrize("fake", ["22.05.8"], indirect=True)
+async def test_a_controller_that_was_upgraded(fake: FakeSlurm, lrm: Lrm) -> None:
+    """A start is refused, as the release is remembered; before the next one it is asked for again."""
+    job = submit(fake, 6, "--hold")
+    fake.conf.write_text(fake.conf.read_text().replace("22.05.8", "25.11.7"))
+    with pytest.raises(LrmRejectedError, match="no longer valid"):
+        await lrm.start_on(job, entries(n2=4, n3=2))
+    await lrm.start_on(job, entries(n2=4, n3=2))
+    assert layouts(fake)[job] == {"n2": 4, "n3": 2}
 
 
 @pytest.mark.parametrize("options", [(), ("--nodes=1-3",), ("--nodes=2",)], ids=["plain", "range", "number"])

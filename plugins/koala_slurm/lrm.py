@@ -93,7 +93,7 @@ class SlurmLrm(Lrm):
 
         Raises LrmError when it does not answer.
         """
-        config = parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
+        config = await self._read_config()
         self.capabilities = replace(
             CAPABILITIES,
             suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
@@ -104,6 +104,9 @@ class SlurmLrm(Lrm):
         self._config = config
         for note in self._notes.left():
             await self._starting(note.job, note.nodes).recover(note)
+
+    async def _read_config(self) -> ControllerConfig:
+        return parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
 
     async def _accounting_works(self) -> bool:
         try:
@@ -255,7 +258,14 @@ class SlurmLrm(Lrm):
         Different numbers of processors on its nodes need an operator's rights. Raises LrmUnavailableError, with the job
         in hold again, when it does not start within ``start_timeout``.
         """
-        await self._starting(job, nodes).run(self._outside.known(job))
+        if self._config is None:
+            self._config = await self._read_config()
+        try:
+            await self._starting(job, nodes).run(self._outside.known(job))
+        except LrmRejectedError:
+            # The controller may have been upgraded: before the next start it is asked again.
+            self._config = None
+            raise
 
     async def take_back(self, job: LrmJobId) -> None:
         """Hold a job that waits again after it was started, and give it back what it had before it was tied."""

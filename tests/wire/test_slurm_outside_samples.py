@@ -8,6 +8,7 @@ over two nodes, one held job for each way to ask for nodes, and one held job tha
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,8 @@ from koala_adapter.commands import CommandResult
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_slurm.control import control_error
 from koala_slurm.controller import parse_config, parse_version, release_of
-from koala_slurm.details import parse_details, parse_everything, with_details
+from koala_slurm.details import MORE_FIELDS, parse_details, parse_everything, with_details
+from koala_slurm.listing import FIELDS
 from koala_slurm.reservations import NODES_BUSY, reserved_cores, reserved_order
 
 if TYPE_CHECKING:
@@ -42,8 +44,18 @@ class Samples:
     def jobs(self) -> dict[str, LrmJob]:
         """Return one job of each name, as the plugin lists them for an outside scheduler."""
         details = parse_details(self.results["details"].text)
-        listed = parse_everything(self.results["jobs"].text, "|@|")
+        listed = parse_everything(self._listing(), "|@|")
         return {job.name: with_details(job, details.get(job.id.partition("_")[0])) for job in listed}
+
+    def _listing(self) -> str:
+        """Return the recorded listing with the fields that the plugin asks for, of all that were recorded."""
+        result = self.results["jobs"]
+        names = re.findall(r"([A-Za-z-_]+):\|@\|", result.argv[-1])
+        values = result.text.split("|@|")[:-1]
+        rows = (values[start : start + len(names)] for start in range(0, len(values), len(names)))
+        records = (dict(zip(names, (row[0].lstrip("\n"), *row[1:]), strict=True)) for row in rows)
+        wanted = (*FIELDS, *MORE_FIELDS)
+        return "\n".join("".join(f"{record[name]}|@|" for name in wanted) for record in records)
 
 
 def read(release: str) -> Samples:
