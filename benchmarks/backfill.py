@@ -32,7 +32,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.plain_easy import plain_easy
-from koala_adapter.scheduler.cluster import LocalJob
+from koala_adapter.queueing.policies import LocalJob
 from koala_adapter.simulation.lublin import lublin
 from koala_adapter.simulation.replay import Policy, Site, replay
 from koala_adapter.simulation.swf import NEEDED, read_trace, workload
@@ -40,7 +40,7 @@ from koala_adapter.simulation.swf import NEEDED, read_trace, workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from koala_adapter.scheduler.cluster import ClusterScheduler
+    from koala_adapter.queueing.policies import ClusterScheduler
     from koala_adapter.simulation.workload import Workload
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"

@@ -19,7 +19,7 @@ from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, 
 from koala_adapter.ordering.deciding import Manner, decide
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.standing import Listing, Rules
-from koala_adapter.scheduler.cluster import POLICIES, make_cluster_scheduler
+from koala_adapter.queueing.policies import POLICIES, make_cluster_scheduler
 
 SEED = 1
 NODE = 16

@@ -33,10 +33,10 @@ from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, J
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.scheduler.claiming.queue import PlacementQueue
+from koala_adapter.scheduler.claiming.waiting import place
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.queue import PlacementQueue
-from koala_adapter.scheduler.waiting import place
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action

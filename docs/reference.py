@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from koala_adapter.inputfiles import InputFileTable
-from koala_adapter.jobfile import ComponentTable, JobHeader
+from koala_adapter.config.inputfiles import InputFileTable
+from koala_adapter.config.jobfile import ComponentTable, JobHeader
+from koala_adapter.config.schema import job_schema, schema_text, site_schema
+from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
 from koala_adapter.plugin import PluginDefinition
-from koala_adapter.schema import job_schema, schema_text, site_schema
 from koala_adapter.simulation.platform import (
     BackgroundLoad,
     ClusterModel,
@@ -26,7 +27,6 @@ from koala_adapter.simulation.platform import (
     NetworkModel,
     Platform,
 )
-from koala_adapter.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,11 +17,11 @@ import anyio
 
 import koala_adapter
 import koala_local
-from koala_adapter.clusters import make_lrm
-from koala_adapter.config import load_site
-from koala_adapter.hosting import prepare_directory
+from koala_adapter.api.hosting import prepare_directory
+from koala_adapter.config.sitefile import load_site
 from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.plugin import Submission, load_plugins
+from koala_adapter.service.clusterdriver import make_lrm
 from tests.local_daemon import end_daemon
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.commands import DEFAULT_TIMEOUT
-from koala_adapter.hosting import ownership
+from koala_adapter.api.hosting import ownership
+from koala_adapter.plugin.commands import DEFAULT_TIMEOUT
 from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.plugin import Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
-from koala_adapter.wiki.protocol import Dialect, read_key
+from koala_adapter.wiki.codec.protocol import Dialect, read_key
 from koala_local.lrm import LocalLrm
 from koala_local.settings import LocalSettings
 from koala_wiki import PLUGIN

@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.client import Client
-from koala_adapter.config import load_site
-from koala_adapter.jobfile import load_job_text
-from koala_adapter.journal import Journal
+from koala_adapter.api.client import Client
+from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.config.sitefile import load_site
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
+from koala_adapter.service.journal import Journal
+from koala_adapter.service.siteparameters import configuration
 from koala_adapter.simulation.batchsystem import BatchSystem
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.placeholders import Delays, SimulatedService, run_to_end
-from koala_adapter.siteparameters import configuration
 from tests.local_koala import Koala, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from koala_adapter.config import SiteConfig
+    from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job
     from koala_adapter.scheduler.events import Event
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.commands import CommandResult
     from koala_adapter.plugin import Lrm
+    from koala_adapter.plugin.commands import CommandResult
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from koala_adapter.plugin import ClusterContext
-    from koala_adapter.wiki.protocol import Dialect, Key
+    from koala_adapter.wiki.codec.protocol import Dialect, Key
     from koala_local.settings import LocalSettings
 
 

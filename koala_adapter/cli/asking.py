@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import click
 
+from koala_adapter.api.hosting import prepare_directory
+from koala_adapter.api.offline import answer_report, ask_clusters, read_record, recorded
+from koala_adapter.api.reports import CLUSTER_REPORT, JOB_REPORT
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.context import command_body, json_option, pass_session
-from koala_adapter.cli.offline import answer_report, ask_clusters, read_record, recorded
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.tables import clusters_table, job_lines, jobs_table
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
-from koala_adapter.hosting import prepare_directory
 from koala_adapter.ordering.answering import EXPLANATION, ask_explanation
-from koala_adapter.reports import CLUSTER_REPORT, JOB_REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from koala_adapter.api.reports import ClusterReport, JobReport
     from koala_adapter.cli.context import Session
-    from koala_adapter.reports import ClusterReport, JobReport
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""

@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from koala_adapter.api.hosting import prepare_directory
 from koala_adapter.cli.checks import ClusterCheck, check_host
 from koala_adapter.cli.context import EXIT_FAILURE, command_body, json_option, pass_session
 from koala_adapter.cli.trial import TrialCenter
 from koala_adapter.errors import KoalaError
-from koala_adapter.hosting import prepare_directory
 from koala_adapter.plugin import CheckResult
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from koala_adapter.cli.context import Session
-    from koala_adapter.config import ClusterConfig
+    from koala_adapter.config.sitefile import ClusterConfig
 
 HOST = "this host"
 ADDRESS = "address for nodes"

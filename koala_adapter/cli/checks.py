@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter import __version__
-from koala_adapter.cli.offline import close_lrm
+from koala_adapter.api.offline import close_lrm
+from koala_adapter.api.server import socket_path
 from koala_adapter.cli.trial import Trial
-from koala_adapter.clusters import make_lrm
-from koala_adapter.commands import login_name
+from koala_adapter.config.sitemodel import ANY_ADDRESS, shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
-from koala_adapter.information import read_cluster
 from koala_adapter.plugin import CheckResult
-from koala_adapter.server import socket_path
-from koala_adapter.sitemodel import ANY_ADDRESS, shortest_poll_interval
+from koala_adapter.plugin.commands import login_name
+from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.information import read_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.context import Session
     from koala_adapter.cli.trial import TrialCenter
-    from koala_adapter.config import ClusterConfig, SiteConfig
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import Queue
     from koala_adapter.plugin import Lrm
 

@@ -18,19 +18,19 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 import click
 from rich.console import Console
 
-from koala_adapter.client import Client
-from koala_adapter.commands import login_name
-from koala_adapter.config import find_site_file, load_site, state_directory
+from koala_adapter.api.client import Client
+from koala_adapter.api.hosting import check_directory
+from koala_adapter.config.jobfile import load_job
+from koala_adapter.config.sitefile import find_site_file, load_site, state_directory
 from koala_adapter.errors import KoalaError
-from koala_adapter.hosting import check_directory
-from koala_adapter.jobfile import load_job
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
+from koala_adapter.plugin.commands import login_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from koala_adapter.config import SiteConfig
+    from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job
     from koala_adapter.plugin import PluginDefinition
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from koala_adapter.reports import ComponentReport, JobReport
+    from koala_adapter.api.reports import ComponentReport, JobReport
 
 
 def follow(reports: Iterable[JobReport], display: Display) -> JobReport:

@@ -24,10 +24,10 @@ from koala_adapter.wiki.sources import Listing, Source
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.client import Client
-    from koala_adapter.config import ClusterConfig
+    from koala_adapter.api.client import Client
+    from koala_adapter.api.reports import JobReport
+    from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.plugin import Lrm
-    from koala_adapter.reports import JobReport
     from koala_adapter.wiki.sources import Place
 
 MOST_JOBS = 10_000

@@ -14,13 +14,13 @@ from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
+from koala_adapter.api.hosting import prepare_directory
+from koala_adapter.api.offline import NO_INSTANCE, ask_clusters, read_record
+from koala_adapter.api.reports import PLAN_REPORT, plan_report
 from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
-from koala_adapter.cli.offline import NO_INSTANCE, ask_clusters, read_record
-from koala_adapter.clusters import make_lrm
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError
-from koala_adapter.hosting import prepare_directory
-from koala_adapter.reports import PLAN_REPORT, plan_report
-from koala_adapter.submissions import SAMPLE, ScriptMaker, sample_submissions
+from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.submissions import SAMPLE, ScriptMaker, sample_submissions
 from koala_adapter.vjm import certificate
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from koala_adapter.api.reports import PlannedComponent, PlanReport
     from koala_adapter.cli.context import Session
     from koala_adapter.model import Job
-    from koala_adapter.reports import PlannedComponent, PlanReport
-    from koala_adapter.submissions import SampleSubmission
+    from koala_adapter.service.submissions import SampleSubmission
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""

@@ -18,21 +18,21 @@ from pydantic import TypeAdapter
 from rich.markup import escape
 from rich.table import Table
 
-from koala_adapter.attribution import is_users
+from koala_adapter.api.hosting import prepare_directory
+from koala_adapter.api.offline import close_lrm, read_record
 from koala_adapter.cli.context import command_body, json_option, pass_session
-from koala_adapter.cli.offline import close_lrm, read_record
-from koala_adapter.clusters import make_lrm
-from koala_adapter.commands import login_name
 from koala_adapter.errors import EXIT_LRM, LrmError
-from koala_adapter.hosting import prepare_directory
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState, PlaceholderId
+from koala_adapter.plugin.attribution import is_users
+from koala_adapter.plugin.commands import login_name
+from koala_adapter.service.clusterdriver import make_lrm
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from koala_adapter.api.offline import Record
     from koala_adapter.cli.context import Session
-    from koala_adapter.cli.offline import Record
-    from koala_adapter.config import ClusterConfig
+    from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import LrmJob
     from koala_adapter.plugin import Lrm
 

@@ -15,23 +15,23 @@ import click
 import structlog
 from anyio.from_thread import start_blocking_portal
 
+from koala_adapter.api.hosting import LOG_NAME, host, ownership, start_in_background
+from koala_adapter.api.offline import read_record
+from koala_adapter.api.reports import JOB_REPORT
 from koala_adapter.cli.asking import PATIENCE, lost
 from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
 from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.logstream import LogStream
-from koala_adapter.cli.offline import read_record
 from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
-from koala_adapter.hosting import LOG_NAME, host, ownership, start_in_background
-from koala_adapter.reports import JOB_REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.context import Session
     from koala_adapter.model import Job
-    from koala_adapter.reports import JobReport
 
 CLOSING = 10.0
 """Seconds that our own service may take to end once it has begun to."""

@@ -14,13 +14,13 @@ import anyio
 import click
 from pydantic import TypeAdapter
 
+from koala_adapter.api.hosting import ownership, prepare_directory
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.tables import seconds
-from koala_adapter.clusters import make_lrm
-from koala_adapter.config import shortest_poll_interval
+from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmError, LrmUnsupportedError
-from koala_adapter.hosting import ownership, prepare_directory
+from koala_adapter.host.clock import ServiceClock
 from koala_adapter.ordering.answering import Answering
 from koala_adapter.ordering.deciding import Manner
 from koala_adapter.ordering.driver import Driver
@@ -33,8 +33,8 @@ from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.timeofday import as_read, report_as_read
 from koala_adapter.ordering.watching import Pace, Watcher
-from koala_adapter.scheduler.cluster import METRICS, POLICIES, PriorityWeights, make_cluster_scheduler
-from koala_adapter.serviceclock import ServiceClock
+from koala_adapter.queueing.policies import METRICS, POLICIES, PriorityWeights, make_cluster_scheduler
+from koala_adapter.service.clusterdriver import make_lrm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from koala_adapter.cli.context import Session
-    from koala_adapter.config import ClusterConfig
+    from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.ordering.explanations import Overview
     from koala_adapter.plugin import Lrm
-    from koala_adapter.scheduler.cluster import ClusterScheduler
+    from koala_adapter.queueing.policies import ClusterScheduler
 
 HAPPENING = TypeAdapter(Happening)
 SHADOW_REPORT = TypeAdapter(ShadowReport)

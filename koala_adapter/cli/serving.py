@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
+from koala_adapter.api.hosting import READY, host, ownership, wait_until_unowned
+from koala_adapter.api.offline import read_record
 from koala_adapter.cli.context import command_body, pass_session
-from koala_adapter.cli.offline import read_record
-from koala_adapter.hosting import READY, host, ownership, wait_until_unowned
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
+    from koala_adapter.api.server import Server
     from koala_adapter.cli.context import Session
-    from koala_adapter.server import Server
 
 
 @click.command()

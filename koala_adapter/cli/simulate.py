@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from koala_adapter.cli.context import EXIT_INTERRUPTED, command_body, json_option, pass_session
-from koala_adapter.scheduler.cluster import METRICS, POLICIES
+from koala_adapter.queueing.policies import METRICS, POLICIES
 
 if TYPE_CHECKING:
     from koala_adapter.cli.context import Session

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.attribution import attribute
-from koala_adapter.commands import login_name
 from koala_adapter.errors import ConfigurationError, KoalaError, LrmError
 from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
 from koala_adapter.plugin import CheckResult
+from koala_adapter.plugin.attribution import attribute
+from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.submissions import (
+from koala_adapter.service.submissions import (
     ScriptMaker,
     last_words,
     leave_token,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.config import ClusterConfig, SiteConfig
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import LrmJob, LrmJobId, TaskEnd
     from koala_adapter.plugin import Lrm
 

@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
+from koala_adapter.api.hosting import ownership, prepare_directory
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.multicluster import KoalaSource
-from koala_adapter.clusters import make_lrm
-from koala_adapter.commands import login_name
 from koala_adapter.errors import ConfigurationError, LrmError
-from koala_adapter.hosting import ownership, prepare_directory
-from koala_adapter.serviceclock import seconds_since_boot
+from koala_adapter.host.clock import seconds_since_boot
+from koala_adapter.plugin.commands import login_name
+from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.wiki.client import Peer, exchange
+from koala_adapter.wiki.codec.messages import parse_request
+from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.keyfile import load_key
 from koala_adapter.wiki.listener import is_loopback
 from koala_adapter.wiki.memory import Memory
-from koala_adapter.wiki.messages import parse_request
 from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.serving import serve as serve_wiki
 from koala_adapter.wiki.sources import LrmSource
-from koala_adapter.wiki.words import Dialect
 
 if TYPE_CHECKING:
     from koala_adapter.cli.context import Session
+    from koala_adapter.config.sitemodel import ClusterConfig
     from koala_adapter.plugin import Lrm
-    from koala_adapter.sitemodel import ClusterConfig
-    from koala_adapter.wiki.checksum import Key
+    from koala_adapter.wiki.codec.checksum import Key
     from koala_adapter.wiki.sources import Source
 
 DEFAULTS = ServerOptions()

@@ -16,17 +16,17 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JobNotFoundError, KoalaError, ProtocolError, ServiceUnavailableError
+from koala_adapter.net.unixsocket import reachable, same_user
 from koala_adapter.ordering.explanations import Explanation, Overview, explain, overview
 from koala_adapter.ordering.timeofday import as_read
-from koala_adapter.unixsocket import reachable, same_user
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from anyio.abc import SocketStream, TaskStatus
 
+    from koala_adapter.host.clock import ServiceClock
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.serviceclock import ServiceClock
 
 SOCKET_NAME = "schedule.sock"
 LINE_LIMIT = 65_536

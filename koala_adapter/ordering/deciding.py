@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from koala_adapter.ordering.allocation import Room
     from koala_adapter.ordering.entries import Entry
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.scheduler.local_queue import ClusterScheduler, LocalJob
+    from koala_adapter.queueing.local_queue import ClusterScheduler, LocalJob
 
 LONGEST = 200
 """A pass ends after about so many jobs that fit in sum only; the others are looked at in the next one."""

@@ -12,7 +12,7 @@ from koala_adapter.model import LrmJobId  # noqa: TC001 - the codec of the recor
 if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
     from koala_adapter.ordering.allocation import Allocation
-    from koala_adapter.scheduler.local_queue import LocalJob
+    from koala_adapter.queueing.local_queue import LocalJob
 
 
 class Phase(StrEnum):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
     from koala_adapter.ordering.entries import Entry
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.scheduler.local_queue import ClusterScheduler
+    from koala_adapter.queueing.local_queue import ClusterScheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase, Pin
 from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.pools import Pools, pools_of, serves
 from koala_adapter.ordering.standing import WAITING, Rules, Standing, array_of, estimate, layout_of, standing
-from koala_adapter.scheduler.local_queue import LocalJob
+from koala_adapter.queueing.local_queue import LocalJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, LrmJobId, Node
     from koala_adapter.ordering.allocation import Room
     from koala_adapter.ordering.standing import Listing
-    from koala_adapter.scheduler.local_queue import ClusterScheduler
+    from koala_adapter.queueing.local_queue import ClusterScheduler
 
 Layout: TypeAlias = "tuple[tuple[str, int], ...]"
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JournalError
+from koala_adapter.host.clock import ClockReading
 from koala_adapter.ordering.entries import Pin
-from koala_adapter.serviceclock import ClockReading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

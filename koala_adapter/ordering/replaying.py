@@ -8,13 +8,13 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from koala_adapter.ordering.comparing import turn
-from koala_adapter.scheduler.local_queue import LocalJob
+from koala_adapter.queueing.local_queue import LocalJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.model import LrmJobId
-    from koala_adapter.scheduler.local_queue import ClusterScheduler
+    from koala_adapter.queueing.local_queue import ClusterScheduler
 
 SHORTEST = 0.5
 """Seconds between two passes that a policy itself asks for."""

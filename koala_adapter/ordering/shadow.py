@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_adapter.ordering.standing import Listing
-    from koala_adapter.scheduler.local_queue import ClusterScheduler
+    from koala_adapter.queueing.local_queue import ClusterScheduler
 
 SAME = 2.0
 """Seconds within which two starts count as the same."""

@@ -11,9 +11,9 @@ import anyio
 import structlog
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
-from koala_adapter.limits import CircuitBreaker
+from koala_adapter.host.clock import ServiceClock
 from koala_adapter.ordering.standing import Listing
-from koala_adapter.serviceclock import ServiceClock
+from koala_adapter.plugin.limits import CircuitBreaker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

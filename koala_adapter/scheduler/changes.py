@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from koala_adapter.model import JobId, PlaceholderId
-from koala_adapter.scheduler.malleability import Step
+from koala_adapter.scheduler.malleable.policies import Step
 
 
 class ChangePhase(StrEnum):

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import Effects
-from koala_adapter.scheduler.placement import ClusterView, ComponentRequest
-from koala_adapter.scheduler.policies import may_split
+from koala_adapter.scheduler.placement.policies import may_split
+from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
+from koala_adapter.scheduler.placement.waitinghistory import expected_wait
 from koala_adapter.scheduler.roster import Roster, initial_size
-from koala_adapter.scheduler.selection import expected_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.model import ClusterName, Component
+    from koala_adapter.scheduler.claiming.queue import PlacementQueue
     from koala_adapter.scheduler.outcome import JobOutcome
-    from koala_adapter.scheduler.queue import PlacementQueue
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
 
 NOT_SEEN = "not seen yet"

@@ -12,27 +12,14 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import JobNotFoundError, JobRefusedError
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler import reports
-from koala_adapter.scheduler.adaptation import after_scan, before_scan
-from koala_adapter.scheduler.batches import batch_failed, batch_submitted, batch_uncertain
-from koala_adapter.scheduler.claiming import retake, scan_queue
-from koala_adapter.scheduler.clock import advance, give_time
-from koala_adapter.scheduler.context import Context
-from koala_adapter.scheduler.finishing import finish, rank_ended
-from koala_adapter.scheduler.growing import stub_lost
-from koala_adapter.scheduler.holds import holds_seen
-from koala_adapter.scheduler.lifecycle import ending_timer, registration_timer
-from koala_adapter.scheduler.offers import change_timer, offer_answered
-from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_without_code
-from koala_adapter.scheduler.placement import infeasibility
-from koala_adapter.scheduler.policies import POLICIES
-from koala_adapter.scheduler.queue import PlacementQueue
-from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
-from koala_adapter.scheduler.reorganization import life_timer
-from koala_adapter.scheduler.roster import Roster
-from koala_adapter.scheduler.shrinking import processors_released
-from koala_adapter.scheduler.timers import Timer, TimerKind
-from koala_adapter.scheduler.waiting import (
+from koala_adapter.scheduler import sightings as reports
+from koala_adapter.scheduler.claiming.batches import batch_failed, batch_submitted, batch_uncertain
+from koala_adapter.scheduler.claiming.claims import retake, scan_queue
+from koala_adapter.scheduler.claiming.holds import holds_seen
+from koala_adapter.scheduler.claiming.lifecycle import ending_timer, registration_timer
+from koala_adapter.scheduler.claiming.queue import PlacementQueue
+from koala_adapter.scheduler.claiming.reorganization import life_timer
+from koala_adapter.scheduler.claiming.waiting import (
     enqueue,
     interval_scan,
     place,
@@ -41,12 +28,25 @@ from koala_adapter.scheduler.waiting import (
     refuse_impossible,
     wake_for_scan,
 )
-from koala_adapter.scheduler.wishes import more_requested
+from koala_adapter.scheduler.clock import advance, give_time
+from koala_adapter.scheduler.context import Context
+from koala_adapter.scheduler.finishing import finish, rank_ended
+from koala_adapter.scheduler.malleable.adaptation import after_scan, before_scan
+from koala_adapter.scheduler.malleable.growing import stub_lost
+from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
+from koala_adapter.scheduler.malleable.requests import more_requested
+from koala_adapter.scheduler.malleable.shrinking import processors_released
+from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_without_code
+from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.placement.policy import infeasibility
+from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+from koala_adapter.scheduler.roster import Roster
+from koala_adapter.scheduler.timers import Timer, TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.model import Job
     from koala_adapter.scheduler.actions import Action
-    from koala_adapter.scheduler.placement import PlacementResult
+    from koala_adapter.scheduler.placement.policy import PlacementResult
     from koala_adapter.scheduler.records import PlaceholderRecord
 
 SHRINK_PROOF = 3600.0

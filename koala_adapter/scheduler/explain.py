@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.scheduler.claiming.holds import hold_groups
+from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain_changes import giving_up, sizes
-from koala_adapter.scheduler.holds import hold_groups
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.policies import may_split
-from koala_adapter.scheduler.queue import position_of
+from koala_adapter.scheduler.placement.policies import may_split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.malleability import Direction
+from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.roster import bounds
 
 if TYPE_CHECKING:

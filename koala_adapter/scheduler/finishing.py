@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, JobKind, Launcher, TaskEnd
 from koala_adapter.scheduler.actions import JobFinished, OutcomeCorrected
-from koala_adapter.scheduler.growing import check_taken
-from koala_adapter.scheduler.lifecycle import drop_if_forgotten, end_placeholder
-from koala_adapter.scheduler.offers import drop_changes
+from koala_adapter.scheduler.claiming.lifecycle import drop_if_forgotten, end_placeholder
+from koala_adapter.scheduler.claiming.reorganization import hand_to_claiming
+from koala_adapter.scheduler.claiming.reuse import hand_on
+from koala_adapter.scheduler.claiming.waiting import leave_queue
+from koala_adapter.scheduler.malleable.growing import check_taken
+from koala_adapter.scheduler.malleable.offers import drop_changes
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
-from koala_adapter.scheduler.reorganization import hand_to_claiming
-from koala_adapter.scheduler.reuse import hand_on
-from koala_adapter.scheduler.waiting import leave_queue
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Rank

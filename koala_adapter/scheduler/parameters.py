@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.approaches import Approach
-from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

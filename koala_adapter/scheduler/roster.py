@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
+from koala_adapter.scheduler.malleable.runningjobs import MalleableJob, RunningJobs
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.running import MalleableJob, RunningJobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.model import ClusterName, Component, JobId
+    from koala_adapter.scheduler.malleable.runningjobs import Order
     from koala_adapter.scheduler.records import Claim, JobRecord
-    from koala_adapter.scheduler.running import Order
 
 
 class RunningClaim(MalleableJob):

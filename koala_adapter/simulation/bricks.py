@@ -17,7 +17,7 @@ from random import Random
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.scheduler.deadline import Call, CallScheduler, Fallback, ServerForecast, execution_time
+from koala_adapter.simulation.deadline_policies import Call, CallScheduler, Fallback, ServerForecast, execution_time
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.network import Network
 from koala_adapter.simulation.platform import DomainModel, LinkModel
@@ -26,7 +26,7 @@ from koala_adapter.simulation.servers import OtherTasks, Server
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.scheduler.deadline import ServerChoice
+    from koala_adapter.simulation.deadline_policies import ServerChoice
 
 BACKBONE = "backbone"
 HOUR = 3600.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.running import RunningJobs
+from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

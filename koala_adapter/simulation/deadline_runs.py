@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from koala_adapter.scheduler.deadline import P_LOAD, Deadline, Greedy
 from koala_adapter.simulation.bricks import (
     Bricks,
     CallParameters,
@@ -18,6 +17,7 @@ from koala_adapter.simulation.bricks import (
     make_grid,
     mean_cost,
 )
+from koala_adapter.simulation.deadline_policies import P_LOAD, Deadline, Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from koala_adapter.simulation.malleable_runs import BINS, RIGID, Case, Condition
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.scheduler.approaches import Approach
+    from koala_adapter.scheduler.malleable.approaches import Approach
     from koala_adapter.simulation.confidence import Estimate
     from koala_adapter.simulation.experiments.framework import Options
 

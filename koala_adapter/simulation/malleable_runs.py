@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.simulation.applications import ReconfigurationCost
 from koala_adapter.simulation.koala_workloads import JOBS, WORKLOADS, koala_workload
 from koala_adapter.simulation.multicluster import Settings, simulate

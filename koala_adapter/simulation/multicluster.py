@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """KOALA on several clusters, on counts of processors: placement queue, placement policies, malleability.
 
-Every decision is taken by the code that decides live: the policies of :mod:`koala_adapter.scheduler.policies`,
-:mod:`koala_adapter.scheduler.malleability` and :mod:`koala_adapter.scheduler.approaches`; here is only the world around
-them. A processor is a number, not a placeholder, which is what makes a million jobs feasible. All that happens at one
+Every decision is taken by the code that decides live: the policies of
+:mod:`koala_adapter.scheduler.placement.policies`, :mod:`koala_adapter.scheduler.malleable.policies` and
+:mod:`koala_adapter.scheduler.malleable.approaches`; here is only the world around them.
+A processor is a number, not a placeholder, which is what makes a million jobs feasible. All that happens at one
 instant happens first (ends, then local users and changes under way, then submissions); then one decision is taken:
 
 1. PRA offers the processors of each cluster on which some came free to its running jobs.
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.scheduler.approaches import Approach
-from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES, Direction, Step, carry_out
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, Direction, Step, carry_out
 from koala_adapter.simulation.background import local_users, outages
 from koala_adapter.simulation.clusters import SimulatedCluster, Surroundings
 from koala_adapter.simulation.engine import Engine
@@ -32,7 +33,7 @@ from koala_adapter.simulation.waiting_line import WaitingLine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from koala_adapter.scheduler.placement import PlacedComponent
+    from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.simulation.applications import Application
     from koala_adapter.simulation.platform import Platform
     from koala_adapter.simulation.runs import JobResult, SimulatedJob

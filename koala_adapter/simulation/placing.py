@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, Component
-from koala_adapter.scheduler.approaches import Shrinkable, cluster_to_shrink
-from koala_adapter.scheduler.placement import ClusterView, ComponentRequest, Placed, infeasibility
-from koala_adapter.scheduler.policies import POLICIES
-from koala_adapter.scheduler.worstfit import WorstFit
+from koala_adapter.scheduler.malleable.approaches import Shrinkable, cluster_to_shrink
+from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, Placed, infeasibility
+from koala_adapter.scheduler.placement.worstfit import WorstFit
 from koala_adapter.simulation.waiting_line import Lane
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.scheduler.placement import PlacedComponent
+    from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.simulation.clusters import SimulatedCluster
     from koala_adapter.simulation.runs import SimulatedJob
 

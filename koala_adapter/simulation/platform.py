@@ -27,17 +27,17 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from koala_adapter.diagnosis import Problems, inconsistent, not_among, show_value
+from koala_adapter.config.diagnosis import Problems, inconsistent, not_among, show_value
+from koala_adapter.config.fields import SECONDS, Flag, Name, Seconds, Title, Whole
+from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.fields import SECONDS, Flag, Name, Seconds, Title, Whole
 from koala_adapter.model import ClusterName
-from koala_adapter.tomlfile import parse_document, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from koala_adapter.tomlfile import Document, KeyPath
+    from koala_adapter.config.tomlfile import Document, KeyPath
 
 HINT = "docs/simulation.md describes platform files; examples/platforms has some"
 LONGEST_LATENCY = 60.0

@@ -16,14 +16,14 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.scheduler.cluster import LocalJob, make_cluster_scheduler
-from koala_adapter.scheduler.priority import ARRIVAL, PriorityWeights
+from koala_adapter.queueing.policies import LocalJob, make_cluster_scheduler
+from koala_adapter.queueing.priority import ARRIVAL, PriorityWeights
 from koala_adapter.simulation.sites import NEVER, Sites
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.scheduler.cluster import ClusterScheduler
+    from koala_adapter.queueing.policies import ClusterScheduler
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
     from koala_adapter.simulation.workload import Workload
 

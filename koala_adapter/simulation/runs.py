@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.running import MalleableJob
+from koala_adapter.scheduler.malleable.runningjobs import MalleableJob
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

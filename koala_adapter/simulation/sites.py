@@ -14,14 +14,14 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.cluster import LocalJob
-from koala_adapter.scheduler.metacluster import ClusterLoad, Requirements, least_loaded
+from koala_adapter.queueing.metacluster import ClusterLoad, Requirements, least_loaded
+from koala_adapter.queueing.policies import LocalJob
 from koala_adapter.simulation.background import local_users, outages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from koala_adapter.scheduler.cluster import ClusterScheduler
+    from koala_adapter.queueing.policies import ClusterScheduler
     from koala_adapter.simulation.background import LocalUse, Outage
     from koala_adapter.simulation.replay import Site, Watch
     from koala_adapter.simulation.workload import Workload

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind
-from koala_adapter.scheduler.closetofiles import holds, transfer_seconds
 from koala_adapter.scheduler.parameters import ClusterParameters
-from koala_adapter.scheduler.placement import ClusterView
+from koala_adapter.scheduler.placement.closetofiles import holds, transfer_seconds
+from koala_adapter.scheduler.placement.policy import ClusterView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,7 @@
 """The placement queue of the count-level simulator: jobs in lanes by what they need.
 
 All jobs of a lane get the same answer from a placement policy, so a lane whose first job cannot be placed is passed
-over for the rest of a scan, in which room only shrinks (compare :mod:`koala_adapter.scheduler.queue`).
+over for the rest of a scan, in which room only shrinks (compare :mod:`koala_adapter.scheduler.claiming.queue`).
 """
 
 from __future__ import annotations

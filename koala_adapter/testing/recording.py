@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.commands import DEFAULT_TIMEOUT, CommandResult, CommandRunner
+from koala_adapter.plugin.commands import DEFAULT_TIMEOUT, CommandResult, CommandRunner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class RecordingRunner(CommandRunner):
         timeout: float = DEFAULT_TIMEOUT,
         urgent: bool = False,
     ) -> CommandResult:
-        """Record the command, then run it; see :meth:`koala_adapter.commands.CommandRunner.run`."""
+        """Record the command, then run it; see :meth:`koala_adapter.plugin.commands.CommandRunner.run`."""
         added = tuple((environment or {}).items())
         self.commands.append(RecordedCommand(argv=tuple(argv), stdin=stdin, environment=added))
         return await super().run(argv, stdin=stdin, environment=environment, timeout=timeout, urgent=urgent)

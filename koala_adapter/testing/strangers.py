@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.attribution import attribute, possibly_ours
 from koala_adapter.model import LrmJobState, PlaceholderId
+from koala_adapter.plugin.attribution import attribute, possibly_ours
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager

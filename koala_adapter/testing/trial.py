@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 import pytest
 
-from koala_adapter.commands import login_name
 from koala_adapter.errors import LrmError
 from koala_adapter.model import BatchKey, ClusterName, LrmJobId, LrmJobState
 from koala_adapter.plugin import ClusterContext, Submission
+from koala_adapter.plugin.commands import login_name
 from koala_adapter.testing.recording import RecordingRunner
 
 if TYPE_CHECKING:

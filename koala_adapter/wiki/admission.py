@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import WikiError
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState
-from koala_adapter.wiki.replies import StartInfo, not_started
+from koala_adapter.wiki.codec.replies import StartInfo, not_started
+from koala_adapter.wiki.codec.words import Status, WaitReason
 from koala_adapter.wiki.reporting import ACTIVE, WAITING, is_startable, tasks_of
 from koala_adapter.wiki.tasklists import host_counts
-from koala_adapter.wiki.words import Status, WaitReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import LrmJob
+    from koala_adapter.wiki.codec.requests import StartJob, WillRun
     from koala_adapter.wiki.inventory import Inventory
-    from koala_adapter.wiki.requests import StartJob, WillRun
     from koala_adapter.wiki.sources import Place
 
 

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError, WikiError
-from koala_adapter.wiki.frames import LARGEST_SIZE, REPLY_SKEW, FrameReader, open_reply, seal
-from koala_adapter.wiki.messages import build_request
-from koala_adapter.wiki.replies import Reply, parse_reply
+from koala_adapter.wiki.codec.frames import LARGEST_SIZE, REPLY_SKEW, FrameReader, open_reply, seal
+from koala_adapter.wiki.codec.messages import build_request
+from koala_adapter.wiki.codec.replies import Reply, parse_reply
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream
 
-    from koala_adapter.wiki.checksum import Key
-    from koala_adapter.wiki.requests import Request
-    from koala_adapter.wiki.words import Dialect
+    from koala_adapter.wiki.codec.checksum import Key
+    from koala_adapter.wiki.codec.requests import Request
+    from koala_adapter.wiki.codec.words import Dialect
 
 CHUNK = 1 << 18
 LARGEST_REPLY = 64 << 20

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import WikiError
 from koala_adapter.model import EndReason, LrmJobState, NodeState
-from koala_adapter.wiki.hostlists import check_id
-from koala_adapter.wiki.listings import Prepared
+from koala_adapter.wiki.codec.hostlists import check_id
+from koala_adapter.wiki.codec.listings import Prepared
+from koala_adapter.wiki.codec.records import build_job, build_node
+from koala_adapter.wiki.codec.words import Dialect, HostFormat
 from koala_adapter.wiki.naming import node_names
-from koala_adapter.wiki.records import build_job, build_node
 from koala_adapter.wiki.reporting import ACTIVE, MOST_CLASSES, WAITING, Vocabulary, job_record, node_record
 from koala_adapter.wiki.sources import Place
 from koala_adapter.wiki.tasklists import host_counts, next_task_list
-from koala_adapter.wiki.words import Dialect, HostFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -8,12 +8,12 @@ import stat
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.wiki.checksum import read_key
+from koala_adapter.wiki.codec.checksum import read_key
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.wiki.checksum import Key
+    from koala_adapter.wiki.codec.checksum import Key
 
 LONGEST_KEY = 200
 """Bytes; Slurm keeps 31 characters of a key, Maui 63."""

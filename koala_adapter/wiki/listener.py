@@ -17,8 +17,8 @@ import structlog
 from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import ConfigurationError, ServiceRunningError, WikiError
-from koala_adapter.limits import RequestWindow
-from koala_adapter.wiki.frames import FrameReader
+from koala_adapter.plugin.limits import RequestWindow
+from koala_adapter.wiki.codec.frames import FrameReader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

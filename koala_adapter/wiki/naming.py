@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from koala_adapter.wiki.hostlists import LONGEST_ID
+from koala_adapter.wiki.codec.hostlists import LONGEST_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

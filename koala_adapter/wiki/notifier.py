@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from koala_adapter.wiki.replies import build_event
-from koala_adapter.wiki.words import Event
+from koala_adapter.wiki.codec.replies import build_event
+from koala_adapter.wiki.codec.words import Event
 
 if TYPE_CHECKING:
     from collections.abc import Callable

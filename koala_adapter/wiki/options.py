@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from koala_adapter.wiki.frames import REQUEST_SKEW
-from koala_adapter.wiki.words import Dialect
+from koala_adapter.wiki.codec.frames import REQUEST_SKEW
+from koala_adapter.wiki.codec.words import Dialect
 
 DEFAULT_PORT = 7321
 """Slurm's SchedulerPort, which guides and configurations of Maui name."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, LrmJobState, NodeState
+from koala_adapter.wiki.codec.records import JobRecord, NodeRecord
+from koala_adapter.wiki.codec.values import Count
+from koala_adapter.wiki.codec.words import DRAIN_WORD, Dialect, JobWord, NodeWord
 from koala_adapter.wiki.naming import wire_name
-from koala_adapter.wiki.records import JobRecord, NodeRecord
-from koala_adapter.wiki.values import Count
-from koala_adapter.wiki.words import DRAIN_WORD, Dialect, JobWord, NodeWord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

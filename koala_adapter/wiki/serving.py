@@ -10,8 +10,8 @@ import anyio
 import structlog
 
 from koala_adapter.errors import LrmError
+from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.listener import Listener, is_loopback
-from koala_adapter.wiki.words import Dialect
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -19,10 +19,8 @@ from koala_adapter.errors import (
 )
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.wiki.admission import admit_start, refused, require_active, require_job
-from koala_adapter.wiki.inventory import Promise
-from koala_adapter.wiki.replies import done
-from koala_adapter.wiki.reporting import ACTIVE, WAITING
-from koala_adapter.wiki.requests import (
+from koala_adapter.wiki.codec.replies import done
+from koala_adapter.wiki.codec.requests import (
     AddTasks,
     CancelJob,
     ModifyJob,
@@ -34,16 +32,18 @@ from koala_adapter.wiki.requests import (
     StartJob,
     SuspendJob,
 )
-from koala_adapter.wiki.words import CancelType, Status, WaitReason
+from koala_adapter.wiki.codec.words import CancelType, Status, WaitReason
+from koala_adapter.wiki.inventory import Promise
+from koala_adapter.wiki.reporting import ACTIVE, WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from koala_adapter.wiki.codec.requests import Request
     from koala_adapter.wiki.intents import Intents
     from koala_adapter.wiki.inventory import Inventory
     from koala_adapter.wiki.options import ServerOptions
     from koala_adapter.wiki.readings import Readings
-    from koala_adapter.wiki.requests import Request
     from koala_adapter.wiki.sources import Place, Source
 
 PROMISED = 30.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import koala_adapter
-from koala_adapter.commands import child_environment
+from koala_adapter.plugin.commands import child_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

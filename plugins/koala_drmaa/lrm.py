@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from koala_adapter.commands import login_name
 from koala_adapter.errors import LrmError, LrmRejectedError
+from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.model import LrmJobState, Node, NodeState, Queue
 from koala_adapter.plugin import Capabilities, CheckResult, Lrm, RenderedSubmission
-from koala_adapter.privatedirectory import make_directory
+from koala_adapter.plugin.commands import login_name
 from koala_drmaa.classify import error_of
 from koala_drmaa.client import DrmaaClient
 from koala_drmaa.environment import HelperLaunch

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.privatedirectory import make_directory
+from koala_adapter.host.privatedirectory import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -15,7 +15,7 @@ from anyio.abc import SocketAttribute
 import koala_adapter
 import koala_local
 from koala_adapter.errors import LrmUnavailableError, ProtocolError
-from koala_adapter.privatedirectory import make_private_directory
+from koala_adapter.host.privatedirectory import make_private_directory
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME
 from koala_local.protocol import LONGEST_MESSAGE, decode, encode, peer_user, raise_failure, short_path
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-    from koala_adapter.commands import CommandRunner
+    from koala_adapter.plugin.commands import CommandRunner
     from koala_local.layout import Layout
     from koala_local.protocol import Fields, Json
 

@@ -7,10 +7,10 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from koala_adapter.commands import login_name
 from koala_adapter.errors import LrmError, LrmRejectedError
 from koala_adapter.model import LrmJobId, Node, NodeState, Queue
 from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
+from koala_adapter.plugin.commands import login_name
 from koala_local import process
 from koala_local.client import DaemonClient
 from koala_local.layout import QUEUE

@@ -11,10 +11,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.commands import login_name
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
+from koala_adapter.plugin.commands import login_name
 from koala_drmaa.classify import error_of, kind_of_text
 from koala_drmaa.client import DrmaaClient
 from koala_drmaa.environment import HelperLaunch
@@ -34,9 +34,9 @@ from koala_sge.reasons import parse_error_reasons
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.commands import CommandResult
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
     from koala_adapter.plugin import CheckResult, ClusterContext, Submission
+    from koala_adapter.plugin.commands import CommandResult
     from koala_drmaa.protocol import Template
     from koala_sge.settings import SgeSettings
 

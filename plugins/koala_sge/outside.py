@@ -15,7 +15,7 @@ from koala_sge.jobs import parse_jobs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from koala_adapter.commands import CommandResult
+    from koala_adapter.plugin.commands import CommandResult
     from koala_sge.settings import SgeSettings
 
     Run = Callable[[Sequence[str]], Awaitable[CommandResult]]

@@ -8,10 +8,10 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.commands import child_environment
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.model import BatchKey
 from koala_adapter.plugin import CheckResult, Submission
+from koala_adapter.plugin.commands import child_environment
 from koala_slurm.accounting import sacct_command
 from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, parse_config, parse_version, release_number
 from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions

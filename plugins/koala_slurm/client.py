@@ -11,7 +11,7 @@ from koala_slurm.refusals import reading_error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.commands import CommandResult, CommandRunner
+    from koala_adapter.plugin.commands import CommandResult, CommandRunner
     from koala_slurm.settings import SlurmSettings
 
 

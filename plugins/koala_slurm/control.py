@@ -13,7 +13,7 @@ from koala_slurm.refusals import error_from
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.commands import CommandResult
+    from koala_adapter.plugin.commands import CommandResult
 
 _GONE = ("invalid job id", "already completing or completed", "job has already finished", "no job found")
 """Complaints of scancel about jobs that need no cancelling any more."""

@@ -7,7 +7,6 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.commands import login_name
 from koala_adapter.errors import (
     ConfigurationError,
     LrmError,
@@ -17,6 +16,7 @@ from koala_adapter.errors import (
 )
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
+from koala_adapter.plugin.commands import login_name
 from koala_slurm import control
 from koala_slurm.accounting import parse_history, sacct_command
 from koala_slurm.checks import Checks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 
 if TYPE_CHECKING:
-    from koala_adapter.commands import CommandResult
+    from koala_adapter.plugin.commands import CommandResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

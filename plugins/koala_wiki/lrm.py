@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
-from koala_adapter.commands import login_name
 from koala_adapter.errors import (
     ConfigurationError,
     LrmError,
@@ -18,9 +17,9 @@ from koala_adapter.errors import (
     WikiError,
 )
 from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition
+from koala_adapter.plugin.commands import login_name
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.keyfile import load_key
-from koala_adapter.wiki.protocol import (
+from koala_adapter.wiki.codec.protocol import (
     CancelJob,
     Dialect,
     GetJobs,
@@ -35,6 +34,7 @@ from koala_adapter.wiki.protocol import (
     parse_jobs,
     parse_nodes,
 )
+from koala_adapter.wiki.keyfile import load_key
 from koala_wiki.reading import to_job, to_node, to_queues, used_processors
 from koala_wiki.refusals import is_gone, to_lrm_error
 from koala_wiki.settings import WikiSettings
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import LrmJob, LrmJobId, Node, Queue
     from koala_adapter.plugin import ClusterContext, RenderedSubmission, Submission
-    from koala_adapter.wiki.protocol import JobRecord, NodeRecord, Reply, Request
+    from koala_adapter.wiki.codec.protocol import JobRecord, NodeRecord, Reply, Request
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.wiki.protocol import Dialect, JobRecord, JobWord, NodeRecord, NodeWord
+from koala_adapter.wiki.codec.protocol import Dialect, JobRecord, JobWord, NodeRecord, NodeWord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

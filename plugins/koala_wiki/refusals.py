@@ -13,7 +13,7 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
-from koala_adapter.wiki.protocol import Status
+from koala_adapter.wiki.codec.protocol import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from koala_adapter.wiki.protocol import Dialect
+from koala_adapter.wiki.codec.protocol import Dialect
 
 
 class WikiSettings(BaseModel):

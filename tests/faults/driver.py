@@ -2,7 +2,7 @@
 """Drives the scheduler against the simulated world as the service drives it against the real one.
 
 It keeps the journal, does the actions, polls, looks for submissions of unknown outcome with the very same witness as
-the service (``koala_adapter.reconciliation``), and can be killed and started again at any moment.
+the service (``koala_adapter.service.reconciliation``), and can be killed and started again at any moment.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from koala_adapter.attribution import possibly_ours
 from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
-from koala_adapter.reconciliation import Witness, processors_held
+from koala_adapter.plugin.attribution import possibly_ours
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
+from koala_adapter.service.reconciliation import Witness, processors_held
 from tests.faults.agents import TO_AGENT, TO_CENTER, Connection, SimulatedAgent, Task
 from tests.faults.applications import Applications
 from tests.faults.faults import SubmissionFate

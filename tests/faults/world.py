@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, TaskEnd
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.approaches import Approach
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.policies import POLICIES
+from koala_adapter.scheduler.placement.policies import POLICIES
 from koala_adapter.scheduler.timers import TimerKind
 from tests.faults.clock import Clock
 from tests.faults.driver import STRANGER, SimulatedService

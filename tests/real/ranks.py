@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
     from tests.real.user import KoalaUser
 
 CODE = 5

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.results import Results, read_ledger
-from koala_adapter.resultstore import ResultStore
+from koala_adapter.service.results import Results, read_ledger
+from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.vjm.channel import Launch, LaunchFile
 from koala_adapter.vjm.events import AgentRegistered, AgentTaskEnded, AgentTaskStarted
 from tests.real.agents import Site, placeholder

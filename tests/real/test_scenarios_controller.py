@@ -17,7 +17,7 @@ from tests.real.user import PATIENCE, part
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

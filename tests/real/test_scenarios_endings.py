@@ -22,7 +22,7 @@ from tests.real.systems.processes import SeenProcess, find_processes
 from tests.real.user import part
 
 if TYPE_CHECKING:
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
     from tests.real.conftest import NewSlurm, NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from koala_adapter.config.inputfiles import LARGEST_SUM
 from koala_adapter.errors import EXIT_CONFIGURATION
-from koala_adapter.inputfiles import LARGEST_SUM
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces
 from tests.real.systems.directories import SystemDirectory

@@ -14,7 +14,7 @@ from tests.real.systems.processes import wait_until
 from tests.real.user import PATIENCE, part
 
 if TYPE_CHECKING:
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
     from tests.real.conftest import NewUser
     from tests.real.lrms import System
     from tests.real.systems import GridEngineCell

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
-from koala_adapter.jobfile import load_job
+from koala_adapter.config.jobfile import load_job
 from koala_adapter.model import JobId
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces

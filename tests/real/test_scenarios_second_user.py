@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from koala_adapter.api.server import SOCKET_NAME
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.server import SOCKET_NAME
 from koala_adapter.vjm import channel
 from tests.real import thief
 from tests.real.leftovers import Traces

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.cluster import POLICIES
+from koala_adapter.queueing.policies import POLICIES
 from tests.real.scheduling import Scheduling
 from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require

@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from koala_adapter.client import Client
+from koala_adapter.api.client import Client
 from koala_adapter.errors import KoalaError
 from tests.real.lrms import System, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
 
 Values: TypeAlias = "Mapping[str, int | float | str | bool]"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.protocol import (
+from koala_adapter.wiki.codec.protocol import (
     Dialect,
     JobRecord,
     NodeRecord,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from koala_adapter.serviceclock import HostClocks
+from koala_adapter.host.clock import HostClocks
 
 NOON = 1_800_000_000.0
 """A time of day, in seconds since the epoch."""

@@ -11,7 +11,7 @@ from koala_adapter.ordering.deciding import Manner, decide
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.standing import Listing, Rules
-from koala_adapter.scheduler.cluster import make_cluster_scheduler
+from koala_adapter.queueing.policies import make_cluster_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

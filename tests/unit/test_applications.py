@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from koala_adapter.applications import Applications
+from koala_adapter.config.inputfiles import LARGEST_SUM
 from koala_adapter.errors import ProtocolError
-from koala_adapter.inputfiles import LARGEST_SUM
 from koala_adapter.model import EndReason, InputFile, PlaceholderId, TaskEnd
-from koala_adapter.resultstore import ResultStore
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.service.applications import Applications
+from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.vjm.channel import FilePiece, Launch, TaskFiles, TaskReport
 from tests.unit.scheduler_site import WELL, Site, component, job, of_kind
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koala_adapter.scheduler import availability
-from koala_adapter.scheduler.availability import EarliestStarts, Profile
+from koala_adapter.queueing import availability
+from koala_adapter.queueing.availability import EarliestStarts, Profile
 
 SIZE = 12
 HORIZON = 60

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.scheduler.cluster import LocalJob, make_cluster_scheduler
-from koala_adapter.scheduler.metacluster import ClusterLoad, Metacluster, Requirements, least_loaded
+from koala_adapter.queueing.metacluster import ClusterLoad, Metacluster, Requirements, least_loaded
+from koala_adapter.queueing.policies import LocalJob, make_cluster_scheduler
 
 
 def test_the_least_loaded_cluster_that_satisfies_the_job() -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.plain_easy import plain_easy
-from koala_adapter.scheduler.maui import FirstFit
+from koala_adapter.queueing.maui import FirstFit
 from koala_adapter.simulation.lublin import lublin
 from koala_adapter.simulation.replay import Policy, Site, replay
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.scheduler.deadline import Call, Deadline, Greedy
 from koala_adapter.simulation.bricks import (
     BACKBONE,
     Bricks,
@@ -28,6 +27,7 @@ from koala_adapter.simulation.bricks import (
     mean_cost,
 )
 from koala_adapter.simulation.confidence import difference, estimate
+from koala_adapter.simulation.deadline_policies import Call, Deadline, Greedy
 from koala_adapter.simulation.deadline_runs import Case, Variant, simulate
 from koala_adapter.simulation.experiments.deadline import EXPERIMENT
 from koala_adapter.simulation.platform import DomainModel, LinkModel

@@ -16,7 +16,7 @@ from koala_adapter.model import LrmJobId
 from koala_adapter.ordering.entries import Happening, Kind
 from koala_adapter.ordering.explanations import Explanation, Overview
 from koala_adapter.ordering.shadow import Difference, ShadowReport
-from koala_adapter.scheduler.priority import PriorityWeights
+from koala_adapter.queueing.priority import PriorityWeights
 
 if TYPE_CHECKING:
     from pathlib import Path

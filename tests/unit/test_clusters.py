@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.clusters import ClusterDriver, Surroundings
-from koala_adapter.commands import CommandRunner
 from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import Capabilities, Submission
+from koala_adapter.plugin.commands import CommandRunner
 from koala_adapter.scheduler import events as ev
-from koala_adapter.submissions import leave_token, token_path
+from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings
+from koala_adapter.service.submissions import leave_token, token_path
 from tests.unit.scheduler_site import A, Site, component, job
 from tests.unit.scripted_lrm import ScriptedLrm, config
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.commands import CommandResult, CommandRunner, child_environment, login_name
 from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.plugin.commands import CommandResult, CommandRunner, child_environment, login_name
 from koala_adapter.testing import eventually
 
 if TYPE_CHECKING:

@@ -11,12 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from koala_adapter.config import load_site, load_site_text, shortest_poll_interval
+from koala_adapter.config.fields import PlacementName
+from koala_adapter.config.sitefile import load_site, load_site_text, shortest_poll_interval
+from koala_adapter.config.sitemodel import (
+    ClusterConfig,
+    ControlCenterConfig,
+    DirectivesConfig,
+    SchedulerConfig,
+    SiteConfig,
+)
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.fields import PlacementName
-from koala_adapter.limits import RequestWindow
 from koala_adapter.model import Directives
-from koala_adapter.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig, SiteConfig
+from koala_adapter.plugin.limits import RequestWindow
 from tests.unit.toml_text import plugin, replaced, toml_file, values
 
 if TYPE_CHECKING:
@@ -277,7 +283,7 @@ def test_shortest_poll_interval_fits_the_bound(per_minute: int) -> None:
 
 def test_placement_policies_of_files_are_those_of_the_scheduler() -> None:
     """A policy that a file may name exists, and one that exists may be named."""
-    policies = pytest.importorskip("koala_adapter.scheduler.policies")
+    policies = pytest.importorskip("koala_adapter.scheduler.placement.policies")
     assert set(get_args(PlacementName)) == set(policies.POLICIES)
 
 

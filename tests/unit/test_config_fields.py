@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from koala_adapter.fields import (
+from koala_adapter.config.fields import (
     DURATION_PATTERN,
     Environment,
     Host,

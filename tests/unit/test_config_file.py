@@ -11,9 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.config import load_site_text
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.config.tomlfile import (
+    MAXIMUM_SIZE,
+    key_lines,
+    nearest_line,
+    parse_document,
+    read_document,
+    show_path,
+)
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.tomlfile import MAXIMUM_SIZE, key_lines, nearest_line, parse_document, read_document, show_path
 from tests.unit.toml_text import TEXT, toml, values
 
 if TYPE_CHECKING:

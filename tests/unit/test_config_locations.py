@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from koala_adapter import locations
-from koala_adapter.config import find_site_file, state_directory
+from koala_adapter.config import locations
+from koala_adapter.config.sitefile import find_site_file, state_directory
 from koala_adapter.errors import ConfigurationError
 
 

@@ -14,9 +14,9 @@ import pydantic
 import pytest
 from pydantic import BaseModel
 
-from koala_adapter.config import load_site, load_site_text
-from koala_adapter.schema import job_schema, site_schema
-from koala_adapter.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
+from koala_adapter.config.schema import job_schema, site_schema
+from koala_adapter.config.sitefile import load_site, load_site_text
+from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
 from tests.unit.toml_text import plugin
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import pytest
 
 from koala_adapter import errors
 from koala_adapter.cli.koala import koala
-from koala_adapter.config import load_site_text
-from koala_adapter.jobfile import load_job
+from koala_adapter.config.jobfile import load_job
+from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.model import Directives, JobId
 from koala_adapter.plugin import load_plugins
 from koala_slurm.directives import problem_of

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter import eventqueue
 from koala_adapter.errors import JournalBlockedError, JournalError
-from koala_adapter.eventqueue import EventQueue
-from koala_adapter.journal import Journal
+from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import ClusterName, EndReason, JobId
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
-from koala_adapter.serviceclock import ServiceClock
+from koala_adapter.service import eventqueue
+from koala_adapter.service.eventqueue import EventQueue
+from koala_adapter.service.journal import Journal
 from tests.unit.clocks import SteppedClocks
 
 if TYPE_CHECKING:

@@ -27,65 +27,63 @@ AGENT = f"{CORE}.vjm.agent"
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
 
-# fmt: off
-WIKI_CODEC = tuple(f"{CORE}.wiki.{part}" for part in (
-    "protocol", "checksum", "frames", "hostlists", "words", "values", "records", "listings",
-    "requests", "messages", "replies",
-))
-# fmt: on
-"""Bytes to messages and back, for both dialects and both sides."""
-
-FILES = tuple(f"{CORE}.{part}" for part in ("tomlfile", "diagnosis", "fields"))
+FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
 """Reading a file that a person wrote, and saying what is wrong with it."""
 
-PLUGIN_SUPPORT = (
-    *BOTTOM,
-    *(f"{CORE}.{part}" for part in ("attribution", "commands", "plugin", "privatedirectory", "testing")),
-)
+PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 """All that a plugin may import of the core: what a third party may rely on."""
+
+# fmt: off
+SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
+    "actions", "changes", "context", "events", "outcome", "parameters", "pieces", "records", "roster", "spreading",
+    "timers",
+))
+# fmt: on
+"""What the rooms of the scheduler share."""
+
+
+def _rooms(*names: str) -> tuple[str, ...]:
+    return (*BOTTOM, *(f"{CORE}.{name}" for name in names))
+
 
 MAY_IMPORT = {
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
-    f"{CORE}.attribution": BOTTOM,
-    f"{CORE}.limits": BOTTOM,
-    f"{CORE}.serviceclock": BOTTOM,
-    f"{CORE}.privatedirectory": BOTTOM,
-    f"{CORE}.commands": (*BOTTOM, f"{CORE}.limits"),
-    f"{CORE}.plugin": (*BOTTOM, f"{CORE}.commands"),
-    f"{CORE}.scheduler": (*BOTTOM, f"{CORE}.scheduler"),
-    f"{CORE}.testing": PLUGIN_SUPPORT,
-    f"{CORE}.vjm": (*BOTTOM, f"{CORE}.vjm"),
+    f"{CORE}.host": _rooms("host"),
+    f"{CORE}.net": _rooms("net"),
+    f"{CORE}.plugin": _rooms("plugin"),
+    f"{CORE}.config": _rooms("plugin", "config"),
+    f"{CORE}.scheduler": _rooms("scheduler"),
+    f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
+    f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),
+    f"{CORE}.scheduler.malleable": (*_rooms("scheduler.claiming", "scheduler.malleable"), *SCHEDULER_NOUNS),
+    f"{CORE}.queueing": _rooms("queueing"),
+    f"{CORE}.vjm": _rooms("vjm"),
     AGENT: (),
-    f"{CORE}.unixsocket": BOTTOM,
-    f"{CORE}.ordering": (
-        *BOTTOM,
-        f"{CORE}.unixsocket",
-        f"{CORE}.commands",
-        f"{CORE}.limits",
-        f"{CORE}.plugin",
-        f"{CORE}.scheduler",
-        f"{CORE}.serviceclock",
-        f"{CORE}.ordering",
-    ),
-    f"{CORE}.runners": (*BOTTOM, f"{CORE}.scheduler", f"{CORE}.vjm", f"{CORE}.runners"),
-    f"{CORE}.wiki": (*BOTTOM, f"{CORE}.limits", f"{CORE}.plugin", f"{CORE}.scheduler", f"{CORE}.wiki"),
-    f"{CORE}.simulation": (*BOTTOM, *FILES, f"{CORE}.scheduler", f"{CORE}.simulation"),
+    f"{CORE}.runners": _rooms("scheduler", "vjm", "runners"),
+    f"{CORE}.ordering": _rooms("host", "net", "plugin", "queueing", "ordering"),
+    f"{CORE}.wiki": _rooms("plugin", "queueing", "wiki"),
+    f"{CORE}.wiki.codec": _rooms("wiki.codec"),
+    f"{CORE}.simulation": (*_rooms("scheduler", "queueing", "simulation"), *FILES),
+    f"{CORE}.service": _rooms("host", "plugin", "config", "scheduler", "vjm", "runners", "service"),
+    f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "vjm", "service", "api"),
+    f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
     "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),
     "koala_slurm": (*PLUGIN_SUPPORT, "koala_slurm"),
-    "koala_wiki": (*PLUGIN_SUPPORT, *WIKI_CODEC, f"{CORE}.wiki.client", f"{CORE}.wiki.keyfile", "koala_wiki"),
+    "koala_wiki": (
+        *PLUGIN_SUPPORT,
+        *(f"{CORE}.wiki.{part}" for part in ("codec", "client", "keyfile")),
+        "koala_wiki",
+    ),
 }
 """Of our own modules, a part on the left imports only those on its right. The longest matching name rules."""
 
-SERVICE_SIDE = tuple(f"{CORE}.{part}" for part in ("service", "server", "hosting", "cli"))
-"""The service, what offers it on a socket, what starts it, and the command line."""
-
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
-    f"{CORE}.hosting": (f"{CORE}.hosting", f"{CORE}.cli"),
-    f"{CORE}.service": SERVICE_SIDE,
+    f"{CORE}.api": (f"{CORE}.api", f"{CORE}.cli"),
+    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.cli"),
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.cli"),
 }
 """The parts on top: whatever lies below them does not know them."""
@@ -104,7 +102,15 @@ HARMLESS = ("pathlib.PurePath", "pathlib.PurePosixPath", "time.strptime")
 
 WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
 
-PURE = (f"{CORE}.scheduler", f"{CORE}.model", f"{CORE}.errors", f"{CORE}.vjm.channel", "koala_drmaa.protocol")
+PURE = (
+    f"{CORE}.scheduler",
+    f"{CORE}.queueing",
+    f"{CORE}.wiki.codec",
+    f"{CORE}.model",
+    f"{CORE}.errors",
+    f"{CORE}.vjm.channel",
+    "koala_drmaa.protocol",
+)
 """Parts that compute and do nothing else. So does each module that calls itself pure, see `is_pure`."""
 
 PURE_CLAIM = re.compile(r"^Pure\b|[.:] Pure\b", re.MULTILINE)
@@ -253,20 +259,22 @@ def test_rules_name_parts_that_exist(name: str) -> None:
 @pytest.mark.parametrize(
     ("importer", "source"),
     [
-        (f"{CORE}.service", "import koala_slurm"),
+        (f"{CORE}.service.service", "import koala_slurm"),
         (f"{CORE}.cli.run", "def f() -> None:\n    from koala_sge import PLUGIN"),
         (f"{CORE}.model", "from koala_adapter.plugin import Lrm"),
-        (f"{CORE}.errors", "from koala_adapter import commands"),
+        (f"{CORE}.errors", "from koala_adapter.plugin import commands"),
         (f"{CORE}.scheduler.core", "from ..plugin import Lrm"),
         (f"{CORE}.scheduler.core", "from koala_adapter.vjm.center import ControlCenter"),
-        (f"{CORE}.plugin", "from koala_adapter.service import Service"),
-        (f"{CORE}.service", "from koala_adapter.cli import main"),
+        (f"{CORE}.plugin", "from koala_adapter.service.service import Service"),
+        (f"{CORE}.service.service", "from koala_adapter.cli import main"),
         (f"{CORE}.simulation.replay", "import koala_adapter.cli.run"),
         (f"{CORE}.vjm.center", "from koala_adapter.runners import runner"),
-        (f"{CORE}.journal", "from koala_adapter.service import Service"),
-        (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service import Service"),
+        (f"{CORE}.service.journal", "from koala_adapter.api.reports import JobReport"),
+        (f"{CORE}.scheduler.placement.fitting", "from koala_adapter.scheduler.claiming.claims import retake"),
+        (f"{CORE}.queueing.maui", "from koala_adapter.scheduler.core import Scheduler"),
+        (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service.service import Service"),
         (AGENT, "from koala_adapter.errors import KoalaError"),
-        ("koala_slurm.parsing", "from koala_adapter.service import Service"),
+        ("koala_slurm.parsing", "from koala_adapter.service.service import Service"),
         ("koala_slurm.parsing", "from koala_adapter.scheduler.core import Scheduler"),
         ("koala_local", "import koala_slurm"),
         ("koala_drmaa", "from koala_sge import PLUGIN"),
@@ -283,9 +291,9 @@ def test_import_against_the_direction_is_found(importer: str, source: str) -> No
     ("importer", "source"),
     [
         (f"{CORE}.scheduler.core", "from .queue import Queue\nfrom koala_adapter.model import Job"),
-        (f"{CORE}.cli.run", "from koala_adapter.service import Service\nfrom . import output"),
+        (f"{CORE}.cli.run", "from koala_adapter.service.service import Service\nfrom . import output"),
         ("koala_sge.lrm", "from koala_drmaa import session\nfrom koala_adapter.plugin import Lrm"),
-        ("koala_slurm.lrm", "import subprocess\nfrom koala_adapter.commands import CommandRunner"),
+        ("koala_slurm.lrm", "import subprocess\nfrom koala_adapter.plugin.commands import CommandRunner"),
     ],
 )
 def test_import_along_the_direction_is_accepted(importer: str, source: str) -> None:

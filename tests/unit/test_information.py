@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.information import Poller, Reading, answering
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
+from koala_adapter.service.information import Poller, Reading, answering
 from tests.unit.scripted_lrm import ScriptedLrm, config, node
 
 if TYPE_CHECKING:
-    from koala_adapter.config import ClusterConfig
+    from koala_adapter.config.sitefile import ClusterConfig
 
 pytestmark = pytest.mark.anyio
 

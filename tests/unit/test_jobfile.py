@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.config import load_site_text
-from koala_adapter.errors import ConfigurationError
-from koala_adapter.inputfiles import LARGEST_SUM, InputFileTable
-from koala_adapter.jobfile import (
+from koala_adapter.config.inputfiles import LARGEST_SUM, InputFileTable
+from koala_adapter.config.jobfile import (
     ComponentTable,
     JobTable,
     check_job,
@@ -26,8 +24,10 @@ from koala_adapter.jobfile import (
     load_job,
     load_job_text,
 )
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.config.sitemodel import NoSettings, SiteConfig
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, Launcher
-from koala_adapter.sitemodel import NoSettings, SiteConfig
 from tests.unit.toml_text import plugin, replaced, toml_file, values
 
 if TYPE_CHECKING:

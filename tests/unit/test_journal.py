@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koala_adapter.errors import JournalError
-from koala_adapter.journal import Journal
 from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.service.journal import Journal
 from tests.unit.scheduler_site import STATE, Site, component, job
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def test_a_killed_process_loses_nothing_that_it_appended(tmp_path: Path) -> None
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from koala_adapter.journal import Journal\n"
+        "from koala_adapter.service.journal import Journal\n"
         "from koala_adapter.scheduler.events import TimeReached\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "for number in range(100): journal.append(TimeReached(time=float(number)))\n"

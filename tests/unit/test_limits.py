@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.limits import URGENT_SHARE, WINDOW, CircuitBreaker, RequestWindow
+from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW, CircuitBreaker, RequestWindow
 
 bounds = st.integers(min_value=2, max_value=40)
 wishes = st.lists(

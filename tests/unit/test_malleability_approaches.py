@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.scheduler.approaches import (
+from koala_adapter.scheduler.malleable.approaches import (
     Approach,
     Shrinkable,
     cluster_to_shrink,
     grow_on_request,
     growth_allowed,
 )
-from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from tests.unit.test_malleability import SCENES, Bounds, Scene
 
 

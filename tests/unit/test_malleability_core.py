@@ -11,7 +11,6 @@ import pytest
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.acceptance import ACCEPTANCE_RULES
 from koala_adapter.scheduler.actions import (
     OfferProcessors,
     OfferWithdrawn,
@@ -19,11 +18,12 @@ from koala_adapter.scheduler.actions import (
     SubmitPlaceholders,
     TakeProcessors,
 )
-from koala_adapter.scheduler.approaches import Approach
 from koala_adapter.scheduler.explain import explain
-from koala_adapter.scheduler.malleability import Direction
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.simulation.acceptance import ACCEPTANCE_RULES
 from tests.unit.malleable_site import MalleableSite, is_running, malleable, offers, part, requests
 from tests.unit.scheduler_site import A, component, copied, ends, job, launches, of_kind, submissions
 from tests.unit.test_malleability import Scene

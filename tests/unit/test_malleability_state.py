@@ -11,9 +11,9 @@ import pytest
 from koala_adapter.model import JobId, JobKind
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.approaches import Approach
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.malleability import MALLEABILITY_POLICIES
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.roster import Roster

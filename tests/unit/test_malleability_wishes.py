@@ -7,8 +7,8 @@ import pytest
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import OfferProcessors, ProcessorsGranted, RequestProcessors, TakeProcessors
-from koala_adapter.scheduler.approaches import Approach
 from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.outcome import JobState
 from tests.unit.malleable_site import MalleableSite, granted, malleable, part, requests
 from tests.unit.scheduler_site import A, component, job, of_kind, submissions

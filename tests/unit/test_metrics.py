@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.scheduler.cluster import POLICIES
+from koala_adapter.queueing.policies import POLICIES
 from koala_adapter.simulation import metrics
 from koala_adapter.simulation.metrics import Steps, job_metrics, percentiles, summarized
 from koala_adapter.simulation.replay import Policy, Site, replay

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import SimulationError
-from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.simulation.experiments.framework import load_experiment
 from koala_adapter.simulation.malleable_report import conditions_of
 from koala_adapter.simulation.malleable_runs import RIGID, Case, Conditions, mean_used, run_case, used_over_time

@@ -27,7 +27,7 @@ from koala_adapter.model import (
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.simulation.applications import Progress
 from koala_adapter.simulation.koala_workloads import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload

@@ -11,7 +11,9 @@ import anyio
 import pytest
 
 from koala_adapter.errors import JobNotFoundError, JournalError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.net.unixsocket import reachable
 from koala_adapter.ordering.answering import Answering, ask_explanation, ask_overview
 from koala_adapter.ordering.deciding import Manner
 from koala_adapter.ordering.driver import Driver
@@ -22,9 +24,7 @@ from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.watching import Pace, Watcher
-from koala_adapter.scheduler.cluster import make_cluster_scheduler
-from koala_adapter.serviceclock import ServiceClock
-from koala_adapter.unixsocket import reachable
+from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering_site import Listed
 from tests.unit.scripted_lrm import ScriptedLrm
 

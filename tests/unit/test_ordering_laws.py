@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koala_adapter.ordering.entries import Kind
-from koala_adapter.scheduler.cluster import POLICIES
+from koala_adapter.queueing.policies import POLICIES
 from tests.unit.ordering_site import Listed
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.shadow import Shadow
 from koala_adapter.ordering.standing import Listing, Rules
-from koala_adapter.scheduler.cluster import POLICIES, make_cluster_scheduler
-from koala_adapter.scheduler.priority import PriorityWeights
+from koala_adapter.queueing.policies import POLICIES, make_cluster_scheduler
+from koala_adapter.queueing.priority import PriorityWeights
 from tests.unit.ordering_site import Listed, node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.scheduler.local_queue import ClusterScheduler
+    from koala_adapter.queueing.local_queue import ClusterScheduler
 
 IDS = (
     ("8", "9", "10", "11", "100"),

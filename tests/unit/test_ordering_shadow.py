@@ -9,7 +9,7 @@ from koala_adapter.model import LrmJobState
 from koala_adapter.ordering.entries import Kind
 from koala_adapter.ordering.shadow import Shadow
 from koala_adapter.ordering.standing import Listing, Rules
-from koala_adapter.scheduler.cluster import make_cluster_scheduler
+from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering_site import Listed
 
 

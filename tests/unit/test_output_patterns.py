@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from koala_adapter.outputfiles import OutputPattern
+from koala_adapter.config.outputfiles import OutputPattern
 from koala_adapter.vjm.agent import NamePattern, Patterns
 
 PATTERN: TypeAdapter[str] = TypeAdapter(OutputPattern)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION
-from koala_adapter.privatedirectory import make_directory, make_private_directory, weakness
+from koala_adapter.host.privatedirectory import make_directory, make_private_directory, weakness
 
 if TYPE_CHECKING:
     from pathlib import Path

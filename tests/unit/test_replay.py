@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 
-from koala_adapter.scheduler.cluster import POLICIES
+from koala_adapter.queueing.policies import POLICIES
 from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
 from koala_adapter.simulation.replay import Policy, Replay, Site, replay
 from koala_adapter.simulation.sites import NEVER

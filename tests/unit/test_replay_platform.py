@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.scheduler.cluster import POLICIES
+from koala_adapter.queueing.policies import POLICIES
 from koala_adapter.simulation import sites
 from koala_adapter.simulation.background import LocalUse, Outage
 from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors

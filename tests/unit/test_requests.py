@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter import errors, requests
+from koala_adapter import errors
+from koala_adapter.api import protocol as requests
 from koala_adapter.errors import KoalaError, ProtocolError
 
 JSON = st.recursive(

@@ -7,20 +7,20 @@ import io
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from koala_adapter.api.reports import job_report
 from koala_adapter.cli.context import make_console
 from koala_adapter.cli.following import closing
 from koala_adapter.cli.tables import files_lines
 from koala_adapter.model import PlaceholderId
-from koala_adapter.reports import job_report
-from koala_adapter.results import LEDGER_NAME, FilesReport, Results, read_ledger
-from koala_adapter.resultstore import ResultStore
+from koala_adapter.service.results import LEDGER_NAME, FilesReport, Results, read_ledger
+from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.vjm.channel import FilePiece, Omission, TaskFiles
 from tests.unit.scheduler_site import Site, component, job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
 
 PLACEHOLDER = PlaceholderId(batch="b", index=1)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import JobFinished, LaunchJob, SubmitPlaceholders
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.placement import Placed, PlacedComponent
+from koala_adapter.scheduler.placement.policy import Placed, PlacedComponent
 from tests.unit.scheduler_site import A, B, Site, component, ends, job, launches, of_kind, submissions
 
 

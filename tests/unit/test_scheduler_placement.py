@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.packing import Piece, pack
-from koala_adapter.scheduler.placement import (
+from koala_adapter.scheduler.placement.packing import Piece, pack
+from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.placement.policy import (
     ClusterView,
     ComponentRequest,
     Infeasible,
@@ -20,7 +21,6 @@ from koala_adapter.scheduler.placement import (
     PlacementResult,
     infeasibility,
 )
-from koala_adapter.scheduler.policies import POLICIES
 from tests.unit.scheduler_site import component
 
 Views = dict[ClusterName, ClusterView]

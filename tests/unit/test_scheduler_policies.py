@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName, InputFile
-from koala_adapter.scheduler.packing import Piece, pack_fewest
-from koala_adapter.scheduler.placement import Infeasible, Insufficient, Placed
-from koala_adapter.scheduler.policies import POLICIES
-from koala_adapter.scheduler.selection import WaitingHistory
+from koala_adapter.scheduler.placement.packing import Piece, pack_fewest
+from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
+from koala_adapter.scheduler.placement.waitinghistory import WaitingHistory
 from tests.unit.test_scheduler_placement import Views, request, request_sets, site, some_fit, view, view_sets
 
 if TYPE_CHECKING:
-    from koala_adapter.scheduler.placement import ClusterView, ComponentRequest, PlacementResult
+    from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
 
 GIB = 1024**3
 

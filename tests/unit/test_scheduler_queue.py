@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.scheduler.queue import Lane, PlacementQueue, position_of
+from koala_adapter.scheduler.claiming.queue import Lane, PlacementQueue, position_of
 from koala_adapter.scheduler.records import Claim, JobRecord
 from tests.unit.scheduler_site import component, job
 

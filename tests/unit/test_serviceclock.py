@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from koala_adapter.serviceclock import HostClocks, ServiceClock, seconds_since_boot
+from koala_adapter.host.clock import HostClocks, ServiceClock, seconds_since_boot
 from tests.unit.clocks import HOUR, NOON, SteppedClocks
 
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from koala_adapter.config.sitemodel import ClusterConfig, SchedulerConfig, SiteConfig
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.sitemodel import ClusterConfig, SchedulerConfig, SiteConfig
-from koala_adapter.siteparameters import configuration
+from koala_adapter.service.siteparameters import configuration
 
 
 def test_defaults_of_site_and_scheduler_agree() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from koala_adapter.commands import CommandResult
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import EndReason, LrmJobState, NodeState
+from koala_adapter.plugin.commands import CommandResult
 from koala_slurm.control import cancel_error, control_error
 from koala_slurm.refusals import reading_error, submission_error
 from koala_slurm.states import END_REASONS, JOB_STATES, job_end, job_state, node_state

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from koala_adapter.clusters import make_lrm
-from koala_adapter.config import load_site
+from koala_adapter.config.sitefile import load_site
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.plugin import load_plugins
-from koala_adapter.submissions import last_words, tidy_words, words_directory, words_paths
+from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.submissions import last_words, tidy_words, words_directory, words_paths
 from tests.unit.scripted_lrm import config
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from koala_adapter.cli.logstream import LogStream
 from koala_adapter.model import JobId
-from koala_adapter.unwritten import UnwrittenOutput
+from koala_adapter.service.unwritten import UnwrittenOutput
 
 FULL = "No space left on device"
 JOB = JobId("7")

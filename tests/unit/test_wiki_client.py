@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.config import load_site_text
+from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.errors import (
     ConfigurationError,
     LrmNotFoundError,
@@ -24,7 +24,7 @@ from koala_adapter.errors import (
 from koala_adapter.model import LrmJobId
 from koala_adapter.testing import new_context
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.protocol import (
+from koala_adapter.wiki.codec.protocol import (
     Dialect,
     FrameReader,
     GetJobs,

@@ -12,7 +12,7 @@ import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import EndReason, HoldOwner, LrmJobState, NodeState
-from koala_adapter.wiki.protocol import Dialect
+from koala_adapter.wiki.codec.protocol import Dialect
 from tests.unit.wiki_source import NOW, MemorySource, Server, job, node, running
 
 if TYPE_CHECKING:

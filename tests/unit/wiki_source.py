@@ -11,9 +11,9 @@ import anyio
 from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.model import ClusterName, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.plugin import Capabilities
+from koala_adapter.wiki.codec.protocol import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
 from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.options import ServerOptions
-from koala_adapter.wiki.protocol import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.sources import Listing, Place, Source
 

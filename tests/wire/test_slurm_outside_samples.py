@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.commands import CommandResult
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.plugin.commands import CommandResult
 from koala_slurm.control import control_error
 from koala_slurm.controller import parse_config, parse_version, release_of
 from koala_slurm.details import MORE_FIELDS, parse_details, parse_everything, with_details

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.commands import CommandResult
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.model import EndReason, LrmJob, LrmJobState, NodeState
+from koala_adapter.plugin.commands import CommandResult
 from koala_slurm.accounting import parse_history
 from koala_slurm.control import cancel_error, control_error, is_ambiguous
 from koala_slurm.controller import parse_config, parse_version, release_of

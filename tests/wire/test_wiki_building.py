@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.hostlists import LONGEST_ID, LONGEST_TASK_LIST, MOST_NODES_OF_JOB, MOST_TASKS
-from koala_adapter.wiki.protocol import (
+from koala_adapter.wiki.codec.hostlists import LONGEST_ID, LONGEST_TASK_LIST, MOST_NODES_OF_JOB, MOST_TASKS
+from koala_adapter.wiki.codec.protocol import (
     Count,
     Dialect,
     HostFormat,
@@ -33,7 +33,7 @@ from koala_adapter.wiki.protocol import (
     read_key,
     seal,
 )
-from koala_adapter.wiki.words import JOB_ATTRIBUTES, NODE_ATTRIBUTES
+from koala_adapter.wiki.codec.words import JOB_ATTRIBUTES, NODE_ATTRIBUTES
 
 KEY = read_key("42")
 JOB = JobRecord(id="7", state=JobWord.IDLE, user="ada", tasks=4)

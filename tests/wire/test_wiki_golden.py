@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.protocol import (
+from koala_adapter.wiki.codec.protocol import (
     Dialect,
     FrameReader,
     HostFormat,

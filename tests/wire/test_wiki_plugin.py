@@ -15,7 +15,7 @@ from koala_adapter.errors import (
     WikiError,
 )
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, Node, NodeState
-from koala_adapter.wiki.protocol import (
+from koala_adapter.wiki.codec.protocol import (
     Count,
     Dialect,
     JobRecord,

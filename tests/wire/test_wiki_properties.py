@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki import requests
-from koala_adapter.wiki.listings import Prepared, fit_records
-from koala_adapter.wiki.protocol import (
+from koala_adapter.wiki.codec import requests
+from koala_adapter.wiki.codec.listings import Prepared, fit_records
+from koala_adapter.wiki.codec.protocol import (
     VERBS,
     CancelType,
     Count,
@@ -48,7 +48,7 @@ from koala_adapter.wiki.protocol import (
     read_key,
     seal,
 )
-from koala_adapter.wiki.words import JOB_ATTRIBUTES, NODE_ATTRIBUTES, Attribute, Kind
+from koala_adapter.wiki.codec.words import JOB_ATTRIBUTES, NODE_ATTRIBUTES, Attribute, Kind
 from tests.wire.wiki_samples import KEY, golden, timestamp
 
 if TYPE_CHECKING:

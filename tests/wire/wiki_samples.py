@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from koala_adapter.wiki.protocol import Dialect, Envelope, FrameReader, Key, open_reply, read_key
+from koala_adapter.wiki.codec.protocol import Dialect, Envelope, FrameReader, Key, open_reply, read_key
 
 SAMPLES = Path(__file__).parent / "samples" / "wiki"
 KEY = read_key("42")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.simulation.experiments.framework import Experiment, Options, Result
 from koala_adapter.simulation.malleable_report import (
     NOTES,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.approaches import Approach
+from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.simulation.confidence import difference
 from koala_adapter.simulation.experiments.framework import Experiment, Finding, Options, Result
 from koala_adapter.simulation.malleable_report import (

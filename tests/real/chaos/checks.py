@@ -17,7 +17,7 @@ from tests.real.systems import SystemFailedError
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
     from tests.real.chaos.results import History
     from tests.real.chaos.stage import Stage
 

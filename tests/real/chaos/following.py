@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
     from tests.real.chaos.jobs import PlannedJob
 
 END_SECONDS = 60.0

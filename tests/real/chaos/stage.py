@@ -10,8 +10,8 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
+from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.errors import KoalaError
-from koala_adapter.jobfile import load_job_text
 from koala_adapter.model import JobId
 from tests.real.chaos.following import Followed
 from tests.real.chaos.plan import NODES
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from koala_adapter.reports import JobReport
+    from koala_adapter.api.reports import JobReport
     from tests.real.chaos.jobs import PlannedJob
     from tests.real.lrms import System
 

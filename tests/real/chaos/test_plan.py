@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from koala_adapter.jobfile import load_job_text
+from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.model import JobId, JobKind, Launcher
 from tests.real.chaos.jobs import End
 from tests.real.chaos.plan import KINDS, OF_CONTROLLER, OF_SERVICE, Deed, Plan, Step, make_plan

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Talking to the service over its Unix socket."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from koala_adapter.api import protocol as requests
+from koala_adapter.api.reports import CLUSTER_REPORT, JOB_REPORT, PLAN_REPORT
+from koala_adapter.api.server import socket_path
+from koala_adapter.config.jobfile import job_to_dict
+from koala_adapter.errors import ServiceUnavailableError
+from koala_adapter.scheduler.context import NOT_SEEN
+from koala_adapter.service.submissions import SAMPLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from koala_adapter.api.protocol import Reply, Request
+    from koala_adapter.api.reports import ClusterReport, JobReport, PlanReport
+    from koala_adapter.model import Job
+    from koala_adapter.service.submissions import SampleSubmission
+
+TIMEOUT = 30.0
+LOOK_AGAIN = 0.2
+"""Seconds between two attempts to reach a service that is expected."""
+
+
+class Client:
+    """Asks the service of a state directory; each call is a connection of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory``: the state directory of the service."""
+        self.directory = directory
+
+    def running(self) -> bool:
+        """Tell whether a service answers."""
+        return self.pid() is not None
+
+    def pid(self, patience: float = TIMEOUT) -> int | None:
+        """Return the process id of the service; None when none answers within ``patience`` seconds."""
+        try:
+            return int(self._ask(requests.Request(operation="ping"), timeout=patience)["pid"])
+        except ServiceUnavailableError:
+            return None
+
+    def wait_until_running(self, patience: float) -> bool:
+        """Wait for a service to answer, ``patience`` seconds at most; tell whether one does."""
+        until = time.monotonic() + patience
+        # Once it listens, it answers as soon as it has started; what is looked for again and again is its socket.
+        while self.pid(max(LOOK_AGAIN, until - time.monotonic())) is None:
+            if time.monotonic() > until:
+                return False
+            time.sleep(LOOK_AGAIN)
+        return True
+
+    def wait_until_seen(self, patience: float) -> None:
+        """Wait, ``patience`` seconds at most, until the service has seen every cluster, or knows why it cannot."""
+        until = time.monotonic() + patience
+        while time.monotonic() < until and any(report.closed == NOT_SEEN for report in self.clusters()):
+            time.sleep(LOOK_AGAIN)
+
+    def submit(self, job: Job) -> str:
+        """Submit a job and return its id (the one in ``job`` is not used)."""
+        result = self._ask(requests.Request(operation="submit", job=job_to_dict(job)))
+        return str(result["job_id"])
+
+    def cancel(self, job_id: str) -> JobReport:
+        """Cancel a job; returns at once with its report."""
+        return JOB_REPORT.validate_python(self._ask(requests.Request(operation="cancel", job_id=job_id)))
+
+    def job(self, job_id: str) -> JobReport:
+        """Return the report of a job. Raises JobNotFoundError."""
+        return JOB_REPORT.validate_python(self._ask(requests.Request(operation="job", job_id=job_id)))
+
+    def jobs(self, limit: int = 50) -> list[JobReport]:
+        """Return the latest jobs in order of submission."""
+        found = self._ask(requests.Request(operation="jobs", limit=limit))
+        return [JOB_REPORT.validate_python(one) for one in found]
+
+    def clusters(self) -> list[ClusterReport]:
+        """Return the clusters."""
+        return [CLUSTER_REPORT.validate_python(one) for one in self._ask(requests.Request(operation="clusters"))]
+
+    def plan(self, job: Job) -> PlanReport:
+        """Return where a job would go now."""
+        return PLAN_REPORT.validate_python(self._ask(requests.Request(operation="plan", job=job_to_dict(job))))
+
+    def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
+        """Return the exact submissions of a job to a cluster, not sent."""
+        found = self._ask(requests.Request(operation="script", job=job_to_dict(job), cluster=cluster))
+        return [SAMPLE.validate_python(one) for one in found]
+
+    def stop(self) -> None:
+        """Ask the service to end; its jobs go on and are found again by the next one."""
+        self._ask(requests.Request(operation="stop"))
+
+    def follow(self, job_id: str, *, patience: float, on_lost: Callable[[], None]) -> Iterator[JobReport]:
+        """Watch a job; when the service goes away, call ``on_lost`` and wait ``patience`` seconds for the next one.
+
+        Raises ServiceUnavailableError when none comes.
+        """
+        while True:
+            try:
+                yield from self.watch(job_id)
+                return
+            except ServiceUnavailableError:
+                on_lost()
+                if not self.wait_until_running(patience):
+                    raise
+
+    def watch(self, job_id: str) -> Iterator[JobReport]:
+        """Yield the report of a job now and after each change, until it is over."""
+        with self._connect(timeout=None) as connection, connection.makefile("rb") as lines:
+            last = False
+            request = requests.encode(requests.Request(operation="watch", job_id=job_id))
+            while not last:
+                try:
+                    connection.sendall(request)
+                    reply = self._reply(lines.readline())
+                except OSError as error:
+                    raise self._unavailable(error) from error
+                request, last = b"", reply.last
+                yield JOB_REPORT.validate_python(reply.result)
+
+    def _ask(self, request: Request, *, timeout: float = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
+        with self._connect(timeout=timeout) as connection, connection.makefile("rb") as lines:
+            try:
+                connection.sendall(requests.encode(request))
+                return self._reply(lines.readline()).result
+            except OSError as error:
+                raise self._unavailable(error) from error
+
+    def _reply(self, line: bytes) -> Reply:
+        if not line:
+            raise self._unavailable("it closed the connection")
+        reply = requests.decode_reply(line)
+        requests.raise_refusal(reply)
+        return reply
+
+    def _connect(self, timeout: float | None) -> socket.socket:
+        path = str(socket_path(self.directory))
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            connection.close()
+            raise self._unavailable(error) from error
+        return connection
+
+    def _unavailable(self, why: object) -> ServiceUnavailableError:
+        said = getattr(why, "strerror", None) or why
+        return ServiceUnavailableError(
+            f"no koala service answers in {self.directory}: {said}", hint="start one with `koala serve`"
+        )

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be known without a service: the journal, read only, and what the clusters answer when asked once.
+
+Nothing here changes anything: not the journal, not the LRMs, and not what a service that runs meanwhile believes.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+
+from koala_adapter.api.reports import JOB_REPORT, ClusterReport, in_order, job_report
+from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
+from koala_adapter.host.clock import ServiceClock
+from koala_adapter.model import LrmJobState
+from koala_adapter.plugin.commands import login_name
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
+from koala_adapter.scheduler.records import State
+from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.information import read_cluster
+from koala_adapter.service.journal import Journal
+from koala_adapter.service.results import read_ledger
+from koala_adapter.service.siteparameters import configuration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from koala_adapter.api.reports import JobReport
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.model import JobId
+    from koala_adapter.plugin import Lrm, PluginDefinition
+    from koala_adapter.service.information import Reading
+
+JOURNAL_NAME = "journal.sqlite"
+NO_INSTANCE = "00000000"
+"""Stands for the name that a state directory gets when its first service starts."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What the journal of a state directory says, as of one moment."""
+
+    directory: Path
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    instance: str = NO_INSTANCE
+    port: int = 0
+    """Where the control center listened last; 0: never."""
+    archived: Mapping[str, JobReport] = field(default_factory=dict)
+    """Finished jobs by id, oldest first."""
+    clock: ServiceClock = field(default_factory=ServiceClock)
+
+    @property
+    def now(self) -> float:
+        """The present time by the clock of the service whose journal it is."""
+        return self.clock.now()
+
+    @property
+    def unfinished(self) -> list[JobId]:
+        """Jobs that have no outcome yet or whose placeholders are not all gone."""
+        jobs = self.scheduler.state.jobs.items()
+        return [id_ for id_, record in jobs if not record.state.final or record.live]
+
+    def job(self, job_id: str) -> JobReport:
+        """Return the report of a job. Raises JobNotFoundError."""
+        try:
+            record = self.scheduler.job(job_id)
+        except JobNotFoundError:
+            if job_id in self.archived:
+                return self.archived[job_id]
+            raise
+        directory = self.directory / "jobs" / record.job.id
+        return job_report(
+            self.scheduler,
+            record,
+            now=self.now,
+            wall_offset=self.clock.offset,
+            output_directory=str(directory),
+            files=read_ledger(directory),
+        )
+
+    def jobs(self, limit: int) -> list[JobReport]:
+        """Return the latest jobs in order of submission."""
+        live = {str(id_): self.job(id_) for id_ in self.scheduler.state.jobs}
+        return sorted({**self.archived, **live}.values(), key=in_order)[-limit:]
+
+
+def read_record(directory: Path, *, archived: int = 0) -> Record:
+    """Read the journal of a state directory, with so many finished jobs; an empty record when there is none.
+
+    Raises JournalError.
+    """
+    if not (directory / JOURNAL_NAME).exists():
+        return Record(directory=directory)
+    with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
+        state, events = journal.recover()
+        scheduler = Scheduler(state or State())
+        for event in events:
+            # As in the service: a defect costs the event that shows it.
+            with suppress(Exception):
+                scheduler.handle(event)
+        reports = [JOB_REPORT.validate_json(text) for text in reversed(journal.latest_archived(archived))]
+        return Record(
+            directory=directory,
+            scheduler=scheduler,
+            clock=ServiceClock(before=journal.clock_reading(), latest=scheduler.state.now),
+            instance=journal.value("instance") or NO_INSTANCE,
+            port=int(journal.value("port") or "0"),
+            archived={report.id: report for report in reports},
+        )
+
+
+def recorded(directory: Path, *, archived: int = 0) -> Record:
+    """Read the journal of a state directory in which a service has run. Raises ServiceUnavailableError otherwise."""
+    if not (directory / JOURNAL_NAME).exists():
+        message = f"no koala service runs in {directory}, and none ever has"
+        raise ServiceUnavailableError(message, hint="run a job with `koala run JOB`, or start one with `koala serve`")
+    return read_record(directory, archived=archived)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one cluster said when it was asked once."""
+
+    config: ClusterConfig
+    version: str | None = None
+    reading: Reading | None = None
+    trouble: str = ""
+    """Why there is no reading."""
+    requests: int = 0
+
+
+async def ask_cluster(
+    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, prefix: str, timeout: float
+) -> Answer:
+    """Ask one cluster for its jobs and nodes. Never raises LrmError: what goes wrong is in the answer."""
+    lrm, commands = make_lrm(config, plugins, directory)
+    version: str | None = None
+    try:
+        with anyio.fail_after(timeout):
+            await lrm.start()
+            version = await lrm.version()
+            reading = await read_cluster(config, lrm, name_prefix=prefix, user=login_name(), read_at=time.time())
+    except LrmError as error:
+        return Answer(config=config, version=version, trouble=error.message, requests=commands.window.total)
+    except TimeoutError:
+        trouble = f"no answer within {timeout:g} s"
+        return Answer(config=config, version=version, trouble=trouble, requests=commands.window.total)
+    finally:
+        await close_lrm(lrm)
+    return Answer(config=config, version=version, reading=reading, requests=commands.window.total)
+
+
+async def close_lrm(lrm: Lrm) -> None:
+    """Give an LRM's resources back, also when we are being cancelled."""
+    with anyio.CancelScope(shield=True), anyio.move_on_after(5):
+        await lrm.close()
+
+
+async def ask_clusters(
+    site: SiteConfig,
+    plugins: Mapping[str, PluginDefinition],
+    record: Record,
+    *,
+    timeout: float,
+    tell: Callable[[str], None],
+) -> list[Answer]:
+    """Ask all enabled clusters side by side and tell the scheduler of the record what they say.
+
+    ``tell`` hears which clusters have not answered yet.
+    """
+    waiting = [config.name for config in site.enabled_clusters]
+    answers: dict[str, Answer] = {}
+
+    async def ask(config: ClusterConfig) -> None:
+        prefix = f"koala-{record.instance}-"
+        answers[config.name] = await ask_cluster(config, plugins, record.directory, prefix=prefix, timeout=timeout)
+        waiting.remove(config.name)
+        tell(", ".join(waiting))
+
+    tell(", ".join(waiting))
+    async with anyio.create_task_group() as tasks:
+        for config in site.enabled_clusters:
+            tasks.start_soon(ask, config)
+    found = [answers[config.name] for config in site.enabled_clusters]
+    _take_in(site, record, found)
+    return found
+
+
+def _take_in(site: SiteConfig, record: Record, answers: list[Answer]) -> None:
+    now = record.now
+    record.scheduler.handle(configuration(site, record.instance, now))
+    for answer in answers:
+        cluster, reading = answer.config.cluster_name, answer.reading
+        if reading is None:
+            record.scheduler.handle(ClusterUnavailable(time=now, cluster=cluster, reason=answer.trouble))
+        else:
+            record.scheduler.handle(
+                ClusterPolled(
+                    time=now, cluster=cluster, processors=reading.processors, idle=reading.idle, ours=reading.ours
+                )
+            )
+
+
+def answer_report(record: Record, answer: Answer) -> ClusterReport:
+    """Return the report of a cluster that was asked once."""
+    known = record.scheduler.state.clusters[answer.config.cluster_name]
+    reading = answer.reading
+    # Some batch systems go on listing jobs that have ended.
+    states = [] if reading is None else [job.state for job in reading.jobs if job.state is not LrmJobState.ENDED]
+    return ClusterReport(
+        name=answer.config.name,
+        plugin=answer.config.plugin,
+        lrm=answer.version,
+        closed=None if reading is not None else f"out of reach: {answer.trouble}",
+        processors=None if reading is None else reading.processors,
+        idle=None if reading is None else reading.idle,
+        others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours),
+        threshold=answer.config.threshold,
+        placeholders=len(states),
+        placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
+        available=known.available if reading is not None else 0,
+        polled_at=None if reading is None else reading.read_at,
+        requests=answer.requests,
+        largest_requests_per_minute=answer.requests,
+        requests_per_minute=answer.config.requests_per_minute,
+    )

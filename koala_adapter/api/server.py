@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service's Unix socket: only processes of the same user get in, proved by the kernel's peer credentials."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import structlog
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from koala_adapter.api import protocol as requests
+from koala_adapter.api.reports import (
+    CLUSTER_REPORT,
+    JOB_REPORT,
+    PLAN_REPORT,
+    JobReport,
+    cluster_report,
+    in_order,
+    job_report,
+    of_the_past,
+    plan_report,
+)
+from koala_adapter.config.jobfile import check_job, job_from_dict
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
+from koala_adapter.model import ClusterName, JobId
+from koala_adapter.net.unixsocket import checked_path, same_user
+from koala_adapter.service.submissions import SAMPLE, sample_submissions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from anyio.abc import Listener, SocketStream
+
+    from koala_adapter.api.protocol import Request
+    from koala_adapter.model import Job
+    from koala_adapter.service.service import Service
+
+SOCKET_NAME = "koala.sock"
+WATCH_PAUSE = 0.1
+"""Seconds between two replies of a watch at least."""
+
+log = structlog.get_logger()
+
+
+class Server:
+    """Answers requests on the socket of a state directory."""
+
+    def __init__(self, service: Service) -> None:
+        """Answer for ``service``."""
+        self._service = service
+        self.stop_wanted = anyio.Event()
+        self._conversations = 0
+        self._ended = anyio.Event()
+        service.archive_with(lambda job_id: self._report_of(job_id).to_json())
+
+    async def serve(self, listener: Listener[SocketStream]) -> None:
+        """Serve whoever connects, and has connected before, until cancelled."""
+        await listener.serve(self._converse)
+
+    async def quiet(self, patience: float = 1.0) -> None:
+        """Wait until no client is connected, at most ``patience`` seconds."""
+        with anyio.move_on_after(patience):
+            while self._conversations:
+                await self._ended.wait()
+
+    async def _converse(self, stream: SocketStream) -> None:
+        self._conversations += 1
+        try:
+            await self._talk(stream)
+        finally:
+            self._conversations -= 1
+            self._ended.set()
+            self._ended = anyio.Event()
+
+    async def _talk(self, stream: SocketStream) -> None:
+        async with stream:
+            if not same_user(stream):
+                log.warning("refused a connection of another user")
+                return
+            buffered = BufferedByteReceiveStream(stream)
+            with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound):
+                while True:
+                    line = await buffered.receive_until(b"\n", requests.LINE_LIMIT)
+                    await self._answer(stream, line)
+
+    async def _answer(self, stream: SocketStream, line: bytes) -> None:
+        try:
+            request = requests.decode_request(line)
+            if request.operation == "watch":
+                async for reply in self._watch(request):
+                    await stream.send(requests.encode(reply))
+                return
+            reply = requests.Reply(result=self._result(request))
+            await stream.send(requests.encode(reply))
+            if request.operation == "stop":
+                self.stop_wanted.set()
+        except KoalaError as error:
+            await stream.send(requests.encode(requests.refusal(error)))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # A defect of ours costs this answer, not the service and all its jobs.
+            log.exception("a request failed", request=line[:200])
+            await stream.send(requests.encode(requests.refusal(KoalaError(f"the service failed: {error!r}"))))
+
+    def _result(self, request: Request) -> Any:  # noqa: ANN401, PLR0911 - JSON of many shapes, one return for each
+        service = self._service
+        match request.operation:
+            case "submit":
+                return {"job_id": service.submit(lambda id_, now: self._job(request, id_, now))}
+            case "cancel":
+                service.cancel(request.job_id)
+                return _json(self._report(request.job_id))
+            case "job":
+                return _json(self._report(request.job_id))
+            case "jobs":
+                return [_json(report) for report in self._reports(request.limit)]
+            case "clusters":
+                now = service.now()
+                offset = service.clock.offset
+                drivers = service.clusters.values()
+                reports = [cluster_report(service.state, one, now=now, wall_offset=offset) for one in drivers]
+                return [CLUSTER_REPORT.dump_python(report, mode="json") for report in reports]
+            case "plan":
+                return self._plan(request)
+            case "script":
+                return self._script(request)
+        return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
+
+    def _job(self, request: Request, job_id: JobId, now: float) -> Job:
+        if request.job is None:
+            raise ProtocolError("the request carries no job")
+        job = job_from_dict({**request.job, "id": job_id, "submitted_at": now})
+        check_job(job, self._service.site)
+        return job
+
+    def _report(self, job_id: str) -> JobReport:
+        try:
+            return self._report_of(self._service.scheduler.job(job_id).job.id)
+        except JobNotFoundError:
+            archived = self._service.journal.archived(job_id)
+            if archived is None:
+                raise
+            return of_the_past(JOB_REPORT.validate_json(archived))
+
+    def _report_of(self, job_id: JobId) -> JobReport:
+        service = self._service
+        record = service.scheduler.job(job_id)
+        directory = service.applications.directory / job_id
+        return job_report(
+            service.scheduler,
+            record,
+            now=service.now(),
+            wall_offset=service.clock.offset,
+            output_directory=str(directory),
+            trouble=self._trouble(job_id),
+            files=service.applications.results.concluded(directory),
+        )
+
+    def _trouble(self, job_id: JobId) -> str:
+        service = self._service
+        over = service.state.jobs[job_id].state.final
+        journal = f"Nothing is decided until this is over: {service.trouble}." if service.trouble else ""
+        return " ".join(filter(None, (service.applications.unwritten.trouble(job_id, over=over), journal)))
+
+    def _reports(self, limit: int) -> list[JobReport]:
+        live = [self._report_of(job_id) for job_id in list(self._service.state.jobs)[-limit:]]
+        known = {report.id for report in live}
+        texts = self._service.journal.latest_archived(limit)
+        archived = [of_the_past(JOB_REPORT.validate_json(text)) for text in texts]
+        reports = [report for report in archived if report.id not in known] + live
+        return sorted(reports, key=in_order)[-limit:]
+
+    async def _watch(self, request: Request) -> AsyncIterator[requests.Reply]:
+        while True:
+            changed = self._service.changed
+            report = self._report(request.job_id)
+            yield requests.Reply(result=_json(report), last=report.over)
+            if report.over:
+                return
+            await changed.wait()
+            await anyio.sleep(WATCH_PAUSE)
+
+    def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
+        service = self._service
+        job = self._job(request, JobId("plan"), service.now())
+        return PLAN_REPORT.dump_python(plan_report(service.scheduler, job, now=service.now()), mode="json")
+
+    def _script(self, request: Request) -> Any:  # noqa: ANN401 - JSON
+        service = self._service
+        job = self._job(request, JobId("0"), service.now())
+        driver = service.clusters.get(ClusterName(request.cluster))
+        if driver is None:
+            known = ", ".join(service.clusters)
+            raise ConfigurationError(f"no cluster {request.cluster!r}; there are: {known}", hint="give --cluster NAME")
+        samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.instance)
+        return [SAMPLE.dump_python(sample, mode="json") for sample in samples]
+
+
+@asynccontextmanager
+async def listening(directory: Path) -> AsyncIterator[Listener[SocketStream]]:
+    """Listen on the socket of a state directory. Raises ConfigurationError."""
+    path = socket_path(directory)
+    with suppress(FileNotFoundError):
+        path.unlink()
+    listener = await anyio.create_unix_listener(path, mode=0o600)
+    try:
+        async with listener:
+            yield listener
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
+    return JOB_REPORT.dump_python(report, mode="json")
+
+
+def socket_path(directory: Path) -> Path:
+    """Return the path of the socket in a state directory. Raises ConfigurationError when the kernel cannot take it."""
+    return checked_path(directory / SOCKET_NAME)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of value that site files and job files have in common: durations, names, paths, host names, variables.
+
+A validator raises NotAllowedError with the words that complete "allowed is ..."; before them,
+:mod:`koala_adapter.config.diagnosis` puts file, line, key and what was found.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Strict, StringConstraints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic.config import JsonDict
+
+PlacementName = Literal[
+    "worst-fit",
+    "close-to-files",
+    "cluster-minimization",
+    "flexible-cluster-minimization",
+    "waiting-history",
+]
+"""Placement policies that a file may name."""
+
+DURATION_WORDS = 'seconds as a number, "HH:MM:SS", "D-HH:MM:SS", or numbers with units such as "90s", "45m" or "1h30m"'
+DURATION_PATTERN = (
+    r"^([0-9]{1,4}-)?[0-9]{1,6}:[0-5][0-9]:[0-5][0-9]$"
+    r"|^(?=[0-9])([0-9]{1,6}d)?([0-9]{1,7}h)?([0-9]{1,8}m)?([0-9]{1,9}s)?$"
+)
+_CLOCK = re.compile(r"(?:([0-9]{1,4})-)?([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])")
+_UNITS = re.compile(r"(?=[0-9])(?:([0-9]{1,6})d)?(?:([0-9]{1,7})h)?(?:([0-9]{1,8})m)?(?:([0-9]{1,9})s)?")
+_SECONDS = (86_400, 3600, 60, 1)
+
+SECONDS: JsonDict = {"x-unit": "seconds"}
+"""Marks a duration in a JSON Schema; :mod:`koala_adapter.config.schema` then also allows the text forms there."""
+
+NAME_PATTERN = r"^[A-Za-z][A-Za-z0-9_-]{0,62}$"
+ABSOLUTE_PATH_PATTERN = r"^/[^\x00-\x1f\x7f]*$"
+TITLE_PATTERN = r"^[^\x00-\x1f\x7f]{1,128}$"
+QUEUE_PATTERN = r"^[^\s\x00-\x1f\x7f-][^\s\x00-\x1f\x7f]{0,127}$"
+FLAG_PATTERN = r"^--?[A-Za-z][A-Za-z0-9_-]*$"
+ARGUMENT_PATTERN = r"^-[^\x00-\x1f\x7f]+$"
+
+LONGEST_NAME = 255
+"""Bytes of a name in a directory (NAME_MAX, limits.h)."""
+LONGEST_PATH = 4095
+"""Bytes of a path in a system call (PATH_MAX, which counts the NUL at its end)."""
+
+PATTERN_WORDS: Mapping[str, str] = {
+    NAME_PATTERN: "a letter, then letters, digits, _ or -, at most 63 in all",
+    ABSOLUTE_PATH_PATTERN: "an absolute path: it begins with /",
+    TITLE_PATTERN: "1 to 128 characters on one line",
+    QUEUE_PATTERN: "the name of a partition or queue, without spaces",
+    FLAG_PATTERN: 'the name of a flag alone, without a value, such as "--no-requeue" or "-V"',
+    ARGUMENT_PATTERN: 'an argument that begins with - and has no line break, such as "--account=physics"',
+}
+"""What each pattern means, in words for a refusal."""
+
+
+class NotAllowedError(ValueError):
+    """What a validator here raises: its text is what is allowed. No refusal by itself, pydantic turns it into one."""
+
+
+def parse_duration(value: object) -> object:
+    """Return seconds for a text such as ``01:30:00`` or ``1h30m``; anything that is no text is returned as it is.
+
+    Raises NotAllowedError for a text that has several meanings: ``90`` is minutes to Slurm and seconds to Grid Engine;
+    ``10:30`` is minutes and seconds to one reader and hours and minutes to another.
+    """
+    if not isinstance(value, str):
+        return value
+    if found := _CLOCK.fullmatch(value) or _UNITS.fullmatch(value):
+        return sum(int(number or 0) * seconds for number, seconds in zip(found.groups(), _SECONDS, strict=True))
+    if re.fullmatch(r"[0-9]+", value):
+        number = value[:9]
+        way_out = f'write {number} (without quotes) for seconds or "{number}m" for minutes'
+        raise NotAllowedError(f"{DURATION_WORDS}; digits alone may mean seconds or minutes: {way_out}")
+    if re.fullmatch(r"[0-9]+:[0-9]+", value):
+        raise NotAllowedError(
+            f"{DURATION_WORDS}; two numbers may be hours and minutes or minutes and seconds: write all three"
+        )
+    raise NotAllowedError(DURATION_WORDS)
+
+
+def show_duration(seconds: float) -> str:
+    """Return seconds as ``HH:MM:SS`` when they are whole, for messages."""
+    if seconds != int(seconds):
+        return f"{seconds:g} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{rest:02}"
+
+
+def show_size(size: int) -> str:
+    """Return a number of bytes in the unit that a person would choose, for messages."""
+    power = max(0, (size.bit_length() - 1) // 10)
+    if power == 0:
+        return "1 byte" if size == 1 else f"{size} bytes"
+    return f"{size / 1024**power:.4g} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power - 1]}"
+
+
+def _host(value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        pass
+    if re.fullmatch(
+        r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9])?)*",
+        value,
+    ):
+        return value
+    raise NotAllowedError("a host name or an IP address, without port or protocol")
+
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise NotAllowedError("the name of an environment variable: letters, digits and _, not a digit first")
+    if value.startswith("KOALA_"):
+        raise NotAllowedError("a name that does not begin with KOALA_: those are set for each rank by koala")
+    return value
+
+
+def _short_enough(value: str) -> str:
+    if (fault := path_fault(value)) is not None:
+        raise NotAllowedError(fault)
+    return value
+
+
+def path_fault(path: str, *, before: int = 0) -> str | None:
+    """Return what is allowed when no system call takes a path, with ``before`` bytes in front of it; else None."""
+    if any(len(part.encode()) > LONGEST_NAME for part in path.split("/")):
+        return f"a path each part of which has at most {LONGEST_NAME} bytes"
+    if before + len(path.encode()) > LONGEST_PATH:
+        return f"a path of at most {LONGEST_PATH - before} bytes"
+    return None
+
+
+def _no_null(value: str) -> str:
+    if "\0" in value:
+        raise NotAllowedError("text without the character U+0000")
+    return value
+
+
+Whole = Annotated[int, Strict()]
+Flag = Annotated[bool, Strict()]
+Seconds = Annotated[float, Strict(), AllowInfNan(allow_inf_nan=False), BeforeValidator(parse_duration)]
+MebibytesPerSecond = Annotated[float, Strict(), AllowInfNan(allow_inf_nan=False)]
+WholeSeconds = Annotated[int, Strict(), BeforeValidator(parse_duration)]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Title = Annotated[str, StringConstraints(pattern=TITLE_PATTERN)]
+QueueName = Annotated[str, StringConstraints(pattern=QUEUE_PATTERN)]
+AbsolutePath = Annotated[str, StringConstraints(pattern=ABSOLUTE_PATH_PATTERN), AfterValidator(_short_enough)]
+FlagName = Annotated[str, StringConstraints(pattern=FLAG_PATTERN)]
+DirectiveArgument = Annotated[str, StringConstraints(pattern=ARGUMENT_PATTERN)]
+Host = Annotated[str, AfterValidator(_host)]
+PlainText = Annotated[str, AfterValidator(_no_null)]
+VariableName = Annotated[str, AfterValidator(_variable)]
+Environment = dict[VariableName, PlainText]

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between koala-adapter and a local resource manager (LRM).
+
+A plugin package declares an entry point in the group ``koala_adapter.plugins`` that names a
+:class:`PluginDefinition`. The definition says what the plugin is called, which settings a site file may give it, what
+it can do, and how to make a :class:`Lrm` for one cluster. Ours use nothing that a third party's could not.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from koala_adapter.errors import LrmUnsupportedError
+from koala_adapter.model import ClusterName, Directives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from pydantic import BaseModel
+
+    from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
+    from koala_adapter.plugin.commands import CommandRunner
+
+INTERFACE_VERSION = 1
+NOWHERE = "/dev/null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an LRM can do through its plugin. Whoever needs one asks here before a job starts."""
+
+    submit: bool = True
+    """``submit`` works. Where it does not, no placeholder can go: the cluster is only scheduled from outside."""
+    find_by_name: bool = True
+    """``jobs`` finds a submission by its name, also after a crash of ours."""
+    observes_nodes: bool = True
+    """``nodes`` tells the truth about idle processors (not only a configured number)."""
+    arrays: bool = True
+    """n placeholders go in as one request."""
+    hold: bool = False
+    pin: bool = False
+    """``start_on`` can start a held job on chosen nodes."""
+    pin_several: bool = True
+    """... on several nodes at once, with a number of processors on each."""
+    pin_elements: bool = True
+    """... several elements of one job array at the same time."""
+    tells_holders: bool = True
+    """The listing tells whose hold a job is in; where it does not, all show as their users'."""
+    tells_own_holders: bool = False
+    """That of our own jobs (``jobs`` with a prefix of their names) tells it, although that of all jobs does not."""
+    suspend: bool = False
+    requeue: bool = False
+    signal: bool = False
+    modify: bool = False
+    shrink: bool = False
+    accounting: bool = False
+    """``history`` can tell the end of jobs that have left the listing."""
+    events: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """n identical placeholders for one cluster, to be sent as *one* request."""
+
+    key: BatchKey
+    """Becomes the LRM job name."""
+    count: int
+    """Number of placeholders, each of one processor; they get the indices 1 to ``count``."""
+    script: str
+    """Complete POSIX shell script, first line ``#!/bin/sh``. It contains a secret: only ever pass it on stdin or in a
+    file of mode 0600."""
+    walltime: int
+    """Seconds; a plugin rounds up to what its LRM can express."""
+    queue: str | None = None
+    """Partition or queue; None: the LRM's default."""
+    memory_mib: int | None = None
+    """Memory per placeholder, when the site gives one."""
+    output_directory: str | None = None
+    """Directory on the nodes for the script's stdout and stderr: see :meth:`output_path`. None: they go to /dev/null.
+
+    Always None for placeholders: their scripts keep what they say by themselves, where nobody else can put a link or a
+    pipe in the way, which an LRM would follow or wait for.
+    """
+    held: bool = False
+    """Submit in user hold."""
+
+    def output_path(self, index: int) -> str:
+        """Return the file on its node for stdout and stderr together: ``DIRECTORY/KEY.INDEX.out``, or /dev/null."""
+        return self.output_pattern(str(index))
+
+    def output_pattern(self, index: str) -> str:
+        """Return the same with any word in the place of the index, such as the LRM's own for it (``%a``)."""
+        if self.output_directory is None:
+            return NOWHERE
+        return f"{self.output_directory.rstrip('/')}/{self.key}.{index}.out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedSubmission:
+    """Exactly what ``submit`` would send: shown by ``koala script``."""
+
+    command: tuple[str, ...]
+    script: str
+    environment: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One line of ``koala check``."""
+
+    subject: str
+    ok: bool
+    found: str
+    remedy: str = ""
+    """What to do when not ok."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterContext:
+    """What the core gives a plugin for one cluster."""
+
+    cluster: ClusterName
+    commands: CommandRunner
+    """Runs the LRM's commands: bounded in rate and time, with a built environment. Nothing else may be used for it."""
+    state_directory: Path
+    """Private directory (mode 0700) of this cluster's plugin; survives restarts."""
+    directives: Directives = field(default_factory=Directives)
+    user: str = ""
+    """Login name of the user on whose behalf we submit."""
+
+
+class Lrm(ABC):
+    """One cluster's local resource manager.
+
+    Every method may raise the four errors of :class:`koala_adapter.errors.LrmError`. A submission that ends in
+    :class:`~koala_adapter.errors.LrmUnavailableError` has an unknown outcome; the core then looks for its key.
+    Unknown ids are no error for ``cancel`` and raise LrmNotFoundError for the other operations on jobs.
+    Inside, a plugin is pure pairs: build the command, parse its output.
+    """
+
+    capabilities: Capabilities
+    array_index_variable: str
+    """Environment variable that tells a running placeholder its index (``SLURM_ARRAY_TASK_ID``)."""
+    job_id_variable: str
+    """Environment variable with the LRM's job id of a running placeholder (``SLURM_ARRAY_JOB_ID``)."""
+    requests_per_poll: int
+    """Upper bound of LRM requests that one ``nodes`` plus one ``jobs`` cost: part of the overload contract."""
+
+    async def start(self) -> None:  # noqa: B027 - most plugins need nothing here
+        """Make ready (start a helper process, open a session). Called once before any other method."""
+
+    async def close(self) -> None:  # noqa: B027 - most plugins need nothing here
+        """Give everything back except the jobs in the LRM. Called once, last."""
+
+    @abstractmethod
+    async def version(self) -> str:
+        """Return the LRM's name and version, such as ``slurm 22.05.8``."""
+
+    @abstractmethod
+    async def nodes(self) -> tuple[Node, ...]:
+        """Return all nodes that this cluster may use."""
+
+    @abstractmethod
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return the LRM's jobs (array elements singly) whose name begins with ``name_prefix``; of all users if empty.
+
+        Each with its user, or an empty one where the LRM does not tell: by it the core knows ours from a stranger's of
+        the same name. With a prefix, other users' jobs may be left out.
+        Jobs that ended a short while ago may be included with state ENDED. One listing for all, never a query by id.
+        """
+
+    @abstractmethod
+    async def queues(self) -> tuple[Queue, ...]:
+        """Return partitions or queues."""
+
+    @abstractmethod
+    def render(self, submission: Submission) -> RenderedSubmission:
+        """Return what ``submit`` would send. Pure. Raises LrmRejectedError when it cannot be expressed."""
+
+    @abstractmethod
+    async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
+        """Submit ``count`` placeholders in one request and return their ids in the order of their indices."""
+
+    @abstractmethod
+    async def cancel(self, ids: Sequence[LrmJobId]) -> None:
+        """Cancel jobs, whatever their state. Ids that are already gone are no error. Returns when the LRM accepted."""
+
+    def forget(self, key: BatchKey) -> None:  # noqa: B027 - most plugins keep nothing
+        """Drop what is kept of a submission, such as a file with its script: all of its placeholders are gone.
+
+        Must not ask the LRM. May be called more than once, and for submissions that an earlier process made.
+        """
+
+    async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
+        """Return the ends of jobs from accounting, for those of ``ids`` it knows. Needs ``accounting``."""
+        self._unsupported("history", ids)
+
+    async def hold(self, ids: Sequence[LrmJobId]) -> None:
+        """Put queued jobs in hold. Needs ``hold``."""
+        self._unsupported("hold", ids)
+
+    async def release(self, ids: Sequence[LrmJobId]) -> None:
+        """Release held jobs. Needs ``hold``."""
+        self._unsupported("release", ids)
+
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        """Start one held job on exactly these nodes. Needs ``pin``.
+
+        ``nodes`` has one entry for each processor, equal ones adjacent: ``n4 n4 n4 n2`` is three processors of n4 and
+        one of n2. Raises LrmRejectedError, with the job still held, when the LRM cannot be made to start it so.
+        """
+        self._unsupported("start_on", (job, *nodes))
+
+    async def hold_when_requeued(self, job: LrmJobId) -> None:  # noqa: B027 - the others' start_on does it, or nothing can
+        """Have a job that was started by ``start_on`` and runs come back in hold, should its LRM queue it again."""
+
+    async def take_back(self, job: LrmJobId) -> None:
+        """Hold a job that waits again after ``start_on``, and untie it from its nodes. Needs ``hold``.
+
+        It did not start, or ran and was queued again. Harmless when it is held and free already.
+        """
+        await self.hold([job])
+
+    async def suspend(self, ids: Sequence[LrmJobId]) -> None:
+        """Suspend running jobs. Needs ``suspend``."""
+        self._unsupported("suspend", ids)
+
+    async def resume(self, ids: Sequence[LrmJobId]) -> None:
+        """Resume suspended jobs. Needs ``suspend``."""
+        self._unsupported("resume", ids)
+
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """Stop running jobs and queue them again. Needs ``requeue``."""
+        self._unsupported("requeue", ids)
+
+    async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
+        """Send a signal to running jobs. Needs ``signal``."""
+        self._unsupported("signal", (*ids, str(signal)))
+
+    async def modify(self, job: LrmJobId, *, walltime: int) -> None:
+        """Change the walltime (seconds) of a job. Needs ``modify``."""
+        self._unsupported("modify", (job, str(walltime)))
+
+    async def notify(self, job: LrmJobId, text: str) -> None:
+        """Tell the user of a running job something, where the LRM has a way; most have none."""
+        self._unsupported("notify", (job, text))
+
+    async def check(self) -> tuple[CheckResult, ...]:
+        """Verify commands, versions, libraries and rights without side effects; raises nothing, reports failures."""
+        return ()
+
+    async def check_outside(self) -> tuple[CheckResult, ...]:
+        """Verify what an outside scheduler needs: ordinary jobs come in held, and we may start and stop everybody's.
+
+        May submit one job that never runs, and cancels it. Raises nothing, reports failures.
+        """
+        missing = [name for name in ("hold", "pin") if not getattr(self.capabilities, name)]
+        found = (
+            f"{type(self).__name__} cannot {' or '.join(missing)} jobs" if missing else "jobs can be held and pinned"
+        )
+        remedy = "schedule another cluster from outside: see the table in docs/wiki.md"
+        return (CheckResult(subject="outside scheduler", ok=not missing, found=found, remedy=remedy),)
+
+    def _unsupported(self, operation: str, _arguments: Sequence[str]) -> NoReturn:
+        message = f"{type(self).__name__} cannot {operation}"
+        raise LrmUnsupportedError(message, hint="see the table of capabilities in docs/plugins.md")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginDefinition:
+    """What an entry point of the group ``koala_adapter.plugins`` names."""
+
+    name: str
+    """Same as the entry point's name; the word after ``plugin =`` in a site file."""
+    summary: str
+    settings: type[BaseModel]
+    """pydantic model (``extra="forbid"``) of the ``[clusters.settings]`` table of a site file."""
+    capabilities: Capabilities
+    factory: Callable[[ClusterContext, Any], Lrm]
+    """Makes the LRM of one cluster from its context and its validated settings."""
+    interface_version: int = INTERFACE_VERSION

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cluster's own queue as its scheduler sees it: jobs of so many processors, what runs, what is free.
+
+Shared by all policies of :mod:`koala_adapter.queueing.backfill`: they differ in one method, :meth:`ClusterScheduler
+.schedule`. Speed matters here, a simulation goes through these few lines a million times: plain lists, slots, no
+copies. Pure: the time is always handed in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+from math import inf
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeAlias
+
+from koala_adapter.queueing.priority import ARRIVAL, PriorityWeights, UserShares
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_rank = attrgetter("rank")
+_turn = attrgetter("turn")
+
+Turn: TypeAlias = "tuple[object, ...]"
+"""What jobs of the same rank are compared by; of one kind for all jobs of a cluster."""
+
+
+class LocalJob:
+    """A job of one cluster, as its scheduler needs to know it. Two jobs are equal only when they are the same object.
+
+    The first group is given by whoever submits; the second belongs to the :class:`ClusterScheduler` that has the job
+    and is only to be read by others.
+    """
+
+    __slots__ = (
+        "entry",
+        "estimate",
+        "id",
+        "priority",
+        "processors",
+        "rank",
+        "reserved_at",
+        "started_at",
+        "submitted_at",
+        "turn",
+        "user",
+    )
+
+    id: str | int
+    """Whatever tells its owner which job this is, different for each job; the policies never look at it."""
+    processors: int
+    """Processors it needs all through its run, at least 1."""
+    estimate: float
+    """Seconds it is expected to run, at least as long as it is allowed to: its walltime limit."""
+    submitted_at: float
+    """When it was submitted, in the seconds of the clock that ``now`` is read from."""
+    user: str
+    """Whose it is; matters only where the share of users has a weight."""
+    priority: float
+    """Points added to the weighted sum."""
+    turn: Turn
+    """Among jobs of the same rank the lower goes first; where these are equal, too, who was submitted first."""
+
+    rank: float
+    """Its place in the queue: lower goes first."""
+    started_at: float | None
+    """When it was last started; None before."""
+    entry: tuple[float, int, LocalJob] | None
+    """While it runs: when it is expected to end, its processors, and itself."""
+    reserved_at: float
+    """Start that conservative backfill has reserved for it; infinity for none. Other policies do not set it."""
+
+    def __init__(  # noqa: PLR0917 - one call for each of a million jobs: positions are faster than keywords
+        self,
+        id: str | int,  # noqa: A002 - the word of the field
+        processors: int,
+        estimate: float,
+        submitted_at: float,
+        user: str = "",
+        priority: float = 0.0,
+        turn: Turn = (),
+    ) -> None:
+        self.id = id
+        self.processors = processors
+        self.estimate = estimate
+        self.submitted_at = submitted_at
+        self.user = user
+        self.priority = priority
+        self.turn = turn
+        self.started_at = None
+        self.entry = None
+
+    def __lt__(self, other: LocalJob) -> bool:
+        """Bring jobs that are expected to end at the same time in some order, the same in each run."""
+        return str(self.id) < str(other.id)
+
+    def __repr__(self) -> str:
+        """What a failing test should show."""
+        return f"LocalJob({self.id!r}, {self.processors} x {self.estimate:g} s, submitted {self.submitted_at:g})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What can be said of a waiting job."""
+
+    start: float | None
+    """When it starts at the latest as long as all jobs end by their estimates; None: nothing is promised yet."""
+    position: int
+    """Its place in the queue, from 1; 0 when it was set aside because it is larger than the cluster."""
+    reason: str
+    """Why it waits, one sentence without a full stop."""
+
+
+class ClusterScheduler(ABC):
+    """A queue of one cluster and the policy that empties it.
+
+    Whoever drives it, live or in a simulation, tells what happened (:meth:`submit`, :meth:`end` ...), all that happened
+    at one instant first, then asks once with :meth:`schedule` what to start. Times are seconds of any clock, ``now``
+    never goes back. A job larger than the cluster is set aside: it waits without being in anybody's way until
+    :meth:`resize` makes the cluster large enough. A job that runs longer than its estimate is expected to end *now*, at
+    each pass again.
+    """
+
+    __slots__ = (
+        "_aside",
+        "_by_arrival",
+        "_changed",
+        "_ends",
+        "_queue",
+        "_shares",
+        "_smallest",
+        "backfilled",
+        "free",
+        "passes",
+        "processors",
+        "wake_at",
+        "weights",
+    )
+
+    processors: int
+    """Size of the cluster now."""
+    free: int
+    """Processors that no job holds; below 0 after the cluster lost more than was idle."""
+    passes: int
+    """How many times :meth:`schedule` was asked."""
+    backfilled: int
+    """How many jobs were started before one that was ahead of them in the queue."""
+    wake_at: float
+    """A pass is due at this time even when nothing happens; infinity when none is. Read it after :meth:`schedule`."""
+
+    def __init__(self, processors: int, *, weights: PriorityWeights = ARRIVAL) -> None:
+        self.processors = self.free = processors
+        self.weights = weights
+        self._by_arrival = weights.queue_time == 1 and not weights.processors
+        self.passes = self.backfilled = 0
+        self.wake_at = inf
+        self._queue: list[LocalJob] = []
+        self._aside: list[LocalJob] = []
+        self._ends: list[tuple[float, int, LocalJob]] = []
+        self._shares = UserShares(weights.half_life) if weights.share else None
+        self._smallest = 0
+        self._changed = True
+
+    # What happened
+
+    def submit(self, job: LocalJob) -> None:
+        """Let a job wait from now on."""
+        processors = job.processors
+        if processors > self.processors:
+            self._aside.append(job)
+            return
+        if self._by_arrival and not job.priority:
+            job.rank = rank = job.submitted_at
+        else:
+            weights = self.weights
+            rank = job.submitted_at * weights.queue_time - processors * weights.processors - job.priority
+            job.rank = rank
+        queue = self._queue
+        if not queue:
+            self._smallest = processors
+        else:
+            if processors < self._smallest:  # noqa: PLR1730 - a call costs more, and this runs for every job
+                self._smallest = processors
+            last = queue[-1]
+            if rank <= last.rank and (rank < last.rank or job.turn < last.turn):
+                first, behind = bisect_left(queue, rank, key=_rank), bisect_right(queue, rank, key=_rank)
+                queue.insert(bisect_right(queue, job.turn, first, behind, key=_turn), job)
+                self._changed = True
+                return
+        queue.append(job)
+
+    def withdraw(self, job: LocalJob, now: float) -> None:
+        """Forget a waiting job. Raises ValueError when it does not wait here."""
+        (self._aside if job in self._aside else self._queue).remove(job)
+        self._changed = True
+        self._on_withdrawn(job, now)
+
+    def end(self, job: LocalJob, now: float) -> None:
+        """Take note that a running job has ended, whenever that was expected. Raises KeyError when it does not run.
+
+        A start that failed is told by this too; then the job may be submitted once more.
+        """
+        entry = job.entry
+        if entry is None:
+            raise KeyError(job.id)
+        job.entry = None
+        ends = self._ends
+        del ends[0 if ends[0] is entry else bisect_left(ends, entry)]
+        self.free += entry[1]
+        self._changed = True
+        if self._shares is not None:
+            self._shares.hold(job.user, -entry[1], now)
+
+    def resize(self, processors: int, now: float) -> None:
+        """Take note that the cluster has another size: nodes went down or came back. What runs, goes on running."""
+        self.free += processors - self.processors
+        self.processors = processors
+        aside, self._aside = self._aside, [job for job in self._queue if job.processors > processors]
+        self._queue = [job for job in self._queue if job.processors <= processors]
+        for job in aside:
+            self.submit(job)
+        self._changed = True
+        self._on_replanned(now)
+
+    def revise(
+        self, job: LocalJob, now: float, *, estimate: float | None = None, priority: float | None = None
+    ) -> None:
+        """Change what is known of a job, waiting or running: its estimate (seconds in all), its points."""
+        if job.entry is not None:
+            if estimate is not None and job.started_at is not None:
+                del self._ends[bisect_left(self._ends, job.entry)]
+                job.estimate = estimate
+                job.entry = (job.started_at + estimate, job.entry[1], job)
+                insort(self._ends, job.entry)
+            self._changed = True
+            self._on_replanned(now)
+            return
+        self.withdraw(job, now)
+        job.estimate = job.estimate if estimate is None else estimate
+        job.priority = job.priority if priority is None else priority
+        self.submit(job)
+
+    def adopt(self, job: LocalJob, started_at: float, now: float) -> None:
+        """Take note of a job that runs although it was not started by us; its processors are not free from now on."""
+        self._start(job, started_at)
+        self._changed = True
+        self._on_replanned(now)
+
+    # What to do
+
+    @abstractmethod
+    def schedule(self, now: float) -> list[LocalJob]:
+        """Return the jobs to start now; from now on they count as running."""
+
+    # What can be asked
+
+    @property
+    def waiting(self) -> Sequence[LocalJob]:
+        """The waiting jobs in the order of the queue, then those set aside as larger than the cluster."""
+        return [*self._queue, *self._aside]
+
+    @property
+    def running(self) -> Sequence[LocalJob]:
+        """The running jobs in the order of their expected ends."""
+        return [job for _, _, job in self._ends]
+
+    @property
+    def demanded(self) -> int:
+        """Processors that are held, and asked for by the jobs of the queue: what there is to do."""
+        return self.processors - self.free + sum(job.processors for job in self._queue)
+
+    def counters(self) -> Mapping[str, int]:
+        """Return what the policy counted so far, by name."""
+        return {"passes": self.passes, "backfilled": self.backfilled}
+
+    @abstractmethod
+    def reservations(self, now: float) -> Mapping[LocalJob, float]:
+        """Return the waiting jobs that have a start reserved, with that start, in the order of the queue.
+
+        What it tells belongs to the last pass; ask after :meth:`schedule`.
+        """
+
+    def reservation(self, job: LocalJob, now: float) -> Reservation:
+        """Return when a waiting job is to start and why it waits. Raises ValueError when it does not wait here."""
+        if job in self._aside:
+            reason = f"it needs {job.processors} processors, the cluster has {self.processors} now"
+            return Reservation(start=None, position=0, reason=reason)
+        position = self._queue.index(job) + 1
+        start = self.reservations(now).get(job)
+        return Reservation(start=start, position=position, reason=self._reason(job, position, start))
+
+    # For the policies
+
+    def _reason(self, job: LocalJob, position: int, start: float | None) -> str:
+        """Return why a job of the queue waits."""
+        short = job.processors > self.free
+        needs = f"it needs {job.processors} processors, {max(self.free, 0)} of {self.processors} are free"
+        if start is not None:
+            return f"{needs}; they are reserved for it" if short else "starting it now would delay a job before it"
+        if position == 1:
+            return needs
+        ahead = "1 job is" if position == 2 else f"{position - 1} jobs are"  # noqa: PLR2004 - the second
+        return f"{ahead} before it in the queue" + (f", and {needs}" if short else "")
+
+    def _start(self, job: LocalJob, now: float) -> None:
+        """Let a job run; the caller takes it out of the queue."""
+        processors = job.processors
+        job.started_at = now
+        job.entry = entry = (now + job.estimate, processors, job)
+        insort(self._ends, entry)
+        self.free -= processors
+        if self._shares is not None:
+            self._shares.hold(job.user, processors, now)
+
+    def _start_in_order(self, now: float) -> list[LocalJob]:
+        """Start jobs from the head of the queue until one does not fit."""
+        queue = self._queue
+        count = 0
+        for job in queue:
+            if job.processors > self.free:
+                break
+            self._start(job, now)
+            count += 1
+        started = queue[:count]
+        del queue[:count]
+        return started
+
+    def _order(self, now: float) -> None:
+        """Sort the queue anew where the share of users counts; else it always is in order."""
+        if self._shares is None:
+            return
+        shares, weight = self._shares.shares(now), self.weights.share
+        self._queue.sort(key=lambda job: (job.rank + weight * shares.get(job.user, 0.0), job.submitted_at, job.turn))
+        self._changed = True
+
+    def _shadow(self, processors: int, now: float) -> tuple[float, int]:
+        """Return when so many processors are free if all jobs end by their estimates, and how many are free then.
+
+        Every end up to and including that instant counts. More than are free now must be asked for.
+        """
+        free = self.free
+        shadow = inf
+        for end, held, _ in self._ends:
+            if end > shadow:
+                break
+            free += held
+            if shadow == inf and free >= processors:
+                shadow = max(end, now)
+        return shadow, free
+
+    def _on_withdrawn(self, job: LocalJob, now: float) -> None:  # noqa: B027 - most policies need not do anything
+        """Do what a policy with reservations must when a waiting job goes."""
+
+    def _on_replanned(self, now: float) -> None:  # noqa: B027 - most policies need not do anything
+        """Do what a policy with reservations must when what runs, or the size of the cluster, is not as planned."""

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of placeholders: held for a bounded time, handed back, missing, silent, ending, gone.
+
+The life cycle is VJM's (PAPERS section 2): it begins when the first placeholder of a claim is held; what comes of it
+when it ends with others still missing is in ``reorganization.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import EndReason
+from koala_adapter.scheduler.actions import ReadPlaceholderOutput
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
+from koala_adapter.scheduler.pieces import join_pieces
+from koala_adapter.scheduler.placement.waitinghistory import note_vain_wait
+from koala_adapter.scheduler.spreading import SHORTEST_PAUSE, backoff, life
+from koala_adapter.scheduler.timers import TimerKind
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+
+FORCED_PATIENCE = 6
+"""A cancellation through the LRM is repeated after so many times the patience with an agent."""
+SILENCE_MARGIN = 15.0
+"""Seconds added to the lease before a silent agent is given up, for clocks and process switches."""
+
+
+def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: bool = False) -> None:
+    """Ask for the end of a placeholder, and look again after a while."""
+    if placeholder.state is not PlaceholderState.ENDING:
+        context.state.change(placeholder, PlaceholderState.ENDING)
+        placeholder.ending_since = context.now
+        if placeholder.stub:
+            context.lost_stubs.append(placeholder)
+    batch = context.state.batches.get(placeholder.id.batch)
+    if batch is None or batch.lrm_ids is not None or placeholder.host:
+        context.effects.end(placeholder.cluster, placeholder.id, placeholder.lrm_id, force=force)
+    patience = max(SHORTEST_PAUSE, context.state.parameters.end_patience) * (FORCED_PATIENCE if force else 1)
+    placeholder.end_check_at = context.now + patience
+    context.state.set_timer(placeholder.end_check_at, TimerKind.ENDING, placeholder=placeholder.id)
+
+
+def ending_timer(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Cancel a placeholder through its LRM when telling its agent was not enough."""
+    due = placeholder.end_check_at is not None and context.now >= placeholder.end_check_at
+    if placeholder.state is PlaceholderState.ENDING and due:
+        end_placeholder(context, placeholder, force=True)
+
+
+def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Drop the record of a placeholder that is certainly gone (or never was); no claim counts on it any more."""
+    state = context.state
+    record = state.jobs[placeholder.job_id]
+    if placeholder.held_at is None and placeholder.lrm_id is not None:
+        note_vain_wait(state, placeholder, context.now)
+    state.count(placeholder, -1)
+    if placeholder.stub:
+        context.lost_stubs.append(placeholder)
+    state.clusters[placeholder.cluster].managed -= 1
+    del state.placeholders[placeholder.id]
+    batch = state.batches[placeholder.id.batch]
+    batch.live -= 1
+    if batch.live == 0:
+        del state.batches[batch.key]
+    record.live -= 1
+    drop_if_forgotten(context, record)
+    context.scan_wanted = True
+
+
+def drop_if_forgotten(context: Context, record: JobRecord) -> None:
+    """Drop the record of a finished job that is not among the last ones and has no placeholders left."""
+    if record.state.final and not record.live and record.job.id not in context.state.finished:
+        del context.state.jobs[record.job.id]
+
+
+def start_life(context: Context, record: JobRecord) -> None:
+    """Begin the life cycle when the first placeholder of a claim is held."""
+    if record.life_ends_at is None and record.state is JobState.CLAIMING:
+        record.life_ends_at = context.now + life(record, context.state.parameters)
+        record.life_extended = False
+        context.state.set_timer(record.life_ends_at, TimerKind.LIFE, job_id=record.job.id)
+
+
+def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = True) -> None:
+    """Count a claim that came to nothing; claim again later, or give up after the allowed number of tries.
+
+    Several losses before the next attempt count once.
+    """
+    if record.state is not JobState.CLAIMING:
+        return
+    record.last_trouble = reason
+    if record.retake_at is None:
+        record.setbacks += 1
+        record.tries += 1
+        if tries_used_up(context, record):
+            return
+        record.retake_at = context.now + (backoff(record, context.state.parameters) if pause else 0.0)
+        context.state.set_timer(record.retake_at, TimerKind.RETAKE, job_id=record.job.id)
+    if all(not claim.placeholders for claim in record.claims):
+        _requeue(context, record)
+
+
+def _requeue(context: Context, record: JobRecord) -> None:
+    """Put a job that holds and awaits nothing back into the placement queue, to be seen again after its pause."""
+    record.state = JobState.WAITING
+    record.life_ends_at = None
+    record.not_before = context.now if record.retake_at is None else record.retake_at
+    record.retake_at = None
+    for claim in record.claims:
+        claim.cluster, claim.processors = None, 0
+    join_pieces(record, record.claims)
+    context.state.set_timer(record.not_before, TimerKind.BACKOFF, job_id=record.job.id)
+
+
+def maximum_tries(context: Context, record: JobRecord) -> int:
+    """Return after how many tries a job fails."""
+    own = record.job.maximum_tries
+    return context.state.parameters.maximum_tries if own is None else own
+
+
+def tries_used_up(context: Context, record: JobRecord) -> bool:
+    """Fail a job that has been tried often enough; tell whether that was so."""
+    limit = maximum_tries(context, record)
+    if record.tries < limit:
+        return False
+    tries = "1 try" if record.tries == 1 else f"{record.tries} tries"
+    detail = f"not placed in {tries} (the limit is {limit}); last: {record.last_trouble or 'no room'}"
+    context.outcomes.append((record, outcome_without_code(JobState.NOT_PLACED, EndReason.NOT_PLACED, detail)))
+    return True
+
+
+def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Give up a placeholder that runs but whose agent never reported (MISSING); pause the cluster after a few."""
+    if placeholder.state is not PlaceholderState.STARTED:
+        return
+    state = context.state
+    cluster = state.clusters[placeholder.cluster]
+    cluster.missing_in_a_row += 1
+    waited = context.now - (placeholder.started_at or context.now)
+    detail = (
+        f"placeholder {placeholder.id} on {placeholder.cluster} started but its agent did not report in {waited:.0f} s"
+    )
+    if cluster.missing_in_a_row >= state.parameters.missing_limit:
+        cluster.paused_until = context.now + state.parameters.pause
+        cluster.pause_reason = f"{cluster.missing_in_a_row} placeholders in a row started but never reported"
+        state.set_timer(cluster.paused_until, TimerKind.PAUSE)
+    record = state.jobs[placeholder.job_id]
+    record.take_back({placeholder.id})
+    end_placeholder(context, placeholder, force=True)
+    setback(context, record, f"MISSING: {detail}")
+    context.effects.add(
+        ReadPlaceholderOutput(cluster=placeholder.cluster, placeholder=placeholder.id, job_id=placeholder.job_id)
+    )

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deadlock detection and resource reorganization of VJM (PAPERS section 2).
+
+Two jobs that each hold what the other waits for would wait for ever, and no batch system notices: so when a held
+placeholder has reached the end of its life while the co-allocation is incomplete, a deadlock is assumed, between jobs
+of ours or with another co-allocator. Before the processors are given back to their LRM, which may give them to anybody,
+they are exchanged: another job of the same user that waits for a processor of that cluster takes the placeholder, and
+its own pending one, with its place in the LRM's queue, goes to the job that gives. So nothing is wasted, and one of the
+two jobs starts.
+
+Only exchanges after which the taker starts are made. The papers do not ask for that; but a job that merely holds more
+makes nobody faster, and idle processors are held for another life: `koala experiment run vjm-selection` shows the
+difference (``exchange_always``). Even then a placeholder is exchanged once: when its life ends again it is handed back,
+so a deadlock with a stranger is broken within two lives.
+
+What no claiming job can start with may still serve a small one of the placement queue (backfill, ``reuse.py``); the
+rest goes back to its batch system.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import PlaceholderId
+from koala_adapter.scheduler.claiming.claims import check_complete
+from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, setback, start_life
+from koala_adapter.scheduler.claiming.queue import position_of
+from koala_adapter.scheduler.claiming.reuse import hand_on
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.spreading import grace
+from koala_adapter.scheduler.timers import TimerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from koala_adapter.model import ClusterName
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+
+    Exchange = tuple[PlaceholderRecord, PlaceholderRecord]
+    """A placeholder that is held, and the pending one whose place it takes."""
+
+TAKEN = (PlaceholderState.HELD, PlaceholderState.STARTED)
+
+
+def life_timer(context: Context, record: JobRecord) -> None:
+    """Take a deadlock for granted when the missing placeholders have not come within the life cycle, and break it.
+
+    What is held is exchanged or handed back. What still waits in an LRM's queue keeps its place, since it blocks
+    nobody.
+    """
+    if record.state is not JobState.CLAIMING or record.life_ends_at is None or context.now < record.life_ends_at:
+        return
+    if _extended(context, record):
+        return
+    record.life_ends_at = None
+    over = [p for p in context.state.placeholders_of(record) if p.state in TAKEN]
+    if context.state.parameters.reorganize:
+        over = _reorganized(context, record, over)
+    if not over:
+        return  # given away, or lost already and counted then
+    back = _backfilled(context, record, over) if context.state.parameters.reorganize else over
+    record.take_back({placeholder.id for placeholder in back})
+    for placeholder in back:
+        end_placeholder(context, placeholder)
+    record.hand_backs += 1
+    record.retake_at, record.retake_with_room = (
+        None,
+        False,
+    )  # a pause that began before must not end with taking back at once
+    waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
+    missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
+    taken = f" ({len(over) - len(back)} of them to waiting jobs)" if len(back) < len(over) else ""
+    setback(context, record, f"{len(over)} held processors were handed back after their life cycle{taken}{missing}")
+
+
+def _extended(context: Context, record: JobRecord) -> bool:
+    """Put the end of a life off, once, when placeholders start just now: somebody else has given way."""
+    more = grace(context.state.parameters)
+    if record.life_extended or more <= 0.0:
+        return False
+    begun = (p.held_at if p.held else p.started_at for p in context.state.placeholders_of(record) if p.state in TAKEN)
+    if not any(at is not None and context.now - at < more for at in begun):
+        return False
+    record.life_extended = True
+    record.life_ends_at = context.now + more
+    context.state.set_timer(record.life_ends_at, TimerKind.LIFE, job_id=record.job.id)
+    return True
+
+
+def _backfilled(context: Context, giver: JobRecord, over: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
+    """Give what is to be handed back to jobs of the placement queue that can start with it; return the rest."""
+    if not context.state.parameters.reuse:
+        return over
+    held = [placeholder for placeholder in over if placeholder.held]
+    rest = [placeholder for placeholder in over if not placeholder.held]
+    return [*rest, *hand_on(context, giver, held)]
+
+
+def give_way(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Let a job of higher priority go first: give it a placeholder just held if it waits for that cluster, too.
+
+    KOALA's claiming policy (PAPERS section 1.1) asks for that; an LRM's queue knows nothing of our priorities.
+    """
+    if not context.state.parameters.reorganize or not placeholder.held:
+        return
+    record = context.state.jobs[placeholder.job_id]
+    pending = _pending(context, record, {placeholder.cluster}, above=record.job.priority)
+    ahead = [one for one in pending if _suits(context, placeholder, one, both=True)]
+    if ahead:
+        first = min(ahead, key=lambda one: position_of(context.state.jobs[one.job_id]))
+        _exchange(context, placeholder, first)
+
+
+def hand_to_claiming(context: Context, giver: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
+    """Give what a completed job held to jobs of its user that start with it; return what nobody took.
+
+    The takers' pending placeholders are ended: the giver needs no processors any more.
+    """
+    left = {placeholder.id: placeholder for placeholder in spares}
+    for taker, pairs in _completions(context, giver, left, both=False):
+        for held, pending in pairs:
+            del left[held.id]
+            _replace_in_claims(taker, pending.id, held.id)
+            giver.take_back({held.id})
+            giver.live -= 1
+            taker.live += 1
+            held.job_id, held.component = pending.job_id, pending.component
+            context.state.change(held, PlaceholderState.HELD)
+            end_placeholder(context, pending)
+        check_complete(context, taker)
+    return list(left.values())
+
+
+def _reorganized(context: Context, giver: JobRecord, over: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
+    """Exchange placeholders whose life is over, and return those that nobody took."""
+    left = {placeholder.id: placeholder for placeholder in over if placeholder.held}
+    unfit = [placeholder for placeholder in over if not placeholder.held]
+    takers: dict[str, int] = {}
+    for taker, pairs in _completions(context, giver, left, both=True):
+        for held, pending in pairs:
+            del left[held.id]
+            held.exchanged = True
+            _exchange(context, held, pending)
+        takers[taker.job.id] = len(pairs)
+        check_complete(context, taker)
+    for taker, pairs in _steps(context, giver, left) if context.state.parameters.exchange_always else ():
+        for held, pending in pairs:
+            del left[held.id]
+            held.exchanged = True
+            _exchange(context, held, pending)
+        takers[taker.job.id] = len(pairs)
+        start_life(context, taker)
+        check_complete(context, taker)
+    if takers:
+        given = ", ".join(f"{count} to job {name}" for name, count in takers.items())
+        record_of = "held processors were exchanged for places in the queue after their life cycle"
+        giver.last_trouble = f"{sum(takers.values())} {record_of} ({given})"
+    return [*unfit, *left.values()]
+
+
+def _completions(
+    context: Context, giver: JobRecord, left: dict[PlaceholderId, PlaceholderRecord], *, both: bool
+) -> Iterator[tuple[JobRecord, list[Exchange]]]:
+    """Yield jobs that start with what is left, in their order, each with the exchanges that it takes."""
+    for taker, pending in _takers(context, giver, left.values()):
+        if any(claim.cluster is None or claim.missing for claim in taker.claims):
+            continue
+        awaited = {one.id for one in pending}
+        others = [one for one in context.state.placeholders_of(taker) if one.id not in awaited]
+        if not all(one.held and one.lasts(context.now, taker.job.walltime) for one in others):
+            continue
+        pairs = _paired(context, left.values(), pending, both=both)
+        if len(pairs) == len(pending):
+            yield taker, pairs
+
+
+def _steps(
+    context: Context, giver: JobRecord, left: dict[PlaceholderId, PlaceholderRecord]
+) -> Iterator[tuple[JobRecord, list[Exchange]]]:
+    """Yield jobs that hold more with what is left, first those that then lack fewest processors."""
+    takers = _takers(context, giver, left.values())
+    lacks = {
+        taker.job.id: _lacking(taker) - len(_paired(context, left.values(), pending, both=True))
+        for taker, pending in takers
+    }
+    for taker, pending in sorted(takers, key=lambda one: (lacks[one[0].job.id], position_of(one[0]))):
+        pairs = _paired(context, [one for one in left.values() if not one.exchanged], pending, both=True)
+        if pairs:
+            yield taker, pairs
+
+
+def _lacking(record: JobRecord) -> int:
+    """Return how many processors a claiming job does not hold."""
+    wanted = sum(claim.processors or record.component_of(claim).minimum for claim in record.claims)
+    return wanted - record.held
+
+
+def _takers(
+    context: Context, giver: JobRecord, held: Iterable[PlaceholderRecord]
+) -> list[tuple[JobRecord, list[PlaceholderRecord]]]:
+    """Return claiming jobs of the giver's user in their order, with what they await on clusters of placeholders."""
+    awaited: dict[str, list[PlaceholderRecord]] = {}
+    for one in _pending(context, giver, {placeholder.cluster for placeholder in held}):
+        awaited.setdefault(one.job_id, []).append(one)
+    takers = [(context.state.jobs[pending[0].job_id], pending) for pending in awaited.values()]
+    return sorted(takers, key=lambda taker: position_of(taker[0]))
+
+
+def _pending(
+    context: Context, giver: JobRecord, clusters: set[ClusterName], *, above: int | None = None
+) -> Iterator[PlaceholderRecord]:
+    """Yield placeholders in the queues of some clusters that other claiming jobs of the same user wait for.
+
+    With ``above``, only those of jobs of a higher priority than that. Nearly every submission belongs to one job, so
+    its placeholders are looked at only when that job counts.
+    """
+    state = context.state
+
+    def counts(owner: JobRecord) -> bool:
+        ours = owner is not giver and owner.job.user == giver.job.user and owner.state is JobState.CLAIMING
+        return ours and (above is None or owner.job.priority > above)
+
+    for name in sorted(clusters):
+        for key in list(state.clusters[name].pending):
+            batch = state.batches[key]
+            if batch.lrm_ids is None:  # an answer may yet come that it was refused
+                continue
+            if not batch.mixed and not counts(state.jobs[batch.job_id]):
+                continue
+            for index in range(1, batch.count + 1):
+                placeholder = state.placeholders.get(PlaceholderId(batch=key, index=index))
+                if placeholder is None or placeholder.state is not PlaceholderState.QUEUED:
+                    continue
+                if counts(state.jobs[placeholder.job_id]):
+                    yield placeholder
+
+
+def _paired(
+    context: Context, held: Iterable[PlaceholderRecord], pending: Iterable[PlaceholderRecord], *, both: bool
+) -> list[Exchange]:
+    """Return which held placeholder takes the place of which pending one, as many as suit."""
+    pairs = []
+    free = list(held)
+    for one in pending:
+        number = next((n for n, placeholder in enumerate(free) if _suits(context, placeholder, one, both=both)), None)
+        if number is not None:
+            pairs.append((free.pop(number), one))
+    return pairs
+
+
+def _suits(context: Context, held: PlaceholderRecord, pending: PlaceholderRecord, *, both: bool) -> bool:
+    """Tell whether a held placeholder lasts for the job of a pending one, and (``both``) the other way round."""
+    taker = context.state.jobs[pending.job_id].job
+    if held.cluster != pending.cluster or not held.lasts(context.now, taker.walltime):
+        return False
+    return not both or pending.walltime >= context.state.jobs[held.job_id].job.walltime + context.margin()
+
+
+def _exchange(context: Context, held: PlaceholderRecord, pending: PlaceholderRecord) -> None:
+    """Swap two placeholders of a cluster between their jobs: a processor for a place in the queue."""
+    state = context.state
+    giver, taker = state.jobs[held.job_id], state.jobs[pending.job_id]
+    _replace_in_claims(giver, held.id, pending.id)
+    _replace_in_claims(taker, pending.id, held.id)
+    state.count(held, -1)
+    held.job_id, pending.job_id = pending.job_id, held.job_id
+    held.component, pending.component = pending.component, held.component
+    state.count(held, 1)
+    state.batches[pending.id.batch].mixed = True
+    giver.exchanges += 1
+
+
+def _replace_in_claims(record: JobRecord, old: PlaceholderId, new: PlaceholderId) -> None:
+    for claim in record.claims:
+        if old in claim.placeholders:
+            claim.placeholders[claim.placeholders.index(old)] = new
+            return

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Growing a running job: stubs are submitted and gathered, then all together become processes of the application.
+
+As KOALA's MRunner does it (PAPERS section 1.3): the application keeps running until *all* processors that it accepted
+are held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
+placeholder, all are given back and the application is told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import JobKind
+from koala_adapter.scheduler.actions import OfferWithdrawn, Rank, TakeProcessors
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
+from koala_adapter.scheduler.claiming.submitting import submit_batch
+from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.malleable.steps import cluster_of, give_up_at
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.timers import TimerKind
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, PlaceholderRecord
+
+
+def gather(context: Context, record: JobRecord, number: int, change: Change, count: int) -> bool:
+    """Submit the stubs for ``count`` further processors; return False, and do nothing, when there is no room."""
+    cluster = cluster_of(context, record, number)
+    if cluster.room < count or closed_reason(cluster, context.now) is not None:
+        return False
+    parameters = context.state.parameters
+    claim = record.claims[number]
+    seconds = _time_left(context, record) + parameters.launch_margin + parameters.placeholder_life
+    name = cluster.parameters.name
+    change.phase, change.accepted = ChangePhase.GATHERING, count
+    change.stubs = submit_batch(context, record, claim.component, name, count, seconds, stub=True)
+    cluster.gathering += count
+    claim.change = change
+    give_up_at(context, record, change, parameters.placeholder_life)
+    context.roster.update(record)
+    return True
+
+
+def stub_held(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Let the application take its new processors when the last of them is held."""
+    record = context.state.jobs[placeholder.job_id]
+    number = _gathering_for(record, placeholder)
+    if number is None:
+        return
+    change = record.claims[number].change
+    if change is None:
+        return
+    stubs = [context.state.placeholders[id_] for id_ in change.stubs]
+    if not all(stub.held for stub in stubs):
+        return
+    if record.state is not JobState.RUNNING or record.ends:
+        withdraw(context, record, number, "the application is about to end")
+    elif any(not stub.lasts(context.now, _time_left(context, record)) for stub in stubs):
+        withdraw(context, record, number, "they would end before the job's walltime does")
+    else:
+        _take(context, record, number, change, stubs)
+
+
+def _take(context: Context, record: JobRecord, number: int, change: Change, stubs: list[PlaceholderRecord]) -> None:
+    claim, cluster = record.claims[number], cluster_of(context, record, number)
+    component_rank = sum(rank.component == claim.component for rank in record.ranks)
+    ranks: list[Rank] = []
+    for stub in stubs:
+        stub.stub = False
+        context.state.change(stub, PlaceholderState.LAUNCHED)
+        claim.placeholders.append(stub.id)
+        ranks.append(
+            Rank(
+                rank=len(record.ranks) + len(ranks),
+                component=claim.component,
+                component_rank=component_rank + len(ranks),
+                placeholder=stub.id,
+                host=stub.host,
+                address=stub.address,
+                cluster=stub.cluster,
+            )
+        )
+    record.ranks += tuple(ranks)
+    claim.processors = len(claim.placeholders)
+    cluster.gathering -= len(stubs)
+    change.phase, change.due_at, change.stubs = ChangePhase.TAKING, None, []
+    change.ranks = [rank.rank for rank in ranks]
+    context.roster.update(record)
+    context.effects.add(
+        TakeProcessors(
+            job_id=record.job.id,
+            component=claim.component,
+            cluster=cluster.parameters.name,
+            number=change.number,
+            ranks=tuple(ranks),
+        )
+    )
+
+
+def begin_malleable(context: Context, record: JobRecord) -> None:
+    """Let a malleable job that runs now take part in growing and shrinking."""
+    if record.job.kind is not JobKind.MALLEABLE:
+        return
+    context.state.starts += 1
+    record.start_number = context.state.starts
+    context.roster.update(record)
+    for number in range(len(record.claims)):
+        cluster_of(context, record, number).unwanted = None
+    context.scan_wanted = True
+
+
+def check_taken(context: Context, record: JobRecord) -> None:
+    """End the changes of a job whose new processes have all started."""
+    for number, claim in enumerate(record.claims):
+        change = claim.change
+        if change is not None and change.phase is ChangePhase.TAKING and record.started.issuperset(change.ranks):
+            claim.change = None
+            cluster_of(context, record, number).unwanted = None
+            context.roster.update(record)
+            context.scan_wanted = True
+
+
+def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
+    """Give up a growth one of whose stubs is gone or going."""
+    record = context.state.jobs.get(placeholder.job_id)
+    number = None if record is None else _gathering_for(record, placeholder)
+    if record is not None and number is not None:
+        pause_growth(context, cluster_of(context, record, number))
+        withdraw(context, record, number, f"placeholder {placeholder.id} was lost")
+
+
+def pause_growth(context: Context, cluster: ClusterRecord) -> None:
+    """Offer nothing on a cluster for a while: what was to be had there was not."""
+    cluster.no_growth_before = context.now + context.state.parameters.backoff
+    context.state.set_timer(cluster.no_growth_before, TimerKind.PAUSE)
+
+
+def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> None:
+    """Give the stubs of a growth back; the application goes on as it is."""
+    claim = record.claims[number]
+    change = claim.change
+    if change is None:
+        return
+    give_back_stubs(context, record, number, change)
+    claim.change = None
+    context.roster.update(record)
+    context.scan_wanted = True
+    announce_withdrawal(context, record, number, change, reason)
+
+
+def announce_withdrawal(context: Context, record: JobRecord, number: int, change: Change, reason: str) -> None:
+    """Tell an application that it does not get what it accepted."""
+    claim = record.claims[number]
+    cluster = cluster_of(context, record, number).parameters.name
+    record.last_trouble = f"{change.accepted or change.processors} more processors on {cluster}: {reason}"
+    context.effects.add(
+        OfferWithdrawn(
+            job_id=record.job.id, component=claim.component, cluster=cluster, number=change.number, reason=reason
+        )
+    )
+
+
+def give_back_stubs(context: Context, record: JobRecord, number: int, change: Change) -> None:
+    """End what was gathered."""
+    if change.phase is not ChangePhase.GATHERING:
+        return
+    cluster_of(context, record, number).gathering -= change.accepted
+    for id_ in change.stubs:
+        stub = context.state.placeholders.get(id_)
+        if stub is None:
+            continue
+        stub.stub = False
+        if stub.state is not PlaceholderState.ENDING:
+            end_placeholder(context, stub)
+    change.stubs = []
+
+
+def _gathering_for(record: JobRecord, placeholder: PlaceholderRecord) -> int | None:
+    for number, claim in enumerate(record.claims):
+        if claim.change is not None and placeholder.id in claim.change.stubs:
+            return number
+    return None
+
+
+def _time_left(context: Context, record: JobRecord) -> float:
+    launched_at = context.now if record.launched_at is None else record.launched_at
+    return max(0.0, launched_at + record.job.walltime - context.now)

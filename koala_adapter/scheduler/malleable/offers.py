@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of applications to offers and requests; what becomes of changes that take too long, or whose job ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.malleable.growing import (
+    announce_withdrawal,
+    gather,
+    give_back_stubs,
+    pause_growth,
+    withdraw,
+)
+from koala_adapter.scheduler.malleable.shrinking import await_release, release_over
+from koala_adapter.scheduler.malleable.steps import cluster_of, settle
+from koala_adapter.scheduler.roster import bounds
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler import events as ev
+    from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.records import JobRecord
+
+
+def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
+    """Take the answer to a message that still waits for one; any other comes too late."""
+    record = context.state.jobs.get(event.job_id)
+    if record is None:
+        return
+    for number, claim in enumerate(record.claims):
+        change = claim.change
+        if change is not None and change.number == event.number and change.phase is ChangePhase.ASKED:
+            take_answer(context, record, number, change, event.accepted)
+            return
+
+
+def take_answer(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
+    """Begin what the application agreed to."""
+    if change.processors < 0:
+        await_release(context, record, number, change, accepted)
+        return
+    claim, cluster = record.claims[number], cluster_of(context, record, number)
+    cluster.offered -= change.processors
+    accepted = max(0, min(accepted, change.processors, bounds(record, claim)[1] - claim.processors))
+    claim.change = None
+    if accepted and not gather(context, record, number, change, accepted):
+        announce_withdrawal(context, record, number, change, "they are no longer free")
+        pause_growth(context, cluster)
+        accepted = 0
+    context.roster.update(record)
+    settle(context, record, number, change, accepted)
+
+
+def drop_changes(context: Context, record: JobRecord) -> None:
+    """Undo what is under way for a job that has ended."""
+    for number, claim in enumerate(record.claims):
+        change = claim.change
+        if change is None:
+            continue
+        claim.change = None
+        unreserve(context, record, number, change)
+        give_back_stubs(context, record, number, change)
+        freed = change.done + claim.processors if change.processors < 0 else 0
+        settle(context, record, number, change, -freed)
+
+
+def unreserve(context: Context, record: JobRecord, number: int, change: Change) -> None:
+    """Let others have what was kept for a change."""
+    cluster = cluster_of(context, record, number)
+    asked_to_grow = change.phase is ChangePhase.ASKED and change.processors > 0
+    if asked_to_grow or change.phase is ChangePhase.PROMISED:
+        cluster.offered -= change.processors
+        context.scan_wanted = True
+    if change.phase is ChangePhase.PROMISED:
+        cluster.promises = [one for one in cluster.promises if (one.job_id, one.claim) != (record.job.id, number)]
+
+
+def change_timer(context: Context, record: JobRecord) -> None:
+    """Give up changes of a job that take too long."""
+    for number, claim in enumerate(record.claims):
+        change = claim.change
+        if change is None or change.due_at is None or context.now < change.due_at:
+            continue
+        if change.phase is ChangePhase.ASKED:
+            take_answer(context, record, number, change, 0)
+        elif change.phase is ChangePhase.RELEASING:
+            release_over(context, record, number, change)
+        elif change.phase is ChangePhase.GATHERING:
+            pause_growth(context, cluster_of(context, record, number))
+            withdraw(context, record, number, "they did not come in time")
+        elif change.phase is ChangePhase.PROMISED:
+            change.shrunk_others = True  # what is free by now has to do
+            context.scan_wanted = True

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Applications that ask for more processors themselves (PAPERS section 1.3: initiative and obligation).
+
+A voluntary wish gets what is free now. A mandatory one must be accommodated: other running jobs of the cluster are
+shrunk for it, and what comes free is kept for it, before waiting jobs. When even all that the others could give would
+not suffice, nobody is shrunk in vain, and it gets what is free.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import JobKind
+from koala_adapter.scheduler.actions import ProcessorsGranted
+from koala_adapter.scheduler.changes import Change, ChangePhase, Promise
+from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.malleable.growing import gather
+from koala_adapter.scheduler.malleable.offers import take_answer, unreserve
+from koala_adapter.scheduler.malleable.policies import Direction
+from koala_adapter.scheduler.malleable.steps import cluster_of, give_up_at, new_change, start_step
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.roster import bounds
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler import events as ev
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
+
+
+def more_requested(context: Context, event: ev.MoreRequested) -> None:
+    """Grant an application what it asks for, or see to it that it can be granted."""
+    record = context.state.jobs.get(event.job_id)
+    number = None if record is None else _claim_meant(record, event)
+    if record is None or number is None or event.number <= record.claims[number].last_request:
+        return
+    claim = record.claims[number]
+    claim.last_request = event.number
+    if claim.change is not None and claim.change.phase is ChangePhase.ASKED:
+        take_answer(context, record, number, claim.change, 0)  # it asks for more instead of answering
+    change = new_change(context, event.processors, ChangePhase.PROMISED)
+    if record.job.kind is not JobKind.MALLEABLE:
+        _answer(context, record, number, change, 0, f"a {record.job.kind.value} job keeps its size")
+    elif record.state is not JobState.RUNNING or record.ends:
+        _answer(context, record, number, change, 0, "the job does not run")
+    elif claim.change is not None:
+        _answer(context, record, number, change, 0, "another change is under way")
+    else:
+        most = bounds(record, claim)[1] - claim.processors
+        change.processors = max(0, min(event.processors, most))
+        short = "its maximum is reached" if change.processors < event.processors else ""
+        _grant_or_promise(context, record, number, change, short, mandatory=event.mandatory)
+
+
+def _grant_or_promise(
+    context: Context, record: JobRecord, number: int, change: Change, short: str, *, mandatory: bool
+) -> None:
+    cluster = cluster_of(context, record, number)
+    free = _free(context, cluster)
+    if not mandatory or change.processors <= free:
+        granted = min(change.processors, free)
+        _grant(context, record, number, change, granted, short if granted == change.processors else "no more is free")
+        return
+    claim = record.claims[number]
+    claim.change = change
+    cluster.offered += change.processors
+    cluster.promises.append(Promise(record.job.id, number))
+    give_up_at(context, record, change, context.state.parameters.placeholder_life)
+    context.roster.update(record)
+    keep_promises(context, cluster)
+
+
+def keep_promises(context: Context, cluster: ClusterRecord) -> None:
+    """Grant what was promised on a cluster as soon as it is free; make it free where that has not been tried."""
+    while cluster.promises and cluster.step is None:
+        promise = cluster.promises[0]
+        record = context.state.jobs[promise.job_id]
+        change = record.claims[promise.claim].change
+        if change is None:
+            cluster.promises.pop(0)
+            continue
+        promised = _promised(context, cluster)  # later promises wait for this one
+        cluster.offered -= promised
+        free = _free(context, cluster)
+        lacking = change.processors - min(cluster.room, cluster.load_free) - cluster.ending
+        cluster.offered += promised
+        if free < change.processors and not change.shrunk_others:
+            change.shrunk_others = True
+            if 0 < lacking <= context.roster.on(cluster.parameters.name).spare:
+                reason = f"job {record.job.id} asked for {change.processors} more"
+                start_step(context, cluster, Direction.SHRINK, lacking, reason=reason)
+                continue
+        if free < change.processors and cluster.ending and not _overdue(context, change):
+            return  # what is on its way out may be what is missing
+        unreserve(context, record, promise.claim, change)
+        record.claims[promise.claim].change = None
+        granted = min(free, change.processors)
+        cluster.offered -= (left := promised - change.processors)
+        short = "" if granted == change.processors else "the others could not give more"
+        _grant(context, record, promise.claim, change, granted, short)
+        cluster.offered += left
+
+
+def _grant(  # noqa: PLR0917 - what is granted to whom
+    context: Context, record: JobRecord, number: int, change: Change, granted: int, short: str
+) -> None:
+    if granted > 0 and not gather(context, record, number, change, granted):
+        granted, short = 0, "no more is free"
+    context.roster.update(record)
+    _answer(context, record, number, change, granted, short)
+
+
+def _answer(  # noqa: PLR0917 - likewise
+    context: Context, record: JobRecord, number: int, change: Change, granted: int, short: str
+) -> None:
+    context.effects.add(
+        ProcessorsGranted(
+            job_id=record.job.id,
+            component=record.claims[number].component,
+            request=record.claims[number].last_request,
+            number=change.number if granted else 0,
+            processors=granted,
+            reason=short,
+        )
+    )
+
+
+def _free(context: Context, cluster: ClusterRecord) -> int:
+    return cluster.available if closed_reason(cluster, context.now) is None else 0
+
+
+def _promised(context: Context, cluster: ClusterRecord) -> int:
+    """Return how many processors are kept for all promises of a cluster."""
+    claims = (context.state.jobs[one.job_id].claims[one.claim] for one in cluster.promises)
+    return sum(claim.change.processors for claim in claims if claim.change is not None)
+
+
+def _overdue(context: Context, change: Change) -> bool:
+    return change.due_at is not None and context.now >= change.due_at
+
+
+def _claim_meant(record: JobRecord, event: ev.MoreRequested) -> int | None:
+    return next((number for number, claim in enumerate(record.claims) if claim.component == event.component), None)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of a malleability policy on a cluster: messages to running jobs go out in rounds, and their answers come in.
+
+What is offered is kept from everybody else until it is answered, so that an application that accepts is not told a
+moment later that there is nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
+from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, Direction, Step
+from koala_adapter.scheduler.roster import order_of
+from koala_adapter.scheduler.spreading import SHORTEST_PAUSE
+from koala_adapter.scheduler.timers import TimerKind
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
+    from koala_adapter.scheduler.roster import RunningClaim
+
+
+def cluster_of(context: Context, record: JobRecord, number: int) -> ClusterRecord:
+    """Return the cluster on which a claim of a running job is. Raises LookupError for a claim that has none."""
+    name = record.claims[number].cluster
+    if name is None:
+        raise LookupError(f"claim {number} of job {record.job.id} is nowhere")
+    return context.state.clusters[name]
+
+
+def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
+    """Return the malleability policy of a cluster."""
+    return MALLEABILITY_POLICIES[cluster.parameters.malleability_policy or context.state.parameters.malleability_policy]
+
+
+def start_step(
+    context: Context, cluster: ClusterRecord, direction: Direction, value: int, *, reason: str, thorough: bool = False
+) -> None:
+    """Begin to grow or shrink the running jobs of a cluster on which no step is under way."""
+    cluster.step = ClusterStep(step=Step(direction=direction, remaining=value, thorough=thorough), reason=reason)
+    continue_step(context, cluster)
+
+
+def continue_step(context: Context, cluster: ClusterRecord) -> None:
+    """Send the next round of messages when the last one is settled, or end the step."""
+    current = cluster.step
+    if current is None or current.awaited:
+        return
+    step, policy = current.step, policy_of(context, cluster)
+    grows = step.direction is Direction.GROW
+    if grows and step.rounds:
+        if policy.rebalances and cluster.promises:
+            # What some have given up belongs to those who insist first. Waiting for it here would keep them waiting for
+            # as long as their batch system does not say that it is free.
+            cluster.step, context.scan_wanted = None, True
+            return
+        if policy.rebalances and cluster.ending:
+            return  # what some have given up for others is not free yet
+        step.remaining = min(step.remaining, cluster.available)
+    for member, amount in policy.messages(context.roster.on(cluster.parameters.name), step):
+        current.awaited += 1
+        _ask(context, cluster, member, amount)
+    if current.awaited:
+        return
+    cluster.step = None
+    context.scan_wanted = True
+    if grows:
+        cluster.unwanted = max(0, step.remaining)
+        if policy.rebalances and step.rounds:
+            # What one application declines leaves the others unequal, which would begin it all again at this instant.
+            cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
+            cluster.levelled = len(context.roster.on(cluster.parameters.name))
+            context.state.set_timer(cluster.levelled_until, TimerKind.PAUSE)
+    elif step.remaining > 0:
+        cluster.no_shrink_before = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
+        context.state.set_timer(cluster.no_shrink_before, TimerKind.PAUSE)
+
+
+def settle(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
+    """Tell a step what became of a message: by how many processors (signed) the job grows or has shrunk."""
+    cluster = cluster_of(context, record, number)
+    current = cluster.step
+    if not change.in_step or current is None:
+        return
+    change.in_step = False
+    current.awaited -= 1
+    current.step.answered(order_of(record, number), change.processors, accepted)
+    continue_step(context, cluster)
+
+
+def give_up_at(context: Context, record: JobRecord, change: Change, seconds: float) -> None:
+    """Have a change looked at after a while."""
+    change.due_at = context.now + max(SHORTEST_PAUSE, seconds)
+    context.state.set_timer(change.due_at, TimerKind.CHANGE, job_id=record.job.id)
+
+
+def new_change(context: Context, processors: int, phase: ChangePhase) -> Change:
+    """Return a change with a number of its own."""
+    context.state.changes_made += 1
+    return Change(number=context.state.changes_made, processors=processors, phase=phase)
+
+
+def _ask(context: Context, cluster: ClusterRecord, member: RunningClaim, amount: int) -> None:
+    record = context.state.jobs[member.job_id]
+    claim = record.claims[member.claim]
+    change = claim.change = new_change(context, amount, ChangePhase.ASKED)
+    change.in_step = True
+    if amount > 0:
+        cluster.offered += amount
+    give_up_at(context, record, change, context.state.parameters.answer_timeout)
+    kind = OfferProcessors if amount > 0 else RequestProcessors
+    context.effects.add(
+        kind(
+            job_id=record.job.id,
+            component=claim.component,
+            cluster=member.cluster,
+            number=change.number,
+            processors=abs(amount),
+        )
+    )
+    context.roster.update(record)

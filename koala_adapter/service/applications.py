@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running applications: between the scheduler's ranks and the agents' tasks, one runner for each launched job."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+import structlog
+
+from koala_adapter.config.inputfiles import LARGEST_SUM
+from koala_adapter.errors import KoalaError, ProtocolError
+from koala_adapter.model import EndReason, JobId, Launcher, TaskEnd
+from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
+from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.runners.runner import Application, Reaction, Runner
+from koala_adapter.runners.sending import Sending
+from koala_adapter.scheduler.events import RankEnded
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.service.results import Results
+from koala_adapter.service.unwritten import UnwrittenOutput
+from koala_adapter.vjm.channel import LaunchFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from koala_adapter.model import Component, Job, PlaceholderId
+    from koala_adapter.runners.runner import AddressedLaunch
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.service.resultstore import ResultStore
+    from koala_adapter.vjm.center import ControlCenter
+    from koala_adapter.vjm.channel import TaskReport
+
+_RUNNERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
+
+log = structlog.get_logger()
+
+
+class Applications:
+    """Starts applications in held placeholders and follows their tasks."""
+
+    def __init__(
+        self,
+        jobs_directory: Path,
+        *,
+        state: Callable[[], State],
+        clock: Callable[[], float],
+        report: Callable[[Event], None],
+        store: ResultStore,
+    ) -> None:
+        """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks."""
+        self.directory = jobs_directory
+        self._state = state
+        self._clock = clock
+        self._report = report
+        self._runners: dict[JobId, Runner] = {}
+        self._sending = Sending(self._order)
+        self.unwritten = UnwrittenOutput()
+        self.results = Results(self._rank_directory, store)
+        """What ranks leave in files."""
+        self.center: ControlCenter | None = None
+        """Set once it listens."""
+
+    def keep_input(self, job: Job) -> None:
+        """Copy a job's input files to the service's own directory, so that later changes do not matter.
+
+        Raises OSError, and leaves nothing then.
+        """
+        try:
+            for component in job.components:
+                self._keep(job.id, component)
+        except OSError:
+            self.forget(job.id)
+            raise
+
+    def _keep(self, job_id: JobId, component: Component) -> None:
+        left = LARGEST_SUM
+        for number, file in enumerate(component.input_files):
+            target = self._input(job_id, component.name, number)
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Not more than was looked at when the job file was read, whatever the file has become since.
+            descriptor = os.open(file.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as source:
+                status = os.fstat(descriptor)
+                content = source.read(left + 1) if stat.S_ISREG(status.st_mode) else b""
+            if not stat.S_ISREG(status.st_mode) or len(content) > left:
+                raise OSError(errno.EFBIG, "it was changed since the job file was read", file.source)
+            left -= len(content)
+            target.write_bytes(content)
+            target.chmod(stat.S_IMODE(status.st_mode) & 0o700)
+
+    def forget(self, job_id: JobId) -> None:
+        """Drop the runner of a job that has ended, and its input files."""
+        self._runners.pop(job_id, None)
+        self.unwritten.keep_only(self._state().jobs)
+        self._sending.forget(job_id)
+        shutil.rmtree(self.directory / job_id / "input", ignore_errors=True)
+
+    def launch(self, job_id: JobId) -> None:
+        """Start a job's application wherever its agents listen; the others are told when they come back."""
+        record = self._state().jobs[job_id]
+        runner = self._runner(record)
+        if runner is not None:
+            self._send(runner.launches())
+
+    def registered(self, placeholder: PlaceholderId, tasks: Sequence[TaskReport]) -> None:
+        """Bring an agent that registered (again) up to date, and ourselves by what it tells of its tasks."""
+        record = self._job_in(placeholder)
+        runner = None if record is None else self._runner(record)
+        if record is None or runner is None:
+            return
+        known = {report.task for report in tasks}
+        for report in tasks:
+            if report.task.startswith(f"{record.job.id}:") and self._owns(placeholder, report.task):
+                self._tell(runner, report)
+        rank = runner.application.ranks_in.get(placeholder)
+        launches = () if rank is None else runner.launches_in(rank)
+        self._send(one for one in launches if one.launch.task not in known)
+
+    def disconnected(self, placeholder: PlaceholderId) -> None:
+        """An agent is out of contact: what was on its way to it is sent again when it registers."""
+        self._sending.lost(placeholder)
+
+    def _tell(self, runner: Runner, report: TaskReport) -> None:
+        events = list(runner.started(report.task, self._clock()))
+        if report.end is not None:
+            events += runner.ended(report.task, report.end, self._clock())
+        for event in events:
+            self._report_new(event)
+
+    def _report_new(self, event: Event) -> None:
+        """Report an event unless it tells what is known already."""
+        if isinstance(event, RankEnded) and event.rank is not None:
+            record = self._state().jobs.get(event.job_id)
+            if record is not None and event.rank in record.ends:
+                return
+        self._report(event)
+
+    def started(self, placeholder: PlaceholderId, task: str) -> None:
+        """An agent started a task; of tasks that are not its own it has nothing to say."""
+        self._sending.arrived(task)
+        runner = self._runner_of(task) if self._owns(placeholder, task) else None
+        for event in runner.started(task, self._clock()) if runner else ():
+            self._report(event)
+
+    def ended(self, placeholder: PlaceholderId, task: str, end: TaskEnd) -> None:
+        """A task of an agent ended; of tasks that are not its own it has nothing to say."""
+        self._sending.arrived(task)
+        runner = self._runner_of(task) if self._owns(placeholder, task) else None
+        for event in runner.ended(task, end, self._clock()) if runner else ():
+            self._report_new(event)
+
+    def _owns(self, placeholder: PlaceholderId, task: str) -> bool:
+        return self.output_path(placeholder, task) is not None
+
+    def output(self, task: str, stream: str, offset: int, data: bytes) -> None:
+        """Take in new output of a task, which is in its file."""
+        self.unwritten.written(task, stream)
+        runner = self._runner_of(task)
+        if runner is not None:
+            self._react(runner.output_of(task, stream, offset, data, self._clock()))
+
+    def _react(self, reaction: Reaction) -> None:
+        self._send(reaction.launches)
+        for event in reaction.events:
+            self._report_new(event)
+
+    def output_path(self, placeholder: PlaceholderId, task: str) -> Path | None:
+        """Return where a task's output goes, without ``.out`` or ``.err``; None: the task is not that agent's."""
+        job_id, _, tail = task.partition(":")
+        record = self._state().jobs.get(JobId(job_id))
+        if record is None:
+            return None
+        if tail == LAUNCHER_TASK:
+            mine = record.ranks and record.ranks[0].placeholder == placeholder
+            return self.directory / job_id / LAUNCHER_TASK if mine else None
+        if not tail.isdecimal() or int(tail) >= len(record.ranks):
+            return None
+        rank = record.ranks[int(tail)]
+        if rank.placeholder != placeholder:
+            return None
+        return self.directory / job_id / rank.component / str(rank.component_rank)
+
+    def _rank_directory(self, placeholder: PlaceholderId, task: str) -> Path | None:
+        return None if task.endswith(f":{LAUNCHER_TASK}") else self.output_path(placeholder, task)
+
+    def files_under_way(self, placeholder: PlaceholderId) -> bool:
+        """Tell whether wanted files of the rank in a placeholder are coming in, or may still come."""
+        found = self._state().placeholders.get(placeholder)
+        record = None if found is None else self._state().jobs.get(found.job_id)
+        ranks = () if record is None else record.ranks
+        rank = next((rank for rank in ranks if rank.placeholder == placeholder), None)
+        if record is None or rank is None or not record.job.component(rank.component).output_files:
+            return False
+        return rank.rank in record.started and self.results.under_way(placeholder, f"{record.job.id}:{rank.rank}")
+
+    def _send(self, launches: Iterable[AddressedLaunch]) -> None:
+        self._sending.add(launches)
+
+    def _order(self, one: AddressedLaunch) -> bool:
+        try:
+            return self.center is not None and self.center.launch(one.placeholder, one.launch)
+        except ProtocolError as error:  # for one, files that have grown between the check and their copying
+            self._cannot_launch(one.launch.task, str(error))
+            return False
+
+    def _cannot_launch(self, task: str, why: str) -> None:
+        job_id, _, rank = task.partition(":")
+        log.warning("application cannot be launched", job=job_id, error=why)
+        end = TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=1, detail=why)
+        number = int(rank) if rank.isdecimal() else None
+        self._report(RankEnded(time=self._clock(), job_id=JobId(job_id), rank=number, end=end))
+
+    def _job_in(self, placeholder: PlaceholderId) -> JobRecord | None:
+        found = self._state().placeholders.get(placeholder)
+        if found is None or found.state is not PlaceholderState.LAUNCHED:
+            return None
+        return self._state().jobs.get(found.job_id)
+
+    def _runner_of(self, task: str) -> Runner | None:
+        record = self._state().jobs.get(JobId(task.partition(":")[0]))
+        return None if record is None else self._runner(record)
+
+    def _runner(self, record: JobRecord) -> Runner | None:
+        if record.state not in {JobState.LAUNCHING, JobState.RUNNING}:
+            return None
+        job = record.job
+        if job.id not in self._runners:
+            try:
+                files = {c.name: self._files(job, c.name) for c in job.components}
+                clusters = {claim.component: claim.cluster or "" for claim in record.claims}
+                application = Application(job=job, ranks=record.ranks, clusters=clusters, files=files)
+                self._runners[job.id] = runner = _RUNNERS[job.launcher](application)
+                self._reread(job.id, runner)
+            except (OSError, KoalaError) as error:
+                self._cannot_launch(f"{job.id}:{LAUNCHER_TASK if job.launcher is Launcher.MPI else 0}", str(error))
+                return None
+        return self._runners[job.id]
+
+    def _reread(self, job_id: JobId, runner: Runner) -> None:
+        """Give a runner that was made anew after a restart what the application's launcher had printed before."""
+        printed = self.directory / job_id / f"{LAUNCHER_TASK}.out"
+        if printed.exists():
+            self._react(runner.output_of(f"{job_id}:{LAUNCHER_TASK}", "out", 0, printed.read_bytes(), self._clock()))
+
+    def _files(self, job: Job, component: str) -> tuple[LaunchFile, ...]:
+        files = []
+        for number, file in enumerate(job.component(component).input_files):
+            kept = self._input(job.id, component, number)
+            mode = stat.S_IMODE(kept.stat().st_mode) & 0o700
+            files.append(LaunchFile(target=file.target, mode=mode, content=kept.read_bytes()))
+        return tuple(files)
+
+    def _input(self, job_id: JobId, component: str, number: int) -> Path:
+        return self.directory / job_id / "input" / component / str(number)

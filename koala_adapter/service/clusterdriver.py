@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives one cluster's LRM for the service: polls it, submits to it, cancels in it, and reports by events.
+
+Requests of one kind go out one after the other; every answer, and every failure to answer, becomes an event.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from koala_adapter.errors import (
+    LrmError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnreachableError,
+    LrmUnsupportedError,
+)
+from koala_adapter.host.privatedirectory import make_private_directory
+from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId
+from koala_adapter.plugin import ClusterContext, Submission
+from koala_adapter.plugin.attribution import tells_of
+from koala_adapter.plugin.commands import CommandRunner, login_name
+from koala_adapter.scheduler.events import (
+    BatchAbsent,
+    BatchRejected,
+    BatchSubmitted,
+    BatchUncertain,
+    ClusterPolled,
+    ClusterUnavailable,
+    Event,
+    PlaceholderEnded,
+)
+from koala_adapter.scheduler.outcome import PlaceholderState
+from koala_adapter.service.holds import new_holds
+from koala_adapter.service.information import Poller, Reading, answering
+from koala_adapter.service.reconciliation import Witness
+from koala_adapter.service.submissions import remove_token, token_path, words_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from anyio.abc import TaskStatus
+
+    from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.model import LrmJob, PlaceholderId
+    from koala_adapter.plugin import Lrm, PluginDefinition
+    from koala_adapter.scheduler.records import BatchRecord, State
+
+SETTLE = 45.0
+"""Seconds after which a submission whose outcome is unknown cannot arrive any more: beyond every command's time-out."""
+REPEAT_POLLED = 60.0
+"""An unchanged reading is reported again after so many seconds."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a cluster driver needs from the service."""
+
+    state: Callable[[], State]
+    clock: Callable[[], float]
+    report: Callable[[Event], None]
+    in_contact: Callable[[PlaceholderId], bool]
+    name_prefix: str
+    user: str
+    """Whose jobs are ours."""
+    halted: Callable[[], bool] = lambda: False
+    """Whether events wait: then what a listing shows would be told again and again."""
+
+
+def make_lrm(
+    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path
+) -> tuple[Lrm, CommandRunner]:
+    """Return the LRM of a cluster, not started, and what bounds its requests.
+
+    ``directory``: the state directory, below which the plugin gets its private one. Raises OSError.
+    """
+    commands = CommandRunner(per_minute=config.requests_per_minute)
+    private = directory / "clusters" / config.name
+    make_private_directory(private)
+    if config.output_directory is None:
+        make_private_directory(words_directory(config, directory))
+    context = ClusterContext(
+        cluster=config.cluster_name,
+        commands=commands,
+        state_directory=private,
+        directives=config.directives.to_directives(),
+        user=login_name(),
+    )
+    return plugins[config.plugin].factory(context, config.settings), commands
+
+
+class ClusterDriver:
+    """One cluster of the site."""
+
+    def __init__(self, config: ClusterConfig, lrm: Lrm, commands: CommandRunner, surroundings: Surroundings) -> None:
+        """``lrm`` is made but not started; :meth:`run` starts it, as often as needed."""
+        self.config = config
+        self.name: ClusterName = config.cluster_name
+        self.lrm = lrm
+        self.commands = commands
+        self._around = surroundings
+        self.witness = Witness(cluster=self.name, user=surroundings.user)
+        self._to_submit, self._submissions = anyio.create_memory_object_stream[Submission](1_000_000)
+        self._to_cancel, self._cancels = anyio.create_memory_object_stream[tuple[LrmJobId, ...]](1_000_000)
+        self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
+        self.under_way: set[BatchKey] = set()
+        """Submissions that this process itself is sending: their outcome is about to be known."""
+        self.version: str | None = None
+        """Name and version of the LRM, once it answered."""
+        self._not_cancelled: set[LrmJobId] = set()
+        """What the LRM did not hear: it is told when it answers again."""
+        self._recovered_at = surroundings.clock()
+        self._polled: tuple[int, int, int] | None = None
+        self._polled_at = 0.0
+        self.poller = Poller(
+            config,
+            lrm,
+            name_prefix=surroundings.name_prefix,
+            user=surroundings.user,
+            clock=surroundings.clock,
+            on_reading=self._examine,
+            on_failure=self._unavailable,
+        )
+
+    def submit(self, submission: Submission) -> None:
+        """Have a submission sent; its outcome comes as an event."""
+        self.under_way.add(submission.key)
+        self._to_submit.send_nowait(submission)
+
+    def cancel(self, ids: Iterable[LrmJobId]) -> None:
+        """Have LRM jobs cancelled; their ends show in the next polls."""
+        known = tuple(id_ for id_ in ids if id_)
+        if known:
+            self._to_cancel.send_nowait(known)
+
+    def forget(self, batch: BatchKey) -> None:
+        """Drop what was kept of a submission of which nothing is left; harmless for those of other clusters."""
+        path = token_path(self.config, batch)
+        try:
+            if path is not None:
+                remove_token(path)
+            with answering(self.name):
+                self.lrm.forget(batch)
+        except (OSError, LrmError) as error:
+            log.warning("what a submission needed cannot be removed", cluster=self.name, batch=batch, error=str(error))
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve this cluster until cancelled. ``task_status`` is told after the first attempt to reach the LRM."""
+        try:
+            await self._start(task_status)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.poller.run)
+                tasks.start_soon(self._submit_all)
+                tasks.start_soon(self._cancel_all)
+                tasks.start_soon(self._refine_all)
+        finally:
+            for sender in (self._to_submit, self._to_cancel, self._to_refine):
+                sender.close()
+            for receiver in (self._submissions, self._cancels, self._lost):
+                receiver.close()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError), answering(self.name):
+                await self.lrm.close()
+
+    async def _start(self, task_status: TaskStatus[None]) -> None:
+        pause = 1.0
+        started = False
+        while not started:
+            try:
+                with answering(self.name):
+                    await self.lrm.start()
+                    self.version = await self.lrm.version()
+                started = True
+            except LrmError as error:
+                self._unavailable(error.message)
+                log.warning("cluster cannot be started", cluster=self.name, error=str(error))
+            task_status.started()
+            task_status = anyio.TASK_STATUS_IGNORED
+            if not started:
+                await anyio.sleep(pause)
+                pause = min(60.0, pause * 2)
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def _examine(self, reading: Reading) -> bool:
+        if self._around.halted():
+            return False
+        now = self._around.clock()
+        counts = (reading.processors, reading.idle, reading.ours)
+        known = self._around.state().clusters.get(self.name)
+        back = known is not None and known.unavailable is not None
+        if counts != self._polled or back or now - self._polled_at > REPEAT_POLLED:
+            self._polled, self._polled_at = counts, now
+            self._around.report(
+                ClusterPolled(time=now, cluster=self.name, processors=counts[0], idle=counts[1], ours=counts[2])
+            )
+        if self._not_cancelled:
+            self._cancel_again()
+        findings = self.witness.examine(
+            self._around.state(),
+            reading.jobs,
+            read_at=reading.read_at,
+            now=now,
+            in_contact=self._around.in_contact,
+            settled=self._settled,
+        )
+        vague = tuple(e for e in findings.events if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
+        for event in findings.events:
+            if event not in vague:
+                self._around.report(event)
+        if vague:
+            self._to_refine.send_nowait(vague)
+        capabilities = self.lrm.capabilities
+        told = capabilities.tells_holders or capabilities.tells_own_holders
+        if (holds := new_holds(self._around.state(), self.name, reading.jobs, now=now, told=told)) is not None:
+            self._around.report(holds)
+        if findings.orphans:
+            log.warning("cancelling placeholders that nobody owns", cluster=self.name, ids=list(findings.orphans))
+            self.cancel(findings.orphans)
+        return findings.restless
+
+    def _cancel_again(self) -> None:
+        """Repeat the cancellations that the LRM did not hear, as far as they are still wanted."""
+        ending = {
+            placeholder.lrm_id
+            for placeholder in self._around.state().placeholders.values()
+            if placeholder.cluster == self.name and placeholder.state is PlaceholderState.ENDING
+        }
+        missed, self._not_cancelled = self._not_cancelled, set()
+        self.cancel(sorted(missed & ending))
+
+    def _settled(self, batch: BatchRecord) -> bool:
+        since = max(batch.submitted_at, self._recovered_at)
+        return batch.key not in self.under_way and self._around.clock() > since + SETTLE
+
+    def _unavailable(self, reason: str) -> None:
+        if self._around.halted():
+            return
+        known = self._around.state().clusters.get(self.name)
+        if known is None or known.unavailable != reason:
+            self._around.report(ClusterUnavailable(time=self._around.clock(), cluster=self.name, reason=reason))
+
+    # ---- writing --------------------------------------------------------------------------------------------------
+
+    async def _submit_all(self) -> None:
+        async for submission in self._submissions:
+            event = await self._submit_one(submission)
+            self.under_way.discard(submission.key)
+            self._around.report(event)
+            self.poller.poll_soon()
+
+    async def _submit_one(self, submission: Submission) -> Event:
+        key = submission.key
+        if not self.poller.breaker.may_ask(anyio.current_time()):
+            reason = self.poller.failure or "out of reach"
+            return BatchAbsent(time=self._around.clock(), batch=key, reason=reason)
+        try:
+            with answering(self.name):
+                ids = await self.lrm.submit(submission)
+        except (LrmRejectedError, LrmUnsupportedError) as error:
+            return BatchRejected(time=self._around.clock(), batch=key, reason=str(error))
+        except LrmUnreachableError as error:
+            self.poller.breaker.failed(anyio.current_time())
+            return BatchAbsent(time=self._around.clock(), batch=key, reason=error.message)
+        except LrmUnavailableError as error:
+            self.poller.breaker.failed(anyio.current_time())
+            log.warning("outcome of a submission is unknown", cluster=self.name, batch=key, error=str(error))
+            return BatchUncertain(time=self._around.clock(), batch=key, reason=error.message)
+        except LrmError as error:
+            return BatchRejected(time=self._around.clock(), batch=key, reason=str(error))
+        return BatchSubmitted(time=self._around.clock(), batch=key, lrm_ids=ids)
+
+    async def _cancel_all(self) -> None:
+        async for ids in self._cancels:
+            gathered = list(ids)
+            while self._cancels.statistics().current_buffer_used:
+                gathered += self._cancels.receive_nowait()
+            await self._cancel_now(gathered)
+
+    async def _cancel_now(self, ids: Sequence[LrmJobId]) -> None:
+        try:
+            with answering(self.name):
+                await self.lrm.cancel(tuple(dict.fromkeys(ids)))
+        except LrmError as error:
+            # The scheduler's own timer asks again, too, until the placeholders are seen gone.
+            log.warning("cancelling failed", cluster=self.name, ids=list(ids), error=str(error))
+            if isinstance(error, LrmUnavailableError):
+                self._not_cancelled.update(ids)
+        self.poller.poll_soon()
+
+    async def _refine_all(self) -> None:
+        """Ask accounting, where there is one, how placeholders ended that the listing no longer shows."""
+        async for events in self._lost:
+            ends = await self._history(events) if self.lrm.capabilities.accounting else {}
+            for event in events:
+                job = ends.get(event.placeholder)
+                if job is not None and job.end is not None:
+                    detail = job.reason or event.detail
+                    event = replace(event, reason=job.end, detail=detail)  # noqa: PLW2901 - the same, told better
+                self._around.report(event)
+
+    async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
+        state = self._around.state()
+        used = [e.placeholder for e in events if e.placeholder in state.placeholders]
+        unexpected = [id_ for id_ in used if state.placeholders[id_].state is not PlaceholderState.ENDING]
+        ids = {id_: self._lrm_id(id_) for id_ in unexpected}
+        if not ids:
+            return {}
+        try:
+            with answering(self.name):
+                told = await self.lrm.history(list(ids.values()))
+        except LrmError as error:
+            log.info("accounting does not tell", cluster=self.name, error=str(error))
+            return {}
+        user = self._around.user
+        return {id_: job for id_, lrm_id in ids.items() for job in told if tells_of(job, id_, lrm_id, user=user)}
+
+    def _lrm_id(self, placeholder: PlaceholderId) -> LrmJobId:
+        record = self._around.state().placeholders.get(placeholder)
+        return LrmJobId("") if record is None or record.lrm_id is None else record.lrm_id

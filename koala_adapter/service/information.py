@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KIS, the information service for one cluster: what it looks like now, polled with restraint.
+
+All who ask share one poll. When the LRM fails again and again it is left alone for growing pauses; when nothing of ours
+is unfinished it is asked four times less often; when something is about to change, more often, but never so often that
+submissions would have to wait for the bound of requests.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from koala_adapter.config.sitefile import shortest_poll_interval
+from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.plugin.attribution import possibly_ours
+from koala_adapter.plugin.limits import CircuitBreaker
+from koala_adapter.service.reconciliation import processors_held
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.model import LrmJob, Node
+    from koala_adapter.plugin import Lrm
+
+IDLE_FACTOR = 4
+RESTLESS_FACTOR = 2
+"""A restless poll may use at most half of the ordinary requests."""
+
+log = structlog.get_logger()
+
+
+@contextmanager
+def answering(cluster: str) -> Iterator[None]:
+    """Take a defect of a plugin for an LRM that does not answer: it costs that cluster's jobs time, not the service.
+
+    Raises LrmUnavailableError for whatever is raised in the block and is no LrmError.
+    """
+    try:
+        yield
+    except LrmError:
+        raise
+    except Exception as error:
+        log.exception("a plugin failed", cluster=cluster)
+        raise LrmUnavailableError(f"its plugin failed: {error!r}", hint="the service's log tells where") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One poll of a cluster."""
+
+    read_at: float
+    """When the listing was asked for: what was submitted later cannot be in it."""
+    nodes: tuple[Node, ...]
+    jobs: tuple[LrmJob, ...]
+    """Jobs with names of ours that are not certainly another user's."""
+
+    @property
+    def processors(self) -> int:
+        """Configured processors, whatever the state of their nodes."""
+        return sum(node.processors for node in self.nodes)
+
+    @property
+    def idle(self) -> int:
+        """Processors a new job could get now."""
+        return sum(node.processors_idle for node in self.nodes)
+
+    @property
+    def ours(self) -> int:
+        """Processors our placeholders occupy."""
+        return processors_held(self.jobs)
+
+
+class Poller:
+    """Reads one cluster at intervals and hands each reading, or the reason why there is none, to its owner."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        lrm: Lrm,
+        *,
+        name_prefix: str,
+        user: str,
+        clock: Callable[[], float],
+        on_reading: Callable[[Reading], bool],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time.
+
+        ``name_prefix`` and ``user``: what our jobs are called there, and whose they are.
+        """
+        self._config = config
+        self._lrm = lrm
+        self._prefix = name_prefix
+        self._user = user
+        self._clock = clock
+        self._on_reading = on_reading
+        self._on_failure = on_failure
+        self._wanted = anyio.Event()
+        self.breaker = CircuitBreaker(pause=config.poll_interval)
+        self.active = True
+        """False while no job of ours is unfinished."""
+        self.latest: Reading | None = None
+        self.failure: str | None = None
+
+    @property
+    def restless_interval(self) -> float:
+        """Seconds between polls while something is about to change."""
+        shortest = shortest_poll_interval(self._config.requests_per_minute, self._lrm.requests_per_poll)
+        return min(self._config.poll_interval, max(0.5, RESTLESS_FACTOR * shortest))
+
+    def poll_soon(self) -> None:
+        """Have the next poll come as early as the bounds allow."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            restless = await self._poll()
+            now = anyio.current_time()
+            await anyio.sleep(self.restless_interval)
+            if not restless:
+                interval = self._config.poll_interval * (1 if self.active else IDLE_FACTOR)
+                with anyio.move_on_after(max(0.0, now + interval - anyio.current_time())):
+                    await self._wanted.wait()
+            self._wanted = anyio.Event()
+
+    async def _poll(self) -> bool:
+        if not self.breaker.may_ask(anyio.current_time()):
+            return False
+        try:
+            reading = await self._read()
+        except LrmError as error:
+            self.breaker.failed(anyio.current_time())
+            if self.failure is None:
+                log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
+            self.failure = error.message
+            self._on_failure(error.message)
+            return not self.breaker.open
+        if self.failure is not None:
+            log.info("cluster answers again", cluster=self._config.name)
+        self.failure = None
+        self.breaker.succeeded()
+        self.latest = reading
+        return self._on_reading(reading)
+
+    async def _read(self) -> Reading:
+        return await read_cluster(
+            self._config, self._lrm, name_prefix=self._prefix, user=self._user, read_at=self._clock()
+        )
+
+
+async def read_cluster(config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float) -> Reading:
+    """Read the jobs of a user with names of ours, then nodes. Raises LrmError.
+
+    In this order a job that starts between the two makes us think less is idle, never more.
+    """
+    with answering(config.name):
+        jobs = possibly_ours(await lrm.jobs(name_prefix=name_prefix), user=user, name_prefix=name_prefix)
+        nodes = await lrm.nodes()
+    queue = config.queue
+    if queue is not None:
+        nodes = tuple(node for node in nodes if not node.queues or queue in node.queues)
+        if not nodes:
+            raise LrmUnavailableError(f"no node serves queue {queue!r}", hint="check `queue` in the site file")
+    return Reading(read_at=read_at, nodes=nodes, jobs=jobs)

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The durable record: every event before it takes effect, secrets of placeholders as hashes, and finished jobs.
+
+One SQLite database in WAL mode with one writer. Recovery is the latest snapshot plus the events after it. A process
+that is killed loses nothing that was appended; :meth:`Journal.sync` makes the same true for a machine that loses power,
+and is called before anything is asked of the world.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from koala_adapter.errors import JournalBlockedError, JournalError
+from koala_adapter.host.clock import ClockReading
+from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
+from koala_adapter.scheduler.records import State
+from koala_adapter.vjm.credentials import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Self
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshots (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS tokens (batch TEXT PRIMARY KEY, hash TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS sessions (batch TEXT, element INTEGER, hash TEXT NOT NULL, PRIMARY KEY (batch, element));
+CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
+"""
+_EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
+_STATE = TypeAdapter(State)
+_READING = TypeAdapter(ClockReading)
+_MAY_PASS = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+    }
+)
+"""Results that say nothing against the file itself: the same may succeed when there is room, or somebody lets us."""
+
+
+_RULES_ADDED = ("reorganize", "out_of_step")
+"""Parameters that turn on what earlier versions did not do, in the order in which they came."""
+
+
+def _as_decided(body: str) -> str:
+    """Return a configuration or snapshot such that a replay decides as the version that wrote it did.
+
+    What it says nothing of did not exist yet, so that is off: what was handed back then must not become an exchange
+    now, nor happen at another time. The configuration with which the service starts turns it on from there.
+    """
+    if all(f'"{rule}"' in body for rule in _RULES_ADDED):
+        return body
+    found = json.loads(body)
+    if isinstance(found, dict) and isinstance(parameters := found.get("parameters"), dict):
+        for rule in _RULES_ADDED:
+            parameters.setdefault(rule, False)
+    return json.dumps(found)
+
+
+class Journal:
+    """The database of one state directory."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open or create the database at ``path`` (mode 0600). Raises JournalError.
+
+        ``read_only``: it must be there, and stays as it is now for whoever reads it here, while its owner goes on.
+        """
+        self.path = path
+        try:
+            if read_only:
+                self._database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+                self._database.execute("BEGIN")
+            else:
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+                self._database = sqlite3.connect(path, isolation_level=None)
+                self._database.execute("PRAGMA journal_mode=WAL")
+                self._database.execute("PRAGMA synchronous=NORMAL")
+                self._database.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
+        found = self.value("schema")
+        if found is None and not read_only:
+            self.set_value("schema", str(SCHEMA_VERSION))
+        elif found not in {None, str(SCHEMA_VERSION)}:
+            raise JournalError(
+                f"{path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
+                hint="use the version that wrote it until its jobs have ended",
+            )
+
+    def __enter__(self) -> Self:
+        """Return the journal itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def _execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        try:
+            return self._database.execute(statement, values)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS:
+                raise self._blocked(str(error)) from error
+            message = f"{self.path}: the journal cannot be used: {error}"
+            raise JournalError(message, hint="is the file damaged?") from error
+
+    def _blocked(self, why: str) -> JournalBlockedError:
+        hint = "make room where it is, or see to its permissions and limits"
+        return JournalBlockedError(f"{self.path}: the journal cannot be written: {why}", hint=hint)
+
+    def append(self, event: Event) -> int:
+        """Store an event and return its number. Raises JournalError when it cannot: then it never happened."""
+        name = type(event).__name__
+        body = _EVENTS[name].dump_json(event).decode()
+        cursor = self._execute("INSERT INTO events (type, body) VALUES (?, ?)", (name, body))
+        return cursor.lastrowid or 0
+
+    def sync(self) -> None:
+        """Force what was appended to disk. Raises JournalBlockedError when it cannot."""
+        try:
+            with suppress(FileNotFoundError):
+                descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise self._blocked(error.strerror or str(error)) from error
+
+    def recover(self) -> tuple[State | None, Iterator[Event]]:
+        """Return the latest snapshot of the scheduler's state (or None) and the events after it."""
+        row = self._execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
+        try:
+            state = None if row is None else _STATE.validate_json(_as_decided(row[1]))
+        except ValueError as error:
+            raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
+        return state, self._events_after(0 if row is None else row[0])
+
+    def _events_after(self, number: int) -> Iterator[Event]:
+        rows = self._execute("SELECT number, type, body FROM events WHERE number > ? ORDER BY number", (number,))
+        with closing(rows):
+            for found, name, body in rows:
+                try:
+                    yield _EVENTS[name].validate_json(_as_decided(body) if name == Configured.__name__ else body)
+                except (KeyError, ValueError) as error:
+                    raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
+
+    def snapshot(self, state: State, number: int) -> None:
+        """Store the state as of event ``number`` and drop what it makes superfluous."""
+        body = _STATE.dump_json(state).decode()
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            self._execute("INSERT OR REPLACE INTO snapshots (number, body) VALUES (?, ?)", (number, body))
+            self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
+            self._execute("DELETE FROM events WHERE number <= ?", (number,))
+            self._execute("COMMIT")
+        except JournalError:
+            # What is appended from now on must not be part of a transaction that nobody ends.
+            with suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            raise
+
+    def value(self, key: str) -> str | None:
+        """Return a single stored value."""
+        row = self._execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_value(self, key: str, value: str) -> None:
+        """Store a single value."""
+        self._execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+
+    def probe(self) -> None:
+        """Write something. Raises JournalBlockedError when that cannot be."""
+        self.set_value("probe", "written")
+
+    def clock_reading(self) -> ClockReading | None:
+        """Return how the clocks stood when they were noted last; None: never, or not in a form that is known here."""
+        found = self.value("clock")
+        try:
+            return None if found is None else _READING.validate_json(found)
+        except ValueError:
+            return None
+
+    def note_clock(self, reading: ClockReading) -> None:
+        """Keep how the clocks stand, so that a later process goes on from there."""
+        self.set_value("clock", _READING.dump_json(reading).decode())
+
+    def next_job_number(self) -> int:
+        """Return a number never returned before."""
+        number = int(self.value("jobs") or "0") + 1
+        self.set_value("jobs", str(number))
+        return number
+
+    def set_token(self, batch: BatchKey, token: str) -> None:
+        """Remember the hash of the one-time token of a submission."""
+        self._execute("INSERT OR REPLACE INTO tokens VALUES (?, ?)", (batch, digest(token)))
+
+    def token_hash(self, batch: BatchKey) -> str | None:
+        """Return the stored hash; None for a submission that is not ours or long over."""
+        row = self._execute("SELECT hash FROM tokens WHERE batch = ?", (batch,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Bind a placeholder to the agent that used its token first."""
+        values = (placeholder.batch, placeholder.index, session_hash)
+        self._execute("INSERT INTO sessions VALUES (?, ?, ?)", values)
+
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return the hash of the session a placeholder is bound to."""
+        values = (placeholder.batch, placeholder.index)
+        row = self._execute("SELECT hash FROM sessions WHERE batch = ? AND element = ?", values).fetchone()
+        return None if row is None else str(row[0])
+
+    def forget_batch(self, batch: BatchKey) -> None:
+        """Drop the secrets of a submission all of whose placeholders are gone."""
+        self._execute("DELETE FROM tokens WHERE batch = ?", (batch,))
+        self._execute("DELETE FROM sessions WHERE batch = ?", (batch,))
+
+    def batches_with_secrets(self) -> list[BatchKey]:
+        """Return the submissions whose secrets are kept."""
+        return [BatchKey(row[0]) for row in self._execute("SELECT batch FROM tokens")]
+
+    def archive(self, job_id: str, finished_at: float, body: str) -> None:
+        """Keep the report (JSON) of a finished job."""
+        self._execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (job_id, finished_at, body))
+
+    def archived(self, job_id: str) -> str | None:
+        """Return the report of a finished job."""
+        row = self._execute("SELECT body FROM finished WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def latest_archived(self, limit: int) -> list[str]:
+        """Return the reports of the jobs that finished last, newest first."""
+        rows = self._execute("SELECT body FROM finished ORDER BY finished_at DESC LIMIT ?", (limit,))
+        return [str(row[0]) for row in rows]

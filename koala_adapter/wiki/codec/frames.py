@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Frames of the WIKI protocol: a size of eight digits, one more byte, and a message that is usually signed.
+
+::
+
+    00000069\nCK=4c44dc484a06c102 TS=1795245659 AUTH=root DT=CMD=GETNODES ARG=0:ALL
+
+The size counts what follows the nine bytes. Slurm ends its replies with one NUL that counts but is not signed; readers
+ignore everything from the first NUL on. Pure: who reads the clock and the socket is somebody else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import WikiError
+from koala_adapter.wiki.codec.checksum import checksum
+from koala_adapter.wiki.codec.words import Status
+
+if TYPE_CHECKING:
+    from koala_adapter.wiki.codec.checksum import Key
+
+HEADER_SIZE = 9
+LARGEST_SIZE = 99_999_999
+"""All that eight digits can say."""
+MAUI_LARGEST_SIZE = 2_097_152
+"""Maui closes the connection when a reply is larger; Slurm has no limit."""
+REQUEST_SKEW = 300
+"""Seconds that the clock of a request may differ from ours (Slurm)."""
+REPLY_SKEW = 3600
+"""Seconds that the clock of a reply may differ from ours (Maui)."""
+
+_SIZE = re.compile(rb"[ \t]*\+?(?P<size>[0-9]{1,8})[\s\0]*", re.ASCII)
+_SIGNATURE = re.compile(rb"CK=(?P<checksum>[0-9a-f]{16})")
+_NUMBER = re.compile(rb"[ \t]*(?P<number>[+-]?[0-9]{1,19})", re.ASCII)
+_NOT_IN_USER_NAME = re.compile(rb"[^A-Za-z0-9._@-]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message as it came out of a frame, with what its signature block says."""
+
+    message: bytes
+    """From ``CMD=`` or ``SC=`` on, up to the first NUL."""
+    verified: bool
+    """A key was given and the checksum is right."""
+    timestamp: int | None = None
+    user: str = ""
+    """Who the sender says it is; nobody checks that."""
+
+
+def seal(message: bytes, *, key: Key | None, timestamp: int, user: str, limit: int = LARGEST_SIZE) -> bytes:
+    """Return the frame of a message, signed unless ``key`` is None.
+
+    Raises WikiError when the message with its signature block is larger than ``limit`` bytes.
+    """
+    if key is None:
+        block: tuple[bytes, ...] = ()
+    else:
+        name = _NOT_IN_USER_NAME.sub(b"_", user.encode()) or b"_"
+        signed = b"TS=%d AUTH=%s DT=" % (timestamp, name)
+        block = (b"CK=", checksum(key, signed, message), b" ", signed)
+    size = sum(map(len, block)) + len(message)
+    if size > limit:
+        raise WikiError(f"a message of {size} bytes is too large: at most {limit}")
+    return b"".join((b"%08d\n" % size, *block, message))
+
+
+def signature_size(user: str) -> int:
+    """Return by how many bytes a signed payload is at most longer than its message."""
+    return len("CK= TS= AUTH= DT=") + 16 + 20 + max(1, len(user.encode()))
+
+
+class FrameReader:
+    """Takes the bytes of one connection in whatever pieces they come, and gives the payload of the first frame."""
+
+    def __init__(self, *, limit: int = MAUI_LARGEST_SIZE) -> None:
+        """``limit`` is the largest payload in bytes that is accepted."""
+        self._limit = limit
+        self._received = bytearray()
+        self._size: int | None = None
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are certainly still to come: 0 when the payload is complete."""
+        wanted = HEADER_SIZE + (self._size or 0)
+        return max(0, wanted - len(self._received))
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take some bytes; return the payload once it is complete (what follows it is ignored), else None.
+
+        Raises WikiError, without a status, for a size that is unreadable or too large: the connection must be closed.
+        """
+        self._received += data
+        if self._size is None:
+            if len(self._received) < HEADER_SIZE:
+                return None
+            self._size = read_size(bytes(self._received[:HEADER_SIZE]), limit=self._limit)
+        if self.missing:
+            return None
+        return bytes(self._received[HEADER_SIZE : HEADER_SIZE + self._size])
+
+    def end(self) -> None:
+        """Say that the peer has closed. Raises WikiError when the frame is not complete."""
+        if self._size is None:
+            raise WikiError(f"the connection ended after {len(self._received)} of {HEADER_SIZE} bytes of the header")
+        if self.missing:
+            got = len(self._received) - HEADER_SIZE
+            raise WikiError(f"the connection ended after {got} of {self._size} bytes")
+
+
+def read_size(header: bytes, *, limit: int = MAUI_LARGEST_SIZE) -> int:
+    """Return the payload size that nine bytes announce. Raises WikiError when they do not, or it is above ``limit``.
+
+    Read as Maui and Slurm do: leading blanks and a plus sign are accepted, and the ninth byte may be anything.
+    """
+    found = _SIZE.fullmatch(header[:8])
+    if not found or len(header) < HEADER_SIZE:
+        raise WikiError(f"a message begins with its size in eight digits, not with {header!r}")
+    size = int(found["size"])
+    if size > limit:
+        raise WikiError(f"a message of {size} bytes is too large: at most {limit}")
+    return size
+
+
+def open_request(payload: bytes, *, key: Key | None, now: float, skew: float = REQUEST_SKEW) -> Envelope:
+    """Return the message of a request after the checks of a resource manager, in Slurm's order.
+
+    Without a key nothing is checked and the signature block may be missing. With one it must be there and right: also
+    in the dialect of Maui, where Slurm did not look at the checksum. Raises WikiError with the status to answer.
+    """
+    text = _until_nul(payload)
+    if key is None and b"CMD=" in text:
+        return Envelope(message=text[text.find(b"CMD=") :], verified=False)
+    parts = {name: text.find(name) for name in (b"AUTH=", b"DT=", b"TS=")}
+    for name, position in parts.items():
+        if position < 0:
+            raise WikiError(f"request lacks {name[:-1].decode()}", status=Status.BAD_REQUEST)
+    timestamp = _number(text[parts[b"TS="] + 3 :])
+    if key is not None:
+        if timestamp is None or abs(now - timestamp) > skew:
+            raise WikiError("TS value too far from NOW", status=Status.CLOCK_SKEW)
+        found = _SIGNATURE.match(text)
+        if not found or found["checksum"] != checksum(key, memoryview(text)[parts[b"TS="] :]):
+            raise WikiError("bad checksum", status=Status.BAD_CHECKSUM)
+    return _envelope(text, parts[b"DT="] + 3, timestamp, verified=key is not None)
+
+
+def open_reply(payload: bytes, *, key: Key | None, now: float, skew: float = REPLY_SKEW) -> Envelope:
+    """Return the message of a reply after the checks of a scheduler (Maui's). Raises WikiError without a status.
+
+    Without a key nothing is checked and the signature block may be missing.
+    """
+    text = _until_nul(payload)
+    data = text.find(b"DT=")
+    signature = _SIGNATURE.search(text, 0, data if data >= 0 else len(text))
+    if key is None:
+        # A signed reply begins with its block; in any other place the letters DT= belong to the message.
+        start = data + 3 if data >= 0 and text.startswith((b"CK=", b"TS=", b"AUTH=")) else 0
+        return Envelope(message=text[start:], verified=False)
+    if data < 0 or not signature:
+        raise WikiError("the reply is not signed", hint="is the same key given on both sides?")
+    begin = text.find(b"TS=", signature.end())
+    timestamp = _number(text[begin + 3 :]) if begin >= 0 else None
+    if timestamp is None or abs(now - timestamp) > skew:
+        raise WikiError(f"the time stamp of the reply differs by more than {skew:g} s", hint="compare the clocks")
+    if signature["checksum"] != checksum(key, memoryview(text)[begin:]):
+        raise WikiError("the checksum of the reply is wrong", hint="is the same key given on both sides?")
+    return _envelope(text, data + 3, timestamp, verified=True)
+
+
+def _until_nul(payload: bytes) -> bytes:
+    end = payload.find(b"\0")
+    return payload if end < 0 else payload[:end]
+
+
+def _number(text: bytes) -> int | None:
+    found = _NUMBER.match(text)
+    return int(found["number"]) if found else None
+
+
+def _envelope(text: bytes, start: int, timestamp: int | None, *, verified: bool) -> Envelope:
+    block = text[: start - 3]
+    user = block[block.find(b"AUTH=") + 5 :].split(None, 1)[:1] if b"AUTH=" in block else []
+    return Envelope(
+        message=text[start:],
+        verified=verified,
+        timestamp=timestamp,
+        user=user[0].decode("utf-8", "replace") if user else "",
+    )
