@@ -21,7 +21,7 @@ from koala_adapter.service.reconciliation import Witness, processors_held
 from tests.faults.agents import TO_AGENT, TO_CENTER, Connection, SimulatedAgent, Task
 from tests.faults.applications import Applications
 from tests.faults.faults import SubmissionFate
-from tests.unit.scheduler_site import copied
+from tests.unit.scheduler.scheduler_site import copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -22,7 +22,7 @@ from tests.faults.driver import SimulatedService
 from tests.faults.faults import Faults
 from tests.faults.lrm import Element, SimulatedLrm
 from tests.faults.world import WELL, check_progress
-from tests.unit.scheduler_site import A, B, component, job, recount
+from tests.unit.scheduler.scheduler_site import A, B, component, job, recount
 
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName

@@ -20,7 +20,7 @@ from tests.faults.clock import Clock
 from tests.faults.driver import STRANGER, SimulatedService
 from tests.faults.faults import Faults
 from tests.faults.lrm import Element, SimulatedLrm
-from tests.unit.scheduler_site import component, job, recount
+from tests.unit.scheduler.scheduler_site import component, job, recount
 
 if TYPE_CHECKING:
     from koala_adapter.model import Component, Job

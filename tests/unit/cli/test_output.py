@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands print, and how: durations, tables, logs of ranks, checks, plans, leftovers."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.api.offline import Answer, Record, answer_report
+from koala_adapter.api.reports import ComponentReport, JobReport, PlannedComponent
+from koala_adapter.cli.checking import Checked
+from koala_adapter.cli.context import make_console
+from koala_adapter.cli.output import LogPrinter
+from koala_adapter.cli.planning import plan_table
+from koala_adapter.cli.reaping import leftovers
+from koala_adapter.cli.tables import bar, seconds
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from koala_adapter.plugin import CheckResult
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.service.information import Reading
+from tests.unit.scheduler.scheduler_site import Site
+from tests.unit.service.scripted_lrm import config, node
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+
+@pytest.fixture(autouse=True)
+def _no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not let the shell around the tests say how wide a line may be."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def printed(*renderables: str | Table) -> str:
+    """Return what is printed where there is no terminal."""
+    file = io.StringIO()
+    make_console(file).print(*renderables)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (0.04, "0.0 s"),
+        (5.0, "5.0 s"),
+        (9.96, "10.0 s"),
+        (12.4, "12 s"),
+        (119.0, "119 s"),
+        (3725.0, "01:02:05"),
+    ],
+)
+def test_durations_read_as_people_say_them(value: float | None, shown: str) -> None:
+    """Seconds with a decimal, seconds, and hours; a dash for none."""
+    assert seconds(value) == shown
+
+
+def test_bar_is_always_as_long() -> None:
+    """Whatever the part, the bar has one length, and a whole of nothing is full."""
+    assert {bar(part, 7).count("━") for part in range(9)} == {12}
+    assert "[dim][/]" in bar(0, 0)
+
+
+def test_nothing_is_wrapped_or_padded_without_a_terminal() -> None:
+    """A program that reads our lines gets them whole, and without spaces at their ends."""
+    components = (
+        PlannedComponent(component="x" * 150, cluster="a", processors=1, idle=9),
+        PlannedComponent(component="y", cluster="a", processors=10, idle=9),
+    )
+    lines = printed(plan_table(components)).splitlines()
+    assert len(lines) == 3
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_plan_counts_what_it_takes_itself() -> None:
+    """Two components on one cluster do not both get its last idle processors."""
+    components = (
+        PlannedComponent(component="one", cluster="a", processors=4, idle=6),
+        PlannedComponent(component="two", cluster="a", processors=4, idle=6),
+    )
+    first, second = printed(plan_table(components)).splitlines()[1:]
+    assert first.endswith("at once")
+    assert second.endswith("2 would wait in its queue")
+
+
+def test_check_lines_and_summary() -> None:
+    """Each line is OK or FAIL; only a FAIL has its remedy; square brackets are text."""
+    file = io.StringIO()
+    checked = Checked(make_console(file), quiet=False)
+    checked.add("alpha", [CheckResult(subject="version", ok=True, found="[slurm] 22.05", remedy="none needed")])
+    assert checked.ok
+    checked.add("beta", [CheckResult(subject="nodes", ok=False, found="none", remedy="switch them on")])
+    assert file.getvalue().splitlines() == [
+        "alpha",
+        "  OK   version: [slurm] 22.05",
+        "beta",
+        "  FAIL nodes: none",
+        "       remedy: switch them on",
+    ]
+    assert "1 of 2 checks FAIL" in checked.summary()
+    assert checked.to_json()["ok"] is False
+
+
+# ---- logs -----------------------------------------------------------------------------------------------------------
+
+
+def log_files(directory: Path, **texts: str) -> None:
+    """Write output files, named ``component_rank``."""
+    for name, text in texts.items():
+        component, _, rank = name.partition("_")
+        (directory / component).mkdir(exist_ok=True)
+        with (directory / component / f"{rank}.out").open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def test_log_lines_are_marked_in_order_of_rank(tmp_path: Path) -> None:
+    """Ten comes after two; each line says whose it is."""
+    log_files(tmp_path, a_10="ten\n", a_2="two\n", b_0="zero\n")
+    pieces: list[bytes] = []
+    LogPrinter(tmp_path, write=pieces.append).print_new(marked=True)
+    assert b"".join(pieces) == b"a/2: two\na/10: ten\nb/0: zero\n"
+
+
+def test_log_of_one_process_is_not_marked(tmp_path: Path) -> None:
+    """With a single process its output is given as it is."""
+    log_files(tmp_path, a_0="one\ntwo\n")
+    pieces: list[bytes] = []
+    LogPrinter(tmp_path, write=pieces.append).print_new(marked=False)
+    assert b"".join(pieces) == b"one\ntwo\n"
+
+
+def test_following_prints_only_whole_new_lines(tmp_path: Path) -> None:
+    """A line that is being written waits for its end, or for that of the job, and then comes as it is."""
+    pieces: list[bytes] = []
+    printer = LogPrinter(tmp_path, write=pieces.append)
+    log_files(tmp_path, a_0="one\ntw")
+    printer.print_new(marked=False)
+    log_files(tmp_path, a_0="o\nthr")
+    printer.print_new(marked=False)
+    assert b"".join(pieces) == b"one\ntwo\n"
+    printer.print_new(marked=False, rest=True)
+    assert b"".join(pieces) == b"one\ntwo\nthr"
+
+
+def test_logs_can_be_narrowed(tmp_path: Path) -> None:
+    """One component, or one rank of it."""
+    log_files(tmp_path, a_0="a0\n", a_1="a1\n", b_0="b0\n")
+    pieces: list[bytes] = []
+    LogPrinter(tmp_path, component="a", rank=1, write=pieces.append).print_new(marked=False)
+    assert b"".join(pieces) == b"a1\n"
+
+
+def test_marks_go_by_the_processes_of_the_job(tmp_path: Path) -> None:
+    """How many there are is known of the job, pieces of a component together; files that are there do not count."""
+    left, right = component_report("left", 1), component_report("right", 2)
+    report = job_report_of(tmp_path, left, right, component_report("right", 1))
+    assert (report.processes(), report.processes("right"), report.processes("left")) == (4, 3, 1)
+    assert (report.processes(rank=0), report.processes(rank=2), report.processes("right", 1)) == (2, 1, 1)
+
+
+def component_report(name: str, processors: int) -> ComponentReport:
+    """Return the report of a component that has nothing yet."""
+    return ComponentReport(
+        name=name,
+        command=("true",),
+        cluster="alpha",
+        processors=processors,
+        held=0,
+        queued=0,
+        lrm_ids=(),
+        hosts=(),
+        first_rank=None,
+        waited=None,
+    )
+
+
+def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
+    """Return the report of a job that waits."""
+    return JobReport(
+        id="1",
+        name="job",
+        kind="rigid",
+        state=JobState.CLAIMING,
+        user="me",
+        priority=0,
+        walltime=60,
+        submitted_at=0.0,
+        launched_at=None,
+        finished_at=None,
+        reported_at=1.0,
+        queue_position=None,
+        tries=0,
+        hand_backs=0,
+        components=components,
+        outcome=None,
+        explanation="",
+        placeholders_left=0,
+        output_directory=str(directory),
+    )
+
+
+def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
+    """Asked without a service, a cluster may go on listing them; those that wait are told apart from those that run."""
+    states = (LrmJobState.RUNNING, LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.ENDING, LrmJobState.ENDED)
+    listing = tuple(job(f"koala-0123abcd-{number}", state=state) for number, state in enumerate((*states, states[-1])))
+    reading = Reading(read_at=1000.0, nodes=(node(used=2),), jobs=listing)
+    record = Record(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
+    report = answer_report(record, Answer(config=config(), reading=reading))
+    assert (report.placeholders, report.placeholders_queued) == (4, 2)
+
+
+# ---- leftovers ------------------------------------------------------------------------------------------------------
+
+
+def job(name: str, *, user: str = "me", state: LrmJobState = LrmJobState.RUNNING) -> LrmJob:
+    """Return an LRM job of one processor."""
+    return LrmJob(id=LrmJobId(name), name=name, state=state, user=user, processors=1, array_index=1)
+
+
+def test_only_placeholders_without_an_owner_are_left_over(tmp_path: Path) -> None:
+    """Ours that no record knows; not those of others, not what has ended, not jobs that only look like it."""
+    record = Record(directory=tmp_path, instance="0123abcd")
+    listing = [
+        job("koala-0123abcd-7"),
+        job("koala-0123abcd-8", state=LrmJobState.ENDED),
+        job("koala-0123abcd-9", state=LrmJobState.ENDING),
+        job("koala-0123abcd-10", user="you"),
+        job("koala-fedc9876-1"),
+        job("koala-bears"),
+        job("koala-0123abcd-7-old"),
+    ]
+    found = leftovers("alpha", listing, record, user="me", all_instances=False)
+    assert [one.name for one in found] == ["koala-0123abcd-7"]
+    everything = leftovers("alpha", listing, record, user="me", all_instances=True)
+    assert [(one.name, one.ours) for one in everything] == [("koala-0123abcd-7", True), ("koala-fedc9876-1", False)]

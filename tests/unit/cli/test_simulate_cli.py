@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala simulate`` as a person and a program use it: results, files, refusals, and Ctrl-C."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from koala_adapter.cli.koala import koala
+from koala_adapter.errors import EXIT_CONFIGURATION
+from koala_adapter.simulation.swf import Field, read_trace
+
+if TYPE_CHECKING:
+    from click.testing import Result
+
+ROOT = Path(__file__).parents[3]
+TRACE = """\
+; Version: 2.2
+; MaxProcs: 4
+1 0 7 10 3 -1 -1 3 20 -1 1 5 1 -1 -1 -1 -1 -1
+2 1 7 5 4 -1 -1 4 -1 -1 1 5 1 -1 -1 -1 -1 -1
+3 2 7 8 1 -1 -1 1 8 -1 1 5 1 -1 -1 -1 -1 -1
+4 3 7 0 1 -1 -1 1 8 -1 1 5 1 -1 -1 -1 -1 -1
+5 4 7 9 9 -1 -1 9 9 -1 1 5 1 -1 -1 -1 -1 -1
+"""
+"""Under FCFS job 2 starts at 10 and job 3 at 15; under EASY job 3 overtakes: it ends by 20, when job 1 should."""
+
+
+def invoke(*arguments: object) -> Result:
+    """Run ``koala simulate`` inside this process, on one process."""
+    words = ["simulate", *(str(argument) for argument in arguments), "--processes", "1"]
+    result = CliRunner().invoke(koala, words)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Give a trace of five jobs."""
+    path = tmp_path / "five.swf"
+    path.write_text(TRACE, encoding="utf-8")
+    return path
+
+
+def test_json_has_all_that_was_promised(trace: Path) -> None:
+    """One object for each trace and policy, with every documented key, and the values of the hand-computed schedule."""
+    result = invoke(trace, "-p", "fcfs", "-p", "easy", "--json")
+    assert result.exit_code == 0
+    fcfs, easy = json.loads(result.stdout)
+    assert {
+        "trace", "policy", "processors", "jobs", "skipped", "mean_wait", "mean_slowdown", "mean_bounded_slowdown",
+        "makespan", "utilization", "percentiles", "jobs_per_second", "extras",
+    } <= set(fcfs)  # fmt: skip
+    assert [(one["trace"], one["policy"]) for one in (fcfs, easy)] == [("five", "fcfs"), ("five", "easy")]
+    assert (fcfs["processors"], fcfs["jobs"], fcfs["skipped"]) == (4, 3, 2)
+    assert (fcfs["mean_wait"], fcfs["makespan"]) == (pytest.approx(22 / 3), 23)
+    assert (easy["mean_wait"], easy["makespan"]) == (3, 15)
+    assert easy["utilization"] == pytest.approx((30 + 20 + 8) / 60)
+    assert easy["percentiles"]["wait"]["p100"] == 9
+    assert easy["extras"]["backfilled"] == 1
+    assert {(one["kind"], one["count"], one["line"]) for one in easy["irregularities"]} == {
+        ("jobs without run time", 1, 6),
+        ("jobs larger than the 4 processors there are", 1, None),
+    }
+
+
+def test_a_person_sees_a_table_and_what_was_left_out(trace: Path) -> None:
+    """The table has one line for each policy; irregularities are told on standard error."""
+    result = invoke(trace, "-p", "fcfs", "-p", "easy")
+    assert re.search(r"five +fcfs +4 +3 +2 +7\.3", result.stdout)
+    assert re.search(r"five +easy +4 +3 +2 +3\.0", result.stdout)
+    assert "five: 1 jobs without run time (left out), first in line 6" in result.stderr
+
+
+def test_options_change_what_is_simulated(trace: Path) -> None:
+    """More processors let the large job in, fewer jobs are the first ones, and limits end jobs."""
+    (wide,) = json.loads(invoke(trace, "--processors", 9, "--json").stdout)
+    assert (wide["jobs"], wide["skipped"], wide["processors"]) == (4, 1, 9)
+    (few,) = json.loads(invoke(trace, "--jobs", 2, "--json").stdout)
+    assert few["jobs"] == 2
+    trace.write_text(TRACE.replace("8 -1 1 5 1", "6 -1 1 5 1"), encoding="utf-8")
+    plain, killed = (json.loads(invoke(trace, *more, "--json").stdout)[0] for more in ((), ("--kill-at-limit",)))
+    assert plain["mean_run"] - killed["mean_run"] == pytest.approx(2 / 3)
+
+
+def test_a_platform_has_several_clusters(trace: Path, tmp_path: Path) -> None:
+    """Jobs go to the clusters of a platform file; what of it plays no part is said."""
+    platform = tmp_path / "platform.toml"
+    platform.write_text(
+        '[[clusters]]\nname = "a"\nnodes = 4\n[[clusters]]\nname = "b"\nnodes = 6\nthreshold = 2\n'
+        '[[network.domains]]\nname = "campus"\n',
+        encoding="utf-8",
+    )
+    result = invoke(trace, "--platform", platform, "-p", "metacluster", "--json")
+    (one,) = json.loads(result.stdout)
+    assert (one["processors"], one["jobs"]) == (8, 3)
+    assert one["mean_wait"] == 0
+    assert "the network plays no part" in result.stderr
+    assert json.loads(invoke(trace, "--platform", "das3", "--json").stdout)[0]["processors"] == 272
+    with platform.open("a", encoding="utf-8") as file:
+        file.write("[background]\nutilization = 1.0\nmean_run = 600\n")
+    (busy,) = json.loads(invoke(trace, "--platform", platform, "--json").stdout)
+    assert busy["jobs"] == 3
+    assert "local_jobs" in busy["extras"]
+
+
+def test_models_stand_in_for_traces() -> None:
+    """A model is simulated like a trace; its seed changes it."""
+    one, same, other = (
+        json.loads(invoke("model:lublin", "--jobs", 300, "--processors", 64, "--seed", seed, "--json").stdout)[0]
+        for seed in (1, 1, 2)
+    )
+    assert (one["trace"], one["jobs"], one["processors"]) == ("lublin", 300, 64)
+    assert one["mean_wait"] == same["mean_wait"] != other["mean_wait"]
+
+
+def test_two_traces_of_one_name_stay_apart(trace: Path, tmp_path: Path) -> None:
+    """The second is numbered, in results and files."""
+    other = tmp_path / "other" / "five.swf"
+    other.parent.mkdir()
+    other.write_text(TRACE.replace("MaxProcs: 4", "MaxProcs: 9"), encoding="utf-8")
+    found = json.loads(invoke(trace, other, trace, "--json").stdout)
+    assert [(one["trace"], one["processors"]) for one in found] == [("five", 4), ("five~2", 9)]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the files of a comparison, written by one process; beside them is the trace."""
+    directory = tmp_path_factory.mktemp("comparison")
+    trace = directory / "five.swf"
+    trace.write_text(TRACE, encoding="utf-8")
+    assert invoke(trace, "-p", "fcfs", "-p", "easy", "--out", directory / "out").exit_code == 0
+    return directory / "out"
+
+
+def test_files_of_a_comparison(out: Path) -> None:
+    """A line for each job, the schedule as a trace, figures, data, and a page that refers to nothing outside itself."""
+    rows = list(csv.DictReader((out / "jobs" / "five-easy.csv").read_text(encoding="utf-8").splitlines()))
+    assert [(row["job"], row["start_s"], row["wait_s"], row["cluster"]) for row in rows] == [
+        ("1", "0", "0", "five"),
+        ("2", "10", "9", "five"),
+        ("3", "2", "0", "five"),
+    ]
+    schedule = read_trace(out / "traces" / "five-easy.swf.gz")
+    assert list(schedule.columns[Field.WAIT]) == [0, 9, 0]
+    assert list(schedule.columns[Field.USER]) == [5, 5, 5]
+    assert list(schedule.columns[Field.REQUESTED_TIME]) == [20, -1, 8]
+    assert schedule.header[:2] == ["; Version: 2.2", "; MaxProcs: 4"]
+    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert {
+        f"figures/five-{name}.{kind}" for name in ("wait", "utilization", "queue") for kind in ("png", "svg")
+    } <= names
+    assert {"data/summary.csv", "data/percentiles.csv", "data/five-wait.csv", "result.json", "index.html"} <= names
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert page.count('src="data:image/svg+xml;base64,') == 3
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+    assert "five: 1 jobs without run time (left out), first in line 6." in page
+
+
+def test_files_do_not_depend_on_processes_or_time(out: Path, tmp_path: Path) -> None:
+    """The same command writes the same bytes, on one process or on two."""
+    words = ["simulate", str(out.parent / "five.swf"), "-p", "fcfs", "-p", "easy", "--out", str(tmp_path)]
+    assert CliRunner().invoke(koala, [*words, "--processes", "2"]).exit_code == 0
+    one, two = ({path.name: path.read_bytes() for path in sorted(each.rglob("*.*"))} for each in (out, tmp_path))
+    assert one == two
+    assert len(one) >= 17
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("; MaxProcs: 4\nhello\n", (), "bad.swf:2: not a job of the Standard Workload Format"),
+        ("; MaxProcs: 4\n", (), "there is no job in this file"),
+        (TRACE.replace("; MaxProcs: 4\n", ""), (), "does not say how many processors there are"),
+        (TRACE, ("--platform", "das3", "--processors", "4"), "give one"),
+        (TRACE, ("--platform", "nowhere.toml"), "nowhere.toml: there is no such file"),
+        (TRACE, ("--policy", "random"), "'random' is not one of 'fcfs'"),
+        (TRACE, ("model:nothing",), "there is no workload model nothing"),
+        (TRACE.replace(" 1 -1 -1 1 8", " 7 -1 -1 7 8"), ("--processors", "1"), "no job of it fits"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    tmp_path: Path, text: str, arguments: tuple[str, ...], message: str
+) -> None:
+    """The message names the file, and the line or the option; the exit code is that of bad input or wrong usage."""
+    path = tmp_path / "bad.swf"
+    path.write_text(text, encoding="utf-8")
+    result = invoke(path, *arguments)
+    assert message in result.output
+    assert result.exit_code in {2, EXIT_CONFIGURATION}
+
+
+def test_a_missing_trace_is_named(tmp_path: Path) -> None:
+    """A path that leads nowhere, or to a directory, is told as what it is."""
+    assert "none.swf: No such file" in invoke(tmp_path / "none.swf").output
+    assert "Is a directory" in invoke(tmp_path).output
+
+
+def test_an_interrupt_shows_what_there_is_so_far() -> None:
+    """Ctrl-C in the middle: the table of the part, that it is one, and the exit code of an interrupt."""
+    ours, theirs = pty.openpty()
+    words = [
+        sys.executable,
+        "-m",
+        "koala_adapter.cli",
+        "simulate",
+        "model:lublin",
+        "--jobs",
+        "60000",
+        "--processors",
+        "32",
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/plugins", "COLUMNS": "200", "TERM": "xterm"}
+    with subprocess.Popen([*words, "-p", "conservative"], stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while not re.search(rb"[1-9]\d?%", shown):
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        try:
+            while more := os.read(ours, 4096):
+                shown += more
+        except OSError:  # the terminal's other end is closed
+            pass
+        code = process.wait(30)
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert code == 130, text
+    assert "conservative (part)" in text
+    assert "interrupted: this is what there is so far" in text

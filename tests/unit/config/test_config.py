@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Site files: what they give when right, and that all that is wrong is said at once, with line, key and way out."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal, Self, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from koala_adapter.config.fields import PlacementName
+from koala_adapter.config.sitefile import load_site, load_site_text, shortest_poll_interval
+from koala_adapter.config.sitemodel import (
+    ClusterConfig,
+    ControlCenterConfig,
+    DirectivesConfig,
+    SchedulerConfig,
+    SiteConfig,
+)
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.model import Directives
+from koala_adapter.plugin.limits import RequestWindow
+from tests.unit.config.toml_text import plugin, replaced, toml_file, values
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class FakeSettings(BaseModel):
+    """Settings as a plugin's author would write them: strictness is not their worry."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    conf: str | None = Field(default=None, description="Path of the configuration.")
+    slots: int = Field(default=1, ge=1, le=9)
+    mode: Literal["fast", "careful"] = "fast"
+    names: tuple[str, ...] = ()
+    either: int | bool = 0
+    word: str = "x"
+
+    @field_validator("word")
+    @classmethod
+    def _known(cls, word: str) -> str:
+        if word == "absolute":
+            raise ValueError("must be a path")
+        if word == "unknown":
+            raise ValueError("nobody knows it")
+        return word
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.slots > 1 and self.mode == "careful":
+            raise ValueError("give slots or mode, not both")
+        return self
+
+
+PLUGINS = {name: plugin(name, FakeSettings) for name in ("local", "slurm", "sge")}
+
+VALID: dict[str, object] = {
+    "control_center": {"port": 7000, "lease": "5m", "address": "head.example.org"},
+    "scheduler": {"backoff": 1, "longest_backoff": "1h", "reuse": False},
+    "clusters": [
+        {"name": "alpha", "plugin": "slurm", "settings": {"conf": "/etc/slurm.conf"}},
+        {
+            "name": "beta",
+            "plugin": "local",
+            "walltime_limit": "12:00:00",
+            "directives": {"add": ["--x=1"], "drop": ["-V"], "rename": {"--time": "--limit"}},
+            "settings": {"slots": 4, "names": ["n1", "n2"]},
+        },
+    ],
+}
+
+
+def refusal(text: str) -> str:
+    """Return the message with which a site file is refused."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_site_text(text, PLUGINS, source="s.toml")
+    return caught.value.message
+
+
+def one_cluster(lines: str) -> str:
+    """Return a site file of one good cluster with more lines in its table."""
+    return f'[[clusters]]\nname = "alpha"\nplugin = "slurm"\n{lines}\n'
+
+
+def test_smallest_site_has_the_documented_defaults() -> None:
+    """A name and a plugin are enough; all else has its default."""
+    site = load_site_text(one_cluster(""), PLUGINS)
+    assert site.control_center == ControlCenterConfig()
+    assert site.scheduler == SchedulerConfig()
+    (cluster,) = site.clusters
+    assert (cluster.name, cluster.plugin, cluster.threshold, cluster.requests_per_minute) == ("alpha", "slurm", 0, 60)
+    assert cluster.settings == FakeSettings()
+    assert site.control_center.lease == 300
+
+
+def test_values_arrive_as_written() -> None:
+    """Durations become seconds, directives the model's values, settings the plugin's own object."""
+    site = load_site_text(toml_file(VALID), PLUGINS)
+    beta = site.cluster("beta")
+    assert site.control_center.lease == 300
+    assert site.scheduler.longest_backoff == 3600
+    assert beta.walltime_limit == 43_200
+    assert beta.directives.to_directives() == Directives(add=("--x=1",), drop=("-V",), rename=(("--time", "--limit"),))
+    assert beta.settings == FakeSettings(slots=4, names=("n1", "n2"))
+    assert site.enabled_clusters == site.clusters
+    with pytest.raises(KeyError):
+        site.cluster("delta")
+
+
+def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
+    """The path of the file stands before each problem."""
+    path = tmp_path / "site.toml"
+    path.write_text(toml_file(VALID), encoding="utf-8")
+    assert load_site(path, PLUGINS) == load_site_text(toml_file(VALID), PLUGINS)
+    path.write_text(one_cluster("threshold = -1"), encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        load_site(path, PLUGINS)
+    assert caught.value.message.startswith(f"{path}:4: clusters[0].threshold: found -1")
+    assert "docs/site-file.md" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            "treshold = 1",
+            r':4: clusters\[0\].treshold: unknown key, allowed is name, plugin, .*did you mean "threshold"',
+        ),
+        ("backoff = 1", r":4: clusters\[0\].backoff: unknown key, .*; it belongs in \[scheduler\]"),
+        ('threshold = "1"', r':4: clusters\[0\].threshold: found "1", allowed is a whole number from 0 to 10000000'),
+        ("threshold = true", r":4: clusters\[0\].threshold: found true, allowed is a whole number"),
+        ("threshold = 1.5", r":4: clusters\[0\].threshold: found 1.5, allowed is a whole number"),
+        ("threshold = -1", r":4: clusters\[0\].threshold: found -1, allowed is a whole number from 0"),
+        ("enabled = 1", r":4: clusters\[0\].enabled: found 1, allowed is true or false"),
+        ("queue = 5", r":4: clusters\[0\].queue: found 5, allowed is a text in quotes"),
+        ('queue = "a b"', r":4: clusters\[0\].queue: found .*, allowed is the name of a partition or queue"),
+        ('queue = "-x"', r":4: clusters\[0\].queue: found .*, allowed is the name of a partition or queue"),
+        ("memory_mib = 0", r":4: clusters\[0\].memory_mib: found 0, allowed is a whole number from 1 to 16777216 MiB"),
+        ("requests_per_minute = 5", r"requests_per_minute: found 5, allowed is a whole number from 6 to 6000"),
+        ("poll_interval = 1", r":4: clusters\[0\].poll_interval: found 1, allowed is at least 2.5 seconds"),
+        ("poll_interval = nan", r"poll_interval: found nan, allowed is a number from 0.1 to 3600 seconds"),
+        ('walltime_limit = "90"', r'walltime_limit: found "90", .*write 90 \(without quotes\) for seconds or "90m"'),
+        ('walltime_limit = "10:30"', r"walltime_limit: .*hours and minutes or minutes and seconds"),
+        ("walltime_limit = 2020-01-01", r"walltime_limit: found 2020-01-01, allowed is a whole number"),
+        ('output_directory = "tmp"', r"output_directory: found .*, allowed is an absolute path"),
+        ('control_center_address = "https://x"', r"control_center_address: .*without port or protocol"),
+        ('directives = "x"', r"clusters\[0\].directives: found \"x\", allowed is a table"),
+        ('directives.drop = ["--x=1"]', r":4: clusters\[0\].directives.drop\[0\]: .*flag alone"),
+        ('directives.drop = ["x"]', r":4: clusters\[0\].directives.drop\[0\]: .*flag alone"),
+        ('directives.add = ["--x\\n#SBATCH"]', r":4: clusters\[0\].directives.add\[0\]: .*no line break"),
+        ('directives.add = ["x"]', r":4: clusters\[0\].directives.add\[0\]: .*begins with -"),
+        (
+            'directives = {drop = ["-a"], rename = {-a = "-b"}}',
+            r":4: clusters\[0\].directives.rename.-a: .*also dropped",
+        ),
+        ('settings = "x"', r":4: clusters\[0\].settings: found \"x\", allowed is a table"),
+        ("[clusters.settings]\nconv = 1", r':5: clusters\[0\].settings.conv: unknown key, .*did you mean "conf"'),
+        ("[clusters.settings]\nconf = 1", r":5: clusters\[0\].settings.conf: found 1, allowed is a text in quotes"),
+        (
+            '[clusters.settings]\nslots = "2"',
+            r":5: clusters\[0\].settings.slots: found \"2\", allowed is a whole number",
+        ),
+        (
+            "[clusters.settings]\nslots = true",
+            r":5: clusters\[0\].settings.slots: found true, allowed is a whole number",
+        ),
+        ("[clusters.settings]\nslots = 10", r":5: clusters\[0\].settings.slots: found 10, .*from 1 to 9"),
+        ('[clusters.settings]\nmode = "carefull"', r'settings.mode: .*"fast" or "careful"; did you mean "careful"'),
+        ('[clusters.settings]\neither = "x"', r":5: clusters\[0\].settings.either: found \"x\""),
+        (
+            '[clusters.settings]\nword = "absolute"',
+            r':5: clusters\[0\].settings.word: found "absolute", allowed is a path',
+        ),
+        ('[clusters.settings]\nword = "unknown"', r':5: clusters\[0\].settings.word: found "unknown": nobody knows'),
+        ('[clusters.settings]\nslots = 2\nmode = "careful"', r":4: clusters\[0\].settings: give slots or mode, not"),
+        ("[clusters.settings]\nnames = [1]", r":5: clusters\[0\].settings.names\[0\]: found 1, allowed is a text"),
+    ],
+)
+def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, expected: str) -> None:
+    """Each kind of mistake in a cluster is explained at its line, and nothing else is said."""
+    message = refusal(one_cluster(lines))
+    assert len(message.splitlines()) in {1, 2}
+    assert _matches(expected, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "^s.toml: clusters: this key is required"),
+        ("clusters = []", "^s.toml:1: clusters: found an empty list, allowed is a list of at least 1"),
+        ("clusters = 3", "^s.toml:1: clusters: found 3, allowed is a list"),
+        ("clusters = [3]", r"^s.toml:1: clusters\[0\]: found 3, allowed is a table"),
+        ('[clusters]\nname = "a"', r"^s.toml:1: clusters: found a table, .*write \[\[clusters\]\], not \[clusters\]"),
+        ('[[clusters]]\nname = "a"', r"^s.toml:1: clusters\[0\].plugin: this key is required: Plugin that speaks"),
+        ('[[clusters]]\nplugin = "sge"', r"^s.toml:1: clusters\[0\].name: this key is required"),
+        ('[[clusters]]\nname = "1 a"\nplugin = "sge"', r"clusters\[0\].name: .*a letter, then letters, digits"),
+        ('[[clusters]]\nname = "a"\nplugin = "slrum"', r'found "slrum", .*"local", .*did you mean "slurm"'),
+        (
+            one_cluster("") + one_cluster(""),
+            r"^s.toml:6: clusters\[1\].name: found \"alpha\", the name of clusters\[0\]",
+        ),
+        (one_cluster("enabled = false"), r"^s.toml:1: clusters: every cluster has enabled = false"),
+        (one_cluster("") + "[control_center]\nport = 80", r"control_center.port: found 80, allowed is 0, or 1024"),
+        (one_cluster("") + "[control_center]\nport = 70000", r"port: found 70000, allowed .*from 0 to 65535"),
+        (
+            one_cluster("") + "[control_center]\nlease = 50",
+            r":6: control_center.lease: .*three heartbeats \(60 seconds",
+        ),
+        (one_cluster("") + '[control_center]\naddress = "0.0.0.0"', r"address: .*that nodes can connect to"),
+        (one_cluster("") + "[scheduler]\nplaceholder_life = 0.5", r"placeholder_life: found 0.5, allowed .*from 1 to"),
+        (one_cluster("") + "[scheduler]\nbackoff = 7200", r"scheduler: longest_backoff|longest_backoff: found 3600"),
+        (one_cluster("") + '[scheduler]\nplacement = "worstfit"', r'is "worst-fit" or .*; did you mean "worst-fit"'),
+        ("schedular = 1\n" + one_cluster(""), r'^s.toml:1: schedular: unknown key, .*did you mean "scheduler"'),
+    ],
+)
+def test_wrong_site_is_refused(text: str, expected: str) -> None:
+    """What concerns the whole file, or tables other than clusters, is explained too."""
+    assert _matches(expected, refusal(text))
+
+
+def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
+    """Unknown keys, wrong values, impossible combinations and wrong settings come in one message, one per line."""
+    text = (
+        "[control_center]\nlease = 10\nadress = 1\n"
+        '[[clusters]]\nname = "a"\nplugin = "nope"\nthreshold = "x"\n'
+        '[[clusters]]\nname = "a"\nplugin = "sge"\n[clusters.settings]\nslots = 0\n'
+    )
+    places = [line.split(": ")[:2] for line in refusal(text).splitlines()]
+    assert places == [
+        ["s.toml:2", "control_center.lease"],
+        ["s.toml:3", "control_center.adress"],
+        ["s.toml:6", "clusters[0].plugin"],
+        ["s.toml:7", "clusters[0].threshold"],
+        ["s.toml:9", "clusters[1].name"],
+        ["s.toml:12", "clusters[1].settings.slots"],
+    ]
+
+
+def test_what_a_terminal_would_act_on_is_escaped() -> None:
+    """Escape sequences and long texts in a file do not reach the terminal."""
+    message = refusal(one_cluster(f'queue = "\\u001b[31m {"x" * 500}"\n"k\\u001b" = 1\n{"k" * 9000} = 1'))
+    assert "\x1b" not in message
+    assert all(len(line) < 500 for line in message.splitlines())
+
+
+def test_more_problems_than_anybody_reads_are_counted() -> None:
+    """A file of another kind does not fill the screen."""
+    lines = refusal("".join(f"key{number} = 1\n" for number in range(500))).splitlines()
+    assert len(lines) == 41
+    assert "and 461 more" in lines[-1]
+
+
+def test_nodes_reach_the_most_particular_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's own address goes before the site's, that before the one listened on, that before the host name."""
+    monkeypatch.setattr("socket.gethostname", lambda: "head")
+    text = '[control_center]\n{}\n[[clusters]]\nname = "a"\nplugin = "sge"\n{}\n'
+
+    def address(center: str, cluster: str = "") -> str:
+        site = load_site_text(text.format(center, cluster), PLUGINS)
+        return site.node_address(site.clusters[0])
+
+    assert address("") == "head"
+    assert address('listen = "10.0.0.1"') == "10.0.0.1"
+    assert address('listen = "10.0.0.1"\naddress = "login"') == "login"
+    assert address('address = "login"', 'control_center_address = "fe80::1"') == "fe80::1"
+
+
+@given(st.integers(min_value=6, max_value=6000))
+def test_shortest_poll_interval_fits_the_bound(per_minute: int) -> None:
+    """Polling as often as is allowed never has to wait for the bound of requests."""
+    window = RequestWindow(per_minute)
+    interval = shortest_poll_interval(per_minute)
+    for poll in range(40):
+        for _ in range(2):
+            assert window.wait(poll * interval + 1e-6 * poll) == 0.0
+            window.record(poll * interval + 1e-6 * poll)
+
+
+def test_placement_policies_of_files_are_those_of_the_scheduler() -> None:
+    """A policy that a file may name exists, and one that exists may be named."""
+    policies = pytest.importorskip("koala_adapter.scheduler.placement.policies")
+    assert set(get_args(PlacementName)) == set(policies.POLICIES)
+
+
+@pytest.mark.parametrize("model", [ControlCenterConfig, SchedulerConfig, ClusterConfig, SiteConfig])
+def test_every_key_is_described(model: type[BaseModel]) -> None:
+    """No key goes without a meaning: it is shown where the key is missing, and in the manual."""
+    assert all(field.description for field in model.model_fields.values())
+    assert model.model_config.get("frozen")
+    assert model.model_config.get("extra") == "forbid"
+
+
+MODELS = (SiteConfig, ControlCenterConfig, SchedulerConfig, ClusterConfig, DirectivesConfig, FakeSettings)
+KEYS = st.sampled_from([*(key for model in MODELS for key in model.model_fields), "", "é", "a.b"])
+
+
+@given(st.dictionaries(KEYS, values(KEYS), max_size=6))
+def test_any_toml_is_loaded_or_refused(tables: dict[str, object]) -> None:
+    """Whatever a TOML file holds, the answer is a site or a ConfigurationError."""
+    _load_or_refuse(toml_file(tables))
+
+
+@given(st.lists(st.integers(min_value=0, max_value=100), min_size=1, max_size=5), values(KEYS))
+def test_any_change_of_a_good_file_is_loaded_or_refused(place: list[int], value: object) -> None:
+    """One wrong value anywhere in a good file gives a site or a ConfigurationError."""
+    changed = replaced(VALID, place, value)
+    assert isinstance(changed, dict)
+    _load_or_refuse(toml_file(changed))
+
+
+def _load_or_refuse(text: str) -> None:
+    try:
+        site = load_site_text(text, PLUGINS, source="s.toml")
+    except ConfigurationError as error:
+        refused = error.message
+    else:
+        refused = ""
+        assert site.enabled_clusters
+    assert all(line.startswith("s.toml") for line in refused.splitlines())
+
+
+def _matches(expected: str, message: str) -> bool:
+    return re.search(expected, message) is not None

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Job files: what they give when right, and that all that is wrong is said at once, each with line, key and way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.config.inputfiles import LARGEST_SUM, InputFileTable
+from koala_adapter.config.jobfile import (
+    ComponentTable,
+    JobTable,
+    check_job,
+    job_from_dict,
+    job_to_dict,
+    load_job,
+    load_job_text,
+)
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.config.sitemodel import NoSettings, SiteConfig
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, Launcher
+from tests.unit.config.toml_text import plugin, replaced, toml_file, values
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+NOWHERE = Path("/nonexistent-directory-of-a-test")
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+HEAD = "walltime = 60\n"
+COMPONENT = '[[components]]\ncommand = ["a"]\nprocessors = 1\n'
+
+SITE_TEXT = """
+[scheduler]
+launch_margin = 60
+[[clusters]]
+name = "alpha"
+plugin = "fake"
+walltime_limit = "1h"
+[[clusters]]
+name = "beta"
+plugin = "fake"
+walltime_limit = "2h"
+[[clusters]]
+name = "gamma"
+plugin = "fake"
+enabled = false
+"""
+
+VALID: dict[str, object] = {
+    "name": "all keys",
+    "kind": "moldable",
+    "placement": "worst-fit",
+    "walltime": "1h30m",
+    "priority": 5,
+    "maximum_tries": 7,
+    "working_directory": "/scratch",
+    "launcher": "mpi",
+    "environment": {"A": "1"},
+    "components": [
+        {"command": ["./a", "-x"], "processors": 4, "cluster": "alpha", "environment": {"B": "2"}},
+        {"name": "second", "command": ["./b"], "minimum": 2, "maximum": 8, "launcher": "mpi"},
+    ],
+}
+
+
+def loaded(text: str, directory: Path = NOWHERE, site: SiteConfig | None = None) -> Job:
+    """Return the job that a text describes."""
+    return load_job_text(
+        text, directory=directory, job_id=JobId("7"), user="ada", submitted_at=1.5, source="j.toml", site=site
+    )
+
+
+def refusal(text: str, directory: Path = NOWHERE, site: SiteConfig | None = None) -> str:
+    """Return the message with which a job file is refused."""
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(text, directory, site)
+    return caught.value.message
+
+
+@pytest.fixture(scope="module")
+def site() -> SiteConfig:
+    """Return a site of two clusters with different limits, and one that is disabled."""
+    return load_site_text(SITE_TEXT, {"fake": plugin("fake", NoSettings)})
+
+
+def test_smallest_job() -> None:
+    """A walltime and one component are enough; all else has its default."""
+    assert loaded(HEAD + COMPONENT) == Job(
+        id=JobId("7"),
+        name="j.toml",
+        kind=JobKind.RIGID,
+        components=(Component(name="c1", command=("a",), minimum=1, maximum=1),),
+        walltime=60,
+        user="ada",
+        submitted_at=1.5,
+    )
+
+
+def test_values_arrive_as_written() -> None:
+    """Every key of a job file ends in the job."""
+    job = loaded(toml_file(VALID))
+    assert (job.name, job.kind, job.placement, job.walltime) == ("all keys", JobKind.MOLDABLE, "worst-fit", 5400)
+    assert (job.priority, job.maximum_tries, job.working_directory) == (5, 7, "/scratch")
+    assert (job.launcher, job.environment) == (Launcher.MPI, (("A", "1"),))
+    first, second = job.components
+    assert (first.name, first.command, first.minimum, first.maximum) == ("c1", ("./a", "-x"), 4, 4)
+    assert (first.cluster, first.environment, first.launcher) == ("alpha", (("B", "2"),), Launcher.MPI)
+    assert (second.name, second.minimum, second.maximum, second.cluster) == ("second", 2, 8, None)
+
+
+def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
+    """The path of the file stands before each problem; without a name the job has that of the file."""
+    path = tmp_path / "simulate.toml"
+    path.write_text(HEAD + COMPONENT, encoding="utf-8")
+    assert load_job(path, job_id=JobId("1"), user="u", submitted_at=0).name == "simulate"
+    path.write_text("walltime = 0\n" + COMPONENT, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"simulate.toml:1: walltime: found 0") as caught:
+        load_job(path, job_id=JobId("1"), user="u", submitted_at=0)
+    assert "docs/jobfile.md" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "^j.toml: walltime: this key is required: How long"),
+        (HEAD, "^j.toml: components: this key is required"),
+        (HEAD + "components = []", "^j.toml:2: components: found an empty list"),
+        (HEAD + '[components]\ncommand = ["a"]', r"^j.toml:2: components: found a table, .*write \[\[components\]\]"),
+        ('walltime = "90"\n' + COMPONENT, '^j.toml:1: walltime: found "90", .*"90m" for minutes'),
+        ("walltime = 1.5\n" + COMPONENT, "^j.toml:1: walltime: found 1.5, allowed is a whole number from 1 to"),
+        ("wall_time = 1\n" + HEAD + COMPONENT, '^j.toml:1: wall_time: unknown key, .*did you mean "walltime"'),
+        ("processors = 1\n" + HEAD + COMPONENT, r"^j.toml:1: processors: unknown key, .*belongs in \[\[components\]\]"),
+        (HEAD + 'kind = "modable"\n' + COMPONENT, 'kind: .*"rigid" or "moldable"; did you mean "moldable"'),
+        (HEAD + 'kind = "malleable"\n' + COMPONENT, 'kind: .*allowed is "rigid" or "moldable": no runner changes'),
+        (HEAD + "kind = 1\n" + COMPONENT, 'kind: found 1, allowed is "rigid" or "moldable"'),
+        (HEAD + 'placement = "best-fit"\n' + COMPONENT, 'placement: .*allowed is "worst-fit"'),
+        (HEAD + "priority = 5000\n" + COMPONENT, "priority: found 5000, allowed is a whole number from -1000 to 1000"),
+        (HEAD + 'working_directory = "~/x"\n' + COMPONENT, "working_directory: .*an absolute path"),
+        (HEAD + 'name = "a\\nb"\n' + COMPONENT, "name: .*on one line"),
+        (HEAD + 'environment.KOALA_RANK = "0"\n' + COMPONENT, "^j.toml:2: environment.KOALA_RANK: .*set for each rank"),
+        (HEAD + "environment.N = 4\n" + COMPONENT, "^j.toml:2: environment.N: found 4, allowed is a text in quotes"),
+        (HEAD + '[[components]]\ncommand = "ls -l"\nprocessors = 1', r'command: .*such as command = \["ls", "-l"\]'),
+        (HEAD + '[[components]]\ncommand = "a | b"\nprocessors = 1', r'command: .*\["/bin/sh", "-c", "a | b"\]'),
+        (HEAD + "[[components]]\ncommand = []\nprocessors = 1", "command: found an empty list, .*at least 1"),
+        (HEAD + '[[components]]\ncommand = [""]\nprocessors = 1', r"command\[0\]: found an empty text"),
+        (HEAD + "[[components]]\ncommand = [1]\nprocessors = 1", r"^j.toml:3: components\[0\].command\[0\]: found 1, "),
+        (HEAD + '[[components]]\ncommand = ["a"]', r"^j.toml:2: components\[0\]: the size is missing"),
+        (HEAD + COMPONENT + "minimum = 1", r"^j.toml:5: components\[0\].minimum: given together with processors"),
+        (HEAD + COMPONENT.replace("1", "0"), r"processors: found 0, allowed is a whole number from 1 to 1000000"),
+        (HEAD + COMPONENT + 'name = "a/b"', r"components\[0\].name: .*a letter, then letters"),
+        (HEAD + COMPONENT + 'name = "c2"\n' + COMPONENT, r"^j.toml:6: components\[1\].name: \"c2\" is already"),
+        (HEAD + COMPONENT + COMPONENT + 'launcher = "mpi"', r"^j.toml:8: components\[1\].launcher: .*one launcher"),
+        (
+            HEAD + '[[components]]\ncommand = ["a"]\nminimum = 1\nmaximum = 2',
+            r"^j.toml:4: components\[0\].minimum: allowed in a moldable job only",
+        ),
+        (
+            HEAD + 'kind = "moldable"\n[[components]]\ncommand = ["a"]\nminimum = 3\nmaximum = 2',
+            r"^j.toml:6: components\[0\].maximum: found 2, allowed is at least minimum \(3\)",
+        ),
+    ],
+)
+def test_wrong_jobs_are_refused(text: str, expected: str) -> None:
+    """Each kind of mistake is explained at its line, with what was found and what is allowed."""
+    assert re.search(expected, refusal(text)), refusal(text)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """Wrong types, unknown keys, sizes, names, launchers and missing files come in one message in file order."""
+    text = (
+        'walltime = "1:00"\nenvironment = { KOALA_X = "1" }\n'
+        '[[components]]\nnam = "x"\ncommand = ["a"]\n'
+        '[[components]]\nname = "a"\ncommand = ["a"]\nprocessors = 1\ninput_files = ["missing"]\n'
+        '[[components]]\nname = "a"\ncommand = ["a"]\nprocessors = 1\n'
+    )
+    places = [line.split(": ")[:2] for line in refusal(text).splitlines()]
+    assert places == [
+        ["j.toml:1", "walltime"],
+        ["j.toml:2", "environment.KOALA_X"],
+        ["j.toml:3", "components[0]"],
+        ["j.toml:4", "components[0].nam"],
+        ["j.toml:10", "components[1].input_files[0]"],
+        ["j.toml:12", "components[2].name"],
+    ]
+
+
+def test_flexible_component_and_its_policy() -> None:
+    """A component may be called flexible, with any policy, unless it is bound to a cluster."""
+    policy = 'placement = "flexible-cluster-minimization"\n'
+    job = loaded(policy + HEAD + COMPONENT + "flexible = true\n" + COMPONENT)
+    assert [component.flexible for component in job.components] == [True, False]
+    assert job.placement == "flexible-cluster-minimization"
+    said = refusal(HEAD + COMPONENT + 'flexible = true\ncluster = "alpha"\n')
+    assert said == 'j.toml:5: components[0].flexible: allowed in a component without cluster = "alpha" only'
+
+
+def test_input_files(tmp_path: Path) -> None:
+    """Paths are relative to the job file; a target is the file name unless one is given."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").touch()
+    (tmp_path / "b.txt").write_text("abc", encoding="utf-8")
+    files = f'["data/../data/a.txt", {{ source = "{tmp_path}/b.txt", target = "in/./c.txt" }}]'
+    job = loaded(f"{HEAD}{COMPONENT}input_files = {files}", tmp_path)
+    assert job.components[0].input_files == (
+        InputFile(source=str(tmp_path / "data" / "a.txt"), target="a.txt", size=0),
+        InputFile(source=str(tmp_path / "b.txt"), target="in/c.txt", size=3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ('["missing"]', r':5: components\[0\].input_files\[0\]: found "missing", allowed is an existing file'),
+        ('["."]', r"input_files\[0\]: .* is a directory"),
+        ('["pipe"]', r"input_files\[0\]: .* is no regular file"),
+        ('["~/x"]', r"input_files\[0\]: .*~ is not expanded"),
+        ('[""]', r"input_files\[0\]: found \"\", allowed is the path of a file"),
+        ('["a\\u0000b"]', r"input_files\[0\]: found "),
+        ("[5]", r"input_files\[0\]: found 5"),
+        ('["a", "sub/a"]', r"input_files\[1\]: another input file is already called \"a\""),
+        ('[{ source = "a", target = "../a" }]', r"input_files\[0\].target: .*without \.\."),
+        ('[{ source = "a", target = "/a" }]', r"input_files\[0\].target: .*relative"),
+        (
+            '[{ source = "a", target = "d" }, { source = "a", target = "./d//e" }]',
+            r'input_files\[1\]: found "d/e", but',
+        ),
+        (
+            '[{ source = "a", target = "d/e/f" }, { source = "a", target = "d" }]',
+            r"input_files\[0\]: .*input_files\[1\] is",
+        ),
+        (f'[{{ source = "a", target = "d/{"n" * 256}" }}]', r"input_files\[0\].target: found .*at most 255 bytes"),
+        (f'[{{ source = "a", target = "{"é" * 128}" }}]', r"input_files\[0\].target: found .*at most 255 bytes"),
+        (
+            f'[{{ source = "a", target = "{"d/" * 1950}x" }}]',
+            r"input_files\[0\].target: .*a path of at most 3839 bytes",
+        ),
+        ('[{ source = "a", target = "a/" }]', r"input_files\[0\].target: .*with a file name"),
+        ('[{ source = "a", targt = "b" }]', r'input_files\[0\].targt: unknown key, .*did you mean "target"'),
+        ('[{ target = "b" }]', r"input_files\[0\].source: this key is required"),
+    ],
+)
+def test_input_files_that_cannot_be_sent_are_refused(tmp_path: Path, files: str, expected: str) -> None:
+    """Missing, special and unsafe ones are refused before anything is submitted."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a").touch()
+    (tmp_path / "sub" / "a").touch()
+    os.mkfifo(tmp_path / "pipe")
+    assert re.search(expected, refusal(f"{HEAD}{COMPONENT}input_files = {files}", tmp_path))
+
+
+def test_targets_must_fit_behind_the_working_directory(tmp_path: Path) -> None:
+    """A path that the kernel does not take is refused when the job file is read, not on the node."""
+    (tmp_path / "a").touch()
+    files = f'{COMPONENT}input_files = [{{ source = "a", target = "{"d/" * 1900}x" }}]'
+    assert loaded(HEAD + files, tmp_path).components
+    where = f'working_directory = "/{"w/" * 200}"\n'
+    assert "allowed is a path of at most 3693 bytes" in refusal(where + HEAD + files, tmp_path)
+    assert "working_directory: found" in refusal(f'working_directory = "/{"w" * 256}"\n' + HEAD + COMPONENT)
+
+
+def test_output_files(tmp_path: Path) -> None:
+    """Patterns arrive normalized; what leads out of the rank's directory is refused with its key."""
+    job = loaded(f'{HEAD}{COMPONENT}output_files = ["result-*", "./logs/"]\n', tmp_path)
+    assert job.components[0].output_files == ("result-*", "logs")
+    said = refusal(f'{HEAD}{COMPONENT}output_files = ["a", "../b"]\n')
+    assert said.startswith('j.toml:5: components[0].output_files[1]: found "../b", allowed is a path or glob pattern')
+    assert "allowed is a list of at most 100" in refusal(f"{HEAD}{COMPONENT}output_files = {['a'] * 101}\n")
+
+
+def test_the_input_files_of_a_component_have_a_largest_sum(tmp_path: Path) -> None:
+    """What one rank can be sent may be given to each component; beyond it the job is refused."""
+    for name in ("a", "b"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(LARGEST_SUM // 2 + 1)
+    one = f'{COMPONENT}input_files = ["a"]\n'
+    assert len(loaded(HEAD + one + one.replace('"a"]', '"b"]'), tmp_path).components) == 2
+    text = HEAD + one.replace('"a"]', '"a", "b"]')
+    assert "components[0].input_files: the input files have 21 MiB, allowed are 20 MiB" in refusal(text, tmp_path)
+
+
+def test_clusters_must_be_those_of_the_site(site: SiteConfig) -> None:
+    """Without a site any name goes; with one, the nearest name is offered, and disabled clusters are refused."""
+    text = HEAD + COMPONENT + 'cluster = "{}"\n'
+    assert loaded(text.format("alhpa")).components[0].cluster == "alhpa"
+    assert loaded(text.format("alpha"), site=site).components[0].cluster == "alpha"
+    message = refusal(text.format("alhpa"), site=site)
+    assert message.startswith(
+        'j.toml:5: components[0].cluster: found "alhpa", allowed is a cluster of the site: "alpha"'
+    )
+    assert message.endswith('did you mean "alpha"?')
+    assert "a cluster that is disabled" in refusal(text.format("gamma"), site=site)
+
+
+def test_walltime_must_fit_the_clusters(site: SiteConfig) -> None:
+    """The limit of the pinned cluster counts, else the longest one; the launch margin is part of it."""
+    text = "walltime = {}\n" + COMPONENT + "{}"
+    assert loaded(text.format(3540, 'cluster = "alpha"'), site=site).walltime == 3540
+    message = refusal(text.format(3541, 'cluster = "alpha"'), site=site)
+    assert re.search(r'^j.toml:1: walltime: found 00:59:01, allowed is at most 00:59:00: cluster "alpha"', message)
+    assert loaded(text.format(7140, ""), site=site).walltime == 7140
+    assert "every cluster grants at most 02:00:00" in refusal(text.format(7141, ""), site=site)
+
+
+def test_a_job_without_file_is_checked_against_the_site(site: SiteConfig) -> None:
+    """The service checks a job that came over its socket in the same way."""
+    component = Component(name="c1", command=("a",), minimum=1, maximum=1, cluster=ClusterName("beta"))
+    job = Job(
+        id=JobId("7"),
+        name="n",
+        kind=JobKind.RIGID,
+        components=(component,),
+        walltime=60,
+        user="u",
+        submitted_at=0,
+    )
+    check_job(job, site)
+    with pytest.raises(ConfigurationError, match=r"^job 7: walltime: found 24:00:00"):
+        check_job(replace(job, walltime=86_400), site)
+    with pytest.raises(ConfigurationError, match=r'cluster of component "c1": found "delta"'):
+        check_job(replace(job, components=(replace(component, cluster=ClusterName("delta")),)), site)
+
+
+def test_placement_comes_from_the_site_when_the_job_names_none(site: SiteConfig) -> None:
+    """A job that names a policy keeps it."""
+    assert loaded(HEAD + COMPONENT, site=site).placement == site.scheduler.placement
+
+
+def test_jobs_survive_the_journal() -> None:
+    """A job as JSON and back is the same job; what is none is refused."""
+    job = loaded(toml_file(VALID))
+    assert job_from_dict(json.loads(json.dumps(job_to_dict(job)))) == job
+    with pytest.raises(ConfigurationError, match="walltime"):
+        job_from_dict({**job_to_dict(job), "walltime": "soon"})
+    with pytest.raises(ConfigurationError):
+        job_from_dict({})
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_examples_load(path: Path, tmp_path: Path) -> None:
+    """Each example is right, once the one C program among them is compiled."""
+    for file in filter(Path.is_file, EXAMPLES.iterdir()):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "allreduce").touch()
+    job = load_job(tmp_path / path.name, job_id=JobId("1"), user="u", submitted_at=0)
+    assert all(component.input_files for component in job.components)
+
+
+@pytest.mark.parametrize("model", [JobTable, ComponentTable, InputFileTable])
+def test_every_key_is_described(model: type[BaseModel]) -> None:
+    """No key goes without a meaning: it is shown where the key is missing, and in the manual."""
+    assert all(field.description for field in model.model_fields.values())
+    assert model.model_config.get("extra") == "forbid"
+
+
+KEYS = st.sampled_from([*JobTable.model_fields, *ComponentTable.model_fields, *InputFileTable.model_fields, "", "é"])
+
+
+@given(st.dictionaries(KEYS, values(KEYS), max_size=6))
+def test_any_toml_is_loaded_or_refused(tables: dict[str, object]) -> None:
+    """Whatever a TOML file holds, the answer is a job or a ConfigurationError."""
+    _load_or_refuse(toml_file(tables))
+
+
+@given(st.lists(st.integers(min_value=0, max_value=100), min_size=1, max_size=5), values(KEYS))
+def test_any_change_of_a_good_file_is_loaded_or_refused(place: list[int], value: object) -> None:
+    """One wrong value anywhere in a good file gives a job or a ConfigurationError."""
+    changed = replaced(VALID, place, value)
+    assert isinstance(changed, dict)
+    _load_or_refuse(toml_file(changed))
+
+
+def _load_or_refuse(text: str) -> None:
+    try:
+        job = loaded(text)
+    except ConfigurationError as error:
+        refused = error.message
+    else:
+        refused = ""
+        assert job_from_dict(job_to_dict(job)) == job
+    assert all(line.startswith("j.toml") for line in refused.splitlines())

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The live scheduler around the pure parts: what an LRM answers, or fails to answer, never loses or doubles a job."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import JobNotFoundError, JournalError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.host.clock import ServiceClock
+from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
+from koala_adapter.net.unixsocket import reachable
+from koala_adapter.ordering.answering import Answering, ask_explanation, ask_overview
+from koala_adapter.ordering.deciding import Manner
+from koala_adapter.ordering.driver import Driver
+from koala_adapter.ordering.entries import Kind, Pin, Wishes
+from koala_adapter.ordering.explanations import explain, overview
+from koala_adapter.ordering.mirror import Mirror
+from koala_adapter.ordering.patience import Patience
+from koala_adapter.ordering.record import StartRecord
+from koala_adapter.ordering.standing import Rules
+from koala_adapter.ordering.watching import Pace, Watcher
+from koala_adapter.queueing.policies import make_cluster_scheduler
+from tests.unit.ordering.ordering_site import Listed
+from tests.unit.service.scripted_lrm import ScriptedLrm
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
+
+    from koala_adapter.ordering.entries import Happening
+
+pytestmark = pytest.mark.anyio
+
+
+class StartingLrm(ScriptedLrm):
+    """One node of eight processors, whose held jobs start when they are told to, unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_nodes = (Node(name="n1", state=NodeState.UP, processors=8, processors_used=0),)
+        self.started: list[tuple[str, tuple[str, ...]]] = []
+        self.held: list[LrmJobId] = []
+        self.becomes = LrmJobState.RUNNING
+        self.takes_first = False
+        """A start that fails is taken all the same."""
+
+    def add(self, job_id: str, processors: int = 8) -> None:
+        """Have a job come in held."""
+        job = LrmJob(
+            id=LrmJobId(job_id),
+            name=job_id,
+            state=LrmJobState.HELD,
+            hold=HoldOwner.OPERATOR,
+            user="u",
+            processors=processors,
+            walltime=60,
+        )
+        self.all_jobs = (*self.all_jobs, job)
+
+    def change(self, job_id: str, state: LrmJobState) -> None:
+        """Have the listing show a job in another state."""
+        self.all_jobs = tuple(replace(job, state=state) if job.id == job_id else job for job in self.all_jobs)
+
+    async def queues(self) -> tuple[Queue, ...]:
+        """See Lrm."""
+        self._answer("queues")
+        return ()
+
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        """See Lrm."""
+        self.started.append((job, tuple(nodes)))
+        if self.takes_first or self.errors.get("start_on") is None:
+            self.change(job, self.becomes)
+        self._answer("start_on")
+
+    async def hold(self, ids: Sequence[LrmJobId]) -> None:
+        """See Lrm."""
+        self._answer("hold")
+        self.held += ids
+        for job_id in ids:
+            self.change(job_id, LrmJobState.HELD)
+
+
+class Driven:
+    """A driver of such an LRM."""
+
+    def __init__(self, directory: Path, lrm: StartingLrm | None = None) -> None:
+        self.lrm = lrm or StartingLrm()
+        self.happened: list[Happening] = []
+        self.troubles: list[str] = []
+        self.record = StartRecord(directory / "starts.sqlite")
+        self.mirror = Mirror(
+            lambda: make_cluster_scheduler("easy", 0),
+            Rules(),
+            patience=Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0),
+            pins=self.record.pins,
+        )
+        watcher = Watcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
+        manner = Manner(overtaking=True, guards=1)
+        self.driver = Driver(self.lrm, watcher, self.mirror, manner, self.record, tell=self.happened.extend)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the driver during the block."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.driver.run)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def until(self, met: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        with anyio.fail_after(20):
+            while not met():  # noqa: ASYNC110 - it is not announced
+                await anyio.sleep(0.01)
+
+    def kinds(self, job_id: str) -> list[Kind]:
+        """Return what was told of a job."""
+        return [one.kind for one in self.happened if one.job_id == job_id]
+
+
+async def test_jobs_are_started_one_after_the_other(tmp_path: Path) -> None:
+    """Each with one entry for each processor, on record until it is over."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.add("2", 3)
+    async with driven.running():
+        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        assert all(pin.started for pin in driven.record.pins)
+        driven.lrm.change("1", LrmJobState.ENDED)
+        await driven.until(lambda: Kind.STARTED in driven.kinds("2"))
+    assert driven.lrm.started == [("1", ("n1",) * 8), ("2", ("n1",) * 3)]
+    assert driven.kinds("1") == [Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.ENDED]
+
+
+async def test_once_returns_when_what_it_started_shows(tmp_path: Path) -> None:
+    """One pass, and nothing decided after it."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.add("2")
+    with anyio.fail_after(20):
+        await driven.driver.run(once=True)
+    assert [job for job, _ in driven.lrm.started] == ["1"]
+    assert Kind.STARTED in driven.kinds("1")
+
+
+async def test_a_silent_batch_system_costs_time_only(tmp_path: Path) -> None:
+    """Trouble is told once, its end too, and the queue goes on where it was."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.errors["jobs"] = LrmUnavailableError("no answer")
+    async with driven.running():
+        await driven.until(lambda: driven.lrm.polls >= 3)
+        assert driven.troubles == ["no answer"]
+        driven.lrm.errors["jobs"] = ValueError("a defect")
+        await driven.until(lambda: driven.lrm.polls >= 4)
+        driven.lrm.errors["jobs"] = None
+        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+    assert driven.troubles[-1] == ""
+
+
+@pytest.mark.parametrize("error", [LrmUnavailableError("time-out"), RuntimeError("a defect")])
+@pytest.mark.parametrize("taken", [True, False])
+async def test_a_start_without_an_answer(tmp_path: Path, error: Exception, taken: bool) -> None:  # noqa: FBT001
+    """What the listing shows decides: it runs, or it is tried again; never both."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.errors["start_on"] = error
+    driven.lrm.takes_first = taken
+    async with driven.running():
+        await driven.until(lambda: bool(driven.lrm.started))
+        driven.lrm.errors["start_on"] = None
+        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await anyio.sleep(0.1)
+    assert len(driven.lrm.started) == (1 if taken else 2)
+
+
+async def test_a_refused_start_lets_others_go_first(tmp_path: Path) -> None:
+    """It is told, and tried again later."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.errors["start_on"] = LrmRejectedError("access denied")
+    async with driven.running():
+        await driven.until(lambda: Kind.NOT_STARTED in driven.kinds("1"))
+        driven.lrm.errors["start_on"] = None
+        driven.lrm.add("2")
+        await driven.until(lambda: Kind.STARTED in driven.kinds("2"))
+        driven.lrm.change("2", LrmJobState.ENDED)
+        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+
+
+async def test_a_start_that_does_not_show_is_held_again(tmp_path: Path) -> None:
+    """Also when holding fails at first; then it is tried again."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.becomes = LrmJobState.QUEUED
+    driven.lrm.errors["hold"] = LrmUnavailableError("not now")
+    async with driven.running():
+        await driven.until(lambda: driven.lrm.order.count("hold") >= 2)
+        driven.lrm.errors["hold"] = None
+        driven.lrm.becomes = LrmJobState.RUNNING
+        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+    assert driven.lrm.held == ["1"]
+    assert driven.kinds("1").count(Kind.NOT_STARTED) == 1
+
+
+async def test_nothing_is_started_that_is_not_on_record(tmp_path: Path) -> None:
+    """When the record cannot be written the scheduler ends, before it has asked for anything."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.record.close()
+    with pytest.RaisesGroup(JournalError):
+        await driven.driver.run()
+    assert driven.lrm.started == []
+
+
+def test_the_record_survives_its_process(tmp_path: Path) -> None:
+    """What was stored is there, what was dropped is not, and a damaged file is refused."""
+    record = StartRecord(tmp_path / "starts.sqlite")
+    wishes = Wishes(processors=4, requested_nodes=("n1",), nodes_wanted=1)
+    pins = {
+        LrmJobId(number): Pin(job_id=LrmJobId(number), submitted_at=1.5, nodes=(("n1", 4),), wishes=wishes, at=2.0)
+        for number in ("1", "2")
+    }
+    record.store(pins)
+    del pins[LrmJobId("1")]
+    record.store(pins)
+    record.close()
+    again = StartRecord(tmp_path / "starts.sqlite")
+    assert again.pins == (pins[LrmJobId("2")],)
+    again.close()
+    (tmp_path / "bad").write_bytes(b"no database" * 100)
+    with pytest.raises(JournalError, match="cannot be used"):
+        StartRecord(tmp_path / "bad")
+
+
+def test_explanations_name_place_reason_and_promise() -> None:
+    """For each phase a job may be in."""
+    site = Listed()
+    site.submit("1", 24, 100)
+    site.submit("2", 32, 100)
+    site.submit("3", 8, 500)
+    site.submit("4", 1, hold=HoldOwner.USER)
+    site.submit("5", 1, 50)
+    (_, starting) = site.look()
+    told = {job_id: explain(site.mirror, job_id, site.now) for job_id in site.jobs}
+    assert (told["1"].phase, dict(told["1"].nodes)) == ("starting", {"n1": 8, "n2": 8, "n3": 8})
+    assert (told["2"].position, told["2"].queued, told["2"].reserved_at) == (1, 2, site.now + 100)
+    assert told["2"].promised_at == site.now + 100
+    assert (told["3"].position, told["3"].reserved_at) == (2, None)
+    assert "its user holds it" in told["4"].reason
+    assert told["5"].phase == "starting"
+    site.run(starting)
+    site.look()
+    assert explain(site.mirror, "5", site.now).phase == "running"
+    whole = overview(site.mirror)
+    assert (whole.processors, whole.free, whole.waiting, whole.running, whole.starting, whole.left_out) == (
+        32, 7, 2, 1, 1, 1,
+    )  # fmt: skip
+    with pytest.raises(JobNotFoundError):
+        explain(site.mirror, "6", site.now)
+
+
+def test_asked_for_an_array_it_names_elements() -> None:
+    """The batch system lists the elements singly, its users know the array."""
+    site = Listed()
+    for number in (1, 2):
+        site.submit(f"7_{number}", 1, array_index=number)
+    site.look()
+    with pytest.raises(JobNotFoundError, match=r"7 .*such as 7_1, 7_2"):
+        explain(site.mirror, "7", site.now)
+
+
+@pytest.mark.parametrize("folder", ["short", "x" * 120])
+async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str) -> None:
+    """An explanation, an overview, and a refusal for what is not there or not understood; whatever the path."""
+    directory = tmp_path / folder
+    directory.mkdir()
+    site = Listed()
+    site.submit("1", 24)
+    site.look()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(Answering(site.mirror, directory, ServiceClock()).serve)
+        found = await anyio.to_thread.run_sync(ask_explanation, directory, "a", "1")
+        assert (found.job_id, found.phase) == ("1", "starting")
+        assert (await anyio.to_thread.run_sync(ask_overview, directory, "a")).starting == 1
+        with pytest.raises(JobNotFoundError, match="no unfinished job 2"):
+            await anyio.to_thread.run_sync(ask_explanation, directory, "a", "2")
+        with reachable(directory / "schedule.sock") as name:
+            stream = await anyio.connect_unix(name)
+        async with stream:
+            await stream.send(b"nonsense\n")
+            assert b"malformed" in await stream.receive()
+        tasks.cancel_scope.cancel()
+    assert not (directory / "schedule.sock").exists()

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What our policy would have done: replayed exactly, revised when more is known, and told without acting."""
+
+from __future__ import annotations
+
+import pytest
+
+from koala_adapter.model import LrmJobState
+from koala_adapter.ordering.entries import Kind
+from koala_adapter.ordering.shadow import Shadow
+from koala_adapter.ordering.standing import Listing, Rules
+from koala_adapter.queueing.policies import make_cluster_scheduler
+from tests.unit.ordering.ordering_site import Listed
+
+
+class Watched:
+    """A batch system that does as the test says, and a shadow that looks on."""
+
+    def __init__(self, policy: str = "easy", *, longest: int = 1000) -> None:
+        self.site = Listed()
+        self.site.now = 0.0
+        self.shadow = Shadow(lambda: make_cluster_scheduler(policy, 0), Rules(shadow=True), longest=longest)
+        self.look(0.0)
+
+    def submit(self, job_id: str, processors: int, walltime: int = 100) -> None:
+        """Have an ordinary job come in."""
+        self.site.submit(job_id, processors, walltime, state=LrmJobState.QUEUED, hold=None)
+
+    def start(self, job_id: str) -> None:
+        """Have the batch system start it."""
+        self.site.change(job_id, state=LrmJobState.RUNNING, started_at=self.site.now)
+
+    def look(self, at: float) -> None:
+        """Have the shadow look at a time."""
+        self.site.now = at
+        listing = Listing(
+            read_at=at, jobs=tuple(self.site.jobs.values()), nodes=tuple(self.site.nodes.values()), queues={}
+        )
+        self.shadow.observe(listing)
+
+
+def test_the_same_decisions_differ_in_nothing() -> None:
+    """A batch system that does what our policy would do."""
+    watched = Watched()
+    watched.submit("1", 24)
+    watched.look(1.0)
+    watched.start("1")
+    watched.look(2.0)
+    watched.site.end("1")
+    watched.look(50.0)
+    report = watched.shadow.report()
+    assert (report.jobs, report.earlier, report.later, report.same) == (1, 0, 0, 1)
+    assert (report.mean_wait_ours, report.mean_wait_theirs, report.left_out) == (0.0, 1.0, 0)
+
+
+def test_what_nobody_may_start_is_told_apart() -> None:
+    """A job in hold does not count, and the report says that there is one."""
+    watched = Watched()
+    watched.submit("1", 24)
+    watched.site.submit("2", 8)
+    watched.look(1.0)
+    report = watched.shadow.report()
+    assert (report.jobs, report.left_out) == (1, 1)
+
+
+def test_a_backfill_that_the_batch_system_did_not_do() -> None:
+    """The narrow job would have started at once; what it really ran counts in our world, too."""
+    watched = Watched()
+    watched.submit("1", 24, 100)
+    watched.submit("2", 32, 100)
+    watched.submit("3", 8, 50)
+    watched.look(0.0)
+    watched.start("1")
+    watched.look(10.0)
+    watched.site.end("1")
+    watched.look(90.0)
+    watched.start("2")
+    watched.look(91.0)
+    watched.site.end("2")
+    watched.look(150.0)
+    watched.start("3")
+    watched.look(151.0)
+    watched.site.end("3")
+    watched.look(180.0)
+    report = watched.shadow.report()
+    assert [(one.job_id, one.theirs, one.ours) for one in report.first_earlier] == [("3", 150.0, 0.0)]
+    assert (report.earlier, report.later, report.same) == (1, 0, 2)
+    assert report.mean_wait_theirs == pytest.approx((0 + 90 + 150) / 3)
+    assert report.mean_wait_ours == pytest.approx((0 + 90 + 0) / 3)
+
+
+def test_what_becomes_known_later_revises_what_followed() -> None:
+    """A job that we start earlier ends earlier, and so do those that wait for it."""
+    watched = Watched("fcfs")
+    watched.submit("1", 32, 1000)
+    watched.submit("2", 32, 1000)
+    watched.look(0.0)
+    watched.site.now = 100.0
+    watched.start("1")
+    watched.look(100.0)
+    watched.site.end("1")
+    watched.look(150.0)
+    watched.start("2")
+    watched.look(151.0)
+    report = watched.shadow.report()
+    assert {(one.job_id, one.theirs, one.ours) for one in report.first_earlier} == {
+        ("1", 100.0, 0.0),
+        ("2", 150.0, 50.0),
+    }
+
+
+def test_what_would_start_later_with_us() -> None:
+    """A policy that overtakes nobody is behind a batch system that does."""
+    watched = Watched("fcfs")
+    watched.submit("1", 24)
+    watched.submit("2", 32)
+    watched.submit("3", 8)
+    watched.look(0.0)
+    watched.start("1")
+    watched.start("3")
+    watched.look(10.0)
+    report = watched.shadow.report()
+    assert [(one.job_id, one.ours) for one in report.first_later] == [("3", None)]
+
+
+def test_running_and_cancelled_jobs_count_as_they_are() -> None:
+    """Jobs from before take their processors; one that its user takes back while it waits is in nobody's way."""
+    watched = Watched()
+    site = watched.site
+    watched = Watched.__new__(Watched)
+    watched.site, watched.shadow = site, Shadow(lambda: make_cluster_scheduler("easy", 0), Rules(shadow=True))
+    watched.submit("0", 20, 100)
+    watched.start("0")
+    watched.look(1.0)
+    watched.submit("1", 32)
+    watched.submit("2", 12, 5000)
+    watched.look(2.0)
+    watched.site.end("1")
+    watched.look(3.0)
+    report = watched.shadow.report()
+    assert report.jobs == 2
+    assert [one.job_id for one in report.first_earlier] == ["2"] or report.same == 2
+    (told,) = [one for one in watched.shadow.happened if one.kind is Kind.START]
+    assert (told.job_id, told.detail) == ("2", "the batch system not yet")
+
+
+def test_ended_jobs_stay_in_the_listing_without_harm() -> None:
+    """Slurm shows them for minutes; each counts once, and those from before not at all."""
+    watched = Watched()
+    watched.submit("1", 8)
+    watched.look(1.0)
+    watched.start("1")
+    watched.look(2.0)
+    watched.site.change("1", state=LrmJobState.ENDED, ends_at=20.0)
+    for at in (30.0, 40.0, 50.0):
+        watched.look(at)
+    assert watched.shadow.report().jobs == 1
+    fresh = Shadow(lambda: make_cluster_scheduler("easy", 0), Rules(shadow=True))
+    for at in (60.0, 70.0):
+        fresh.observe(Listing(read_at=at, jobs=tuple(watched.site.jobs.values()), nodes=(), queues={}))
+    assert fresh.report().jobs == 0
+
+
+def test_many_jobs_are_folded_without_losing_count() -> None:
+    """What is forgotten has been counted, and the rest goes on as before."""
+    reports = []
+    for longest in (1000, 5):
+        watched = Watched(longest=longest)
+        for number in range(30):
+            watched.submit(str(number), 20 if number % 2 else 12, 100)
+        at = 1.0
+        watched.look(at)
+        for number in range(30):
+            watched.start(str(number))
+            at += 1
+            watched.look(at)
+            watched.site.change(str(number), state=LrmJobState.ENDED, ends_at=at + 7)
+            at += 8
+            watched.look(at)
+        reports.append(watched.shadow.report())
+    whole, folded = reports
+    assert folded.jobs == whole.jobs == 30
+    assert folded.mean_wait_theirs == whole.mean_wait_theirs
+    # What was decided before a run time was known stays decided.
+    assert whole.mean_wait_ours <= folded.mean_wait_ours < folded.mean_wait_theirs

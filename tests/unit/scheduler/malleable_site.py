@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site for tests of malleable jobs: applications that answer, placeholders that come and go at once when told so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import ClusterName, JobId, JobKind, PlaceholderId
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import OfferProcessors, ProcessorsGranted, RequestProcessors, TakeProcessors
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import Parameters
+from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
+
+if TYPE_CHECKING:
+    from koala_adapter.model import Component, Job
+    from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.parameters import ClusterParameters
+
+
+def malleable(id_: str, *components: Component, initial: int | None = None, walltime: int = 600) -> Job:
+    """Return a malleable job whose components start on ``initial`` processors (None: their minimum)."""
+    made = job(id_, *(replace(one, initial=initial) for one in components), walltime=walltime)
+    return replace(made, kind=JobKind.MALLEABLE)
+
+
+def part(minimum: int, maximum: int, cluster: str = "a", name: str = "m") -> Component:
+    """Return a component that stays on one cluster."""
+    return component(name, minimum, maximum, cluster=cluster)
+
+
+class MalleableSite(Site):
+    """A site with one approach and one malleability policy."""
+
+    def __init__(
+        self,
+        processors: dict[str, int],
+        approach: Approach = Approach.PWA,
+        policy: str = "egs-repeated",
+        clusters: tuple[ClusterParameters, ...] = (),
+    ) -> None:
+        """Nothing is running."""
+        super().__init__(processors, Parameters(approach=approach, malleability_policy=policy), *clusters)
+
+    def start(self, one: Job) -> list[Action]:
+        """Submit a job and bring it to running; return what was wanted once it ran."""
+        self.submit(one)
+        return self.started(one.id)
+
+    def started(self, id_: str) -> list[Action]:
+        """Bring a job that has been submitted to running."""
+        before = len(self.actions)
+        self.run(id_)
+        return self.actions[before:]
+
+    def sizes(self, id_: str) -> list[int]:
+        """Return the processors of each component."""
+        return [claim.processors for claim in self.record(id_).claims]
+
+    def answer(self, message: OfferProcessors | RequestProcessors, accepted: int | None = None) -> list[Action]:
+        """Answer a message of the scheduler, by all it asks for unless told otherwise."""
+        accepted = message.processors if accepted is None else accepted
+        return self.post(
+            ev.OfferAnswered(time=self.now, job_id=message.job_id, number=message.number, accepted=accepted)
+        )
+
+    def release(self, id_: str, count: int, component_name: str | None = None) -> list[Action]:
+        """Have an application give up the last processors of its (first) component."""
+        claims = self.record(id_).claims
+        claim = next(one for one in claims if component_name in {None, one.component})
+        return self.release_these(id_, *claim.placeholders[-count:])
+
+    def release_these(self, id_: str, *placeholders: PlaceholderId) -> list[Action]:
+        """Have an application give up some processors."""
+        return self.post(ev.ProcessorsReleased(time=self.now, job_id=JobId(id_), placeholders=placeholders))
+
+    def ask(
+        self, id_: str, processors: int, *, mandatory: bool = False, number: int = 1, component_name: str = "m"
+    ) -> list[Action]:
+        """Have an application ask for more."""
+        return self.post(
+            ev.MoreRequested(
+                time=self.now,
+                job_id=JobId(id_),
+                component=component_name,
+                number=number,
+                processors=processors,
+                mandatory=mandatory,
+            )
+        )
+
+    def stubs(self) -> list[PlaceholderId]:
+        """Return all placeholders that are gathered for applications."""
+        return [p.id for p in self.state.placeholders.values() if p.stub]
+
+    def hold_stubs(self) -> list[Action]:
+        """Have the LRMs take, and the agents hold, all that is gathered."""
+        self.take_all()
+        return [action for stub in self.stubs() for action in self.hold(stub)]
+
+    def take(self, message: TakeProcessors) -> list[Action]:
+        """Start the processes of a growth."""
+        done: list[Action] = []
+        for rank in message.ranks:
+            done += self.post(ev.RankStarted(time=self.now, job_id=message.job_id, rank=rank.rank))
+        return done
+
+    def grow_by(self, message: OfferProcessors, accepted: int | None = None) -> list[Action]:
+        """Carry a growth through, from the answer to the last process."""
+        self.answer(message, accepted)
+        done: list[Action] = []
+        for taking in of_kind(TakeProcessors, self.hold_stubs()):
+            done += self.take(taking)
+        return done
+
+    def shrink_by(self, message: RequestProcessors, accepted: int | None = None) -> list[Action]:
+        """Carry a release through, up to the end of the placeholders in their LRM."""
+        self.answer(message, accepted)
+        before = len(self.actions)
+        self.release(message.job_id, message.processors if accepted is None else accepted, message.component)
+        self.end_ending()
+        return self.actions[before:]
+
+
+def offers(actions: list[Action]) -> list[tuple[str, int]]:
+    """Return who is offered how much."""
+    return [(one.job_id, one.processors) for one in of_kind(OfferProcessors, actions)]
+
+
+def requests(actions: list[Action]) -> list[tuple[str, int]]:
+    """Return who is asked to give up how much."""
+    return [(one.job_id, one.processors) for one in of_kind(RequestProcessors, actions)]
+
+
+def granted(actions: list[Action]) -> list[tuple[str, int, str]]:
+    """Return what applications that asked for more get, and why not more."""
+    return [(one.job_id, one.processors, one.reason) for one in of_kind(ProcessorsGranted, actions)]
+
+
+def is_running(site: Site, id_: str) -> bool:
+    """Tell whether a job runs."""
+    return site.record(id_).state is JobState.RUNNING
+
+
+A_NAME = ClusterName("a")

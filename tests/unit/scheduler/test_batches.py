@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of submissions: refused, not arrived, unknown, and told too late or twice."""
+
+from __future__ import annotations
+
+from koala_adapter.model import BatchKey, LrmJobId
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.parameters import Parameters
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, submissions
+
+
+def batch_on(site: Site, cluster: str) -> BatchKey:
+    """Return the key of the latest submission to a cluster."""
+    return next(key for key, batch in reversed(site.state.batches.items()) if batch.cluster == cluster)
+
+
+def rejected(site: Site, cluster: str, reason: str = "no such account") -> dict[str, int]:
+    """Report the latest submission to a cluster as refused; return what is submitted next."""
+    before = len(site.actions)
+    site.post(ev.BatchRejected(time=site.now, batch=batch_on(site, cluster), reason=reason))
+    site.pass_time(0.0)
+    return submissions(site.actions[before:])
+
+
+def test_refused_component_goes_elsewhere_at_once() -> None:
+    """The refusing cluster is not tried again for this component; the other component keeps its claim."""
+    site = Site({"a": 8, "b": 4, "c": 3})
+    site.submit(job("1", component("x", 3), component("y", 3, cluster="b")))
+    site.taken(batch_on(site, "b"))
+    assert rejected(site, "a") == {"c": 3}
+    assert site.record("1").claims[0].excluded == {A: "no such account"}
+    assert site.state.clusters[A].managed == 0
+    assert site.state.clusters[B].managed == 3
+
+
+def test_refused_everywhere_ends_the_job() -> None:
+    """When no cluster is left that may take it, the job is refused with what the last one said."""
+    site = Site({"a": 8, "b": 8})
+    site.submit(job("1", 2))
+    assert rejected(site, "a") == {"b": 2}
+    assert rejected(site, "b", "invalid qos") == {}
+    outcome = site.outcome("1")
+    assert outcome.state is JobState.REFUSED
+    assert outcome.detail == "b refused the placeholders of 'c0': invalid qos"
+    assert not site.state.placeholders
+
+
+def test_refusal_that_leaves_no_joint_fit_ends_the_job() -> None:
+    """Each component could still go somewhere, but not both at once: refused, not tried a thousand times."""
+    site = Site({"a": 8, "b": 4})
+    site.submit(job("1", component("x", 4, cluster="b"), component("y", 3)))
+    key = next(k for k, one in site.state.batches.items() if one.component == "y")
+    site.post(ev.BatchRejected(time=site.now, batch=key, reason="no account"))
+    outcome = site.outcome("1")
+    assert outcome.state is JobState.REFUSED
+    assert outcome.detail == (
+        "a refused the placeholders of 'y': no account; "
+        "without it, its components (4, 3 processors) do not fit into the clusters at the same time (a: 8; b: 4)"
+    )
+
+
+def test_refusal_of_a_later_part_moves_the_whole_component() -> None:
+    """What the component still has on the refusing cluster is of no use there and given back."""
+    site = Site({"a": 4, "b": 4}, Parameters(backoff=10.0))
+    site.submit(job("1", 3))
+    site.take_all()
+    first = site.claimed("1")[0].id
+    site.hold(first)
+    site.ended(site.claimed("1")[2].id)
+    site.pass_time(20.0)
+    before = len(site.actions)
+    assert rejected(site, "a") == {"b": 3}
+    assert str(first) in ends(site.actions[before:])
+    site.take_all()
+    assert launches(site.hold_all("1")) == ["1"]
+
+
+def test_submission_that_did_not_arrive_is_repeated_under_another_name() -> None:
+    """After a pause, on the best cluster of that time."""
+    site = Site({"a": 4}, Parameters(backoff=30.0))
+    site.submit(job("1", 2))
+    key = batch_on(site, "a")
+    site.post(ev.BatchAbsent(time=site.now, batch=key, reason="the submission did not arrive"))
+    assert not site.state.placeholders
+    assert site.record("1").state is JobState.WAITING
+    assert site.record("1").last_trouble == "a: the submission did not arrive"
+    assert submissions(site.pass_time(29.0)) == {}
+    assert submissions(site.pass_time(31.0)) == {"a": 2}
+    assert batch_on(site, "a") != key
+
+
+def test_absence_without_a_pause_at_time_zero() -> None:
+    """A job put back into the queue at the very beginning of time is tried again like any other."""
+    site = Site({"a": 4, "b": 4})
+    site.now = 0.0
+    site.scheduler.state.now = None
+    site.scheduler.state.timers.clear()
+    site.submit(job("1", 2))
+    site.now = 0.0
+    assert rejected(site, "a") == {"b": 2}
+
+
+def test_unknown_outcome_is_waited_for() -> None:
+    """Nothing is submitted again while a submission may have arrived, however long that takes."""
+    site = Site({"a": 4})
+    site.submit(job("1", 2))
+    site.post(ev.BatchUncertain(time=site.now, batch=batch_on(site, "a"), reason="time-out"))
+    assert submissions(site.pass_time(50_000.0)) == {}
+    assert site.state.clusters[A].managed == 2
+    site.take_all()
+    assert site.state.batches[batch_on(site, "a")].uncertain is None
+    assert launches(site.hold_all("1")) == ["1"]
+
+
+def test_cancelled_while_the_outcome_is_unknown() -> None:
+    """Its placeholders stay on the books until it is known; then they are cancelled, or were never there."""
+    for found in (True, False):
+        site = Site({"a": 4})
+        site.submit(job("1", 2))
+        key = batch_on(site, "a")
+        site.post(ev.BatchUncertain(time=site.now, batch=key, reason="time-out"))
+        assert ends(site.cancel("1")) == []
+        site.pass_time(1000.0)
+        assert site.state.clusters[A].managed == 2
+        if found:
+            assert len(ends(site.taken(key), force=True)) == 2
+            site.end_ending()
+        else:
+            site.post(ev.BatchAbsent(time=site.now, batch=key, reason="not there"))
+        assert not site.state.placeholders
+        assert site.pass_time(1000.0) == []
+
+
+def test_late_and_repeated_answers_change_nothing() -> None:
+    """Once the LRM has taken a submission, it has: later words to the contrary, or the same again, are ignored."""
+    site = Site({"a": 4})
+    site.submit(job("1", 2))
+    key = batch_on(site, "a")
+    site.taken(key)
+    site.post(ev.BatchAbsent(time=site.now, batch=key, reason="late"))
+    site.post(ev.BatchRejected(time=site.now, batch=key, reason="late"))
+    site.post(ev.BatchUncertain(time=site.now, batch=key, reason="late"))
+    site.post(ev.BatchSubmitted(time=site.now, batch=key, lrm_ids=(LrmJobId("x"), LrmJobId("y"))))
+    assert [p.lrm_id for p in site.claimed("1")] == [f"{key}:1", f"{key}:2"]
+    assert [p.state for p in site.claimed("1")] == [PlaceholderState.QUEUED] * 2
+
+
+def test_answers_about_unknown_submissions_are_ignored() -> None:
+    """A message about a submission long over does nothing."""
+    site = Site({"a": 4})
+    gone = BatchKey("koala-k-77")
+    site.post(ev.BatchSubmitted(time=site.now, batch=gone, lrm_ids=()))
+    site.post(ev.BatchRejected(time=site.now, batch=gone, reason="no"))
+    site.post(ev.BatchAbsent(time=site.now, batch=gone, reason="no"))
+    assert site.post(ev.BatchUncertain(time=site.now, batch=gone, reason="no")) == []
+
+
+def test_agents_that_reported_prove_the_submission() -> None:
+    """Said to be absent although an agent of it has reported: only what never showed itself is forgotten."""
+    site = Site({"a": 4}, Parameters(backoff=10.0))
+    site.submit(job("1", 2))
+    key = batch_on(site, "a")
+    first, second = (p.id for p in site.claimed("1"))
+    site.hold(first)
+    site.post(ev.BatchAbsent(time=site.now, batch=key, reason="not listed"))
+    assert first in site.state.placeholders
+    assert second not in site.state.placeholders
+    assert site.state.batches[key].lrm_ids is not None
+    assert submissions(site.pass_time(20.0)) == {"a": 1}
+
+
+def test_fewer_ids_than_placeholders() -> None:
+    """Elements whose ids are not known are still followed."""
+    site = Site({"a": 4})
+    site.submit(job("1", 2))
+    key = batch_on(site, "a")
+    site.post(ev.BatchSubmitted(time=site.now, batch=key, lrm_ids=(LrmJobId("7"),)))
+    assert [p.lrm_id for p in site.claimed("1")] == ["7", None]
+    assert launches(site.hold_all("1")) == ["1"]

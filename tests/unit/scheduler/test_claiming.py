@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the queue to the launch: claiming, being held, walltime drain, retaking, and never more than the capacity."""
+
+from __future__ import annotations
+
+import pytest
+
+from koala_adapter.errors import JobRefusedError
+from koala_adapter.model import EndReason
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import JobFinished, LaunchJob, SubmitPlaceholders
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.placement.policy import Placed, PlacedComponent
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, of_kind, submissions
+
+
+def test_job_is_claimed_with_one_submission_per_component() -> None:
+    """Placeholders are asked for in one request each, for walltime plus margin plus life."""
+    site = Site({"a": 8, "b": 4}, Parameters(launch_margin=120.0, placeholder_life=900.0))
+    actions = site.submit(job("1", component("x", 5), component("y", 3), walltime=600))
+    assert actions == [
+        SubmitPlaceholders(batch=actions[0].batch, cluster=A, count=5, walltime=1620),  # type: ignore[attr-defined]
+        SubmitPlaceholders(batch=actions[1].batch, cluster=B, count=3, walltime=1620),  # type: ignore[attr-defined]
+    ]
+    assert site.record("1").state is JobState.CLAIMING
+    assert site.state.clusters[A].queued == 5
+
+
+def test_submission_keys_are_never_used_twice() -> None:
+    """Each submission has its own name that begins with that of the service."""
+    site = Site({"a": 8}, Parameters(instance="me"))
+    for number in range(4):
+        site.submit(job(str(number), 2))
+    keys = [one.batch for one in of_kind(SubmitPlaceholders, site.actions)]
+    assert len(set(keys)) == 4
+    assert all(key.startswith("koala-me-") for key in keys)
+
+
+def test_walltime_asked_stays_within_the_limit_of_the_cluster() -> None:
+    """The life in the queue is cut, the job's own walltime and the margin are not."""
+    site = Site({"a": 8}, Parameters(), ClusterParameters(name=A, walltime_limit=720))
+    (action,) = of_kind(SubmitPlaceholders, site.submit(job("1", 1, walltime=600)))
+    assert action.walltime == 720
+
+
+def test_launch_when_all_are_held_and_not_before() -> None:
+    """The last agent to report brings the launch, with ranks in the order of components and placeholders."""
+    site = Site({"a": 8, "b": 4})
+    site.submit(job("1", component("x", 2, cluster="b"), component("y", 1, cluster="a")))
+    site.take_all()
+    first, second, third = (p.id for p in site.claimed("1"))
+    assert site.hold(third) == []
+    assert site.hold(first) == []
+    (launch,) = site.hold(second)
+    assert isinstance(launch, LaunchJob)
+    assert [(r.rank, r.component, r.component_rank, r.placeholder) for r in launch.ranks] == [
+        (0, "x", 0, first),
+        (1, "x", 1, second),
+        (2, "y", 0, third),
+    ]
+    assert {r.address for r in launch.ranks} == {"10.0.0.1"}
+    assert {site.state.placeholders[id_].state for id_ in (first, second, third)} == {PlaceholderState.LAUNCHED}
+
+
+def test_agents_may_report_before_the_batch_system_answers() -> None:
+    """Held is held, even if nobody knows the ids yet."""
+    site = Site({"a": 8})
+    site.submit(job("1", 2))
+    assert launches(site.hold_all("1")) == ["1"]
+    site.take_all()
+    assert {p.state for p in site.claimed("1")} == {PlaceholderState.LAUNCHED}
+    assert all(p.lrm_id for p in site.claimed("1"))
+
+
+def test_repeated_reports_launch_once() -> None:
+    """An agent that reconnects, before and after the launch, does not launch again."""
+    site = Site({"a": 8})
+    site.submit(job("1", 2))
+    site.take_all()
+    first, second = (p.id for p in site.claimed("1"))
+    for id_ in (first, first, second, second, first):
+        site.hold(id_)
+    assert launches(site.actions) == ["1"]
+
+
+def test_capacity_is_what_the_threshold_leaves() -> None:
+    """With 8 processors and 3 for local users, jobs of 2 get 4 processors, and the third waits."""
+    site = Site({"a": 8}, Parameters(), ClusterParameters(name=A, threshold=3))
+    for number in range(3):
+        site.submit(job(str(number), 2))
+    assert site.state.clusters[A].managed == 4
+    assert [site.record(str(n)).state for n in range(3)] == [JobState.CLAIMING, JobState.CLAIMING, JobState.WAITING]
+
+
+def test_placeholders_in_flight_bound_what_waits_in_a_queue() -> None:
+    """A second claim waits until the first one's placeholders have left the LRM's queue."""
+    site = Site({"a": 8}, Parameters(), ClusterParameters(name=A, placeholders_in_flight=3))
+    site.submit(job("1", 3))
+    site.submit(job("2", 2))
+    assert site.record("2").state is JobState.WAITING
+    site.take_all()
+    site.hold_all("1")
+    assert submissions(site.poll("a", 8, idle=5, ours=3)) == {"a": 2}
+
+
+def test_higher_priority_goes_first() -> None:
+    """Of two jobs that wait, the one of higher priority takes what comes free although it came later."""
+    site = Site({"a": 2})
+    site.submit(job("running", 2))
+    site.submit(job("early", 2, submitted_at=1.0))
+    site.submit(job("urgent", 2, submitted_at=2.0, priority=5))
+    site.run("running")
+    site.rank_ends("running", 0)
+    done = site.rank_ends("running", 1)
+    assert launches(done) == ["urgent"]
+    assert site.scheduler.queue_position(site.record("early").job.id) == 1
+
+
+def test_small_job_passes_a_large_one_that_does_not_fit() -> None:
+    """A scan goes on to the tail: the small job behind is placed."""
+    site = Site({"a": 4})
+    site.submit(job("1", 3))
+    site.submit(job("large", 3))
+    assert submissions(site.submit(job("small", 1))) == {"a": 1}
+    assert site.record("large").state is JobState.WAITING
+
+
+def test_poll_that_shows_room_places_waiting_jobs() -> None:
+    """A cluster that grows, or comes back, is used at once."""
+    site = Site({"a": 2, "b": 4})
+    site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="no answer"))
+    site.submit(job("1", 3))
+    assert site.record("1").state is JobState.WAITING
+    assert submissions(site.poll("b", 4)) == {"b": 3}
+
+
+def test_lost_placeholder_is_claimed_again_after_a_pause() -> None:
+    """The held ones are kept, only what was lost is submitted again, on the same cluster."""
+    site = Site({"a": 4}, Parameters(backoff=60.0))
+    site.submit(job("1", 3))
+    site.take_all()
+    first, second, third = (p.id for p in site.claimed("1"))
+    site.hold(first)
+    assert submissions(site.ended(third, EndReason.NODE_LOST)) == {}
+    assert submissions(site.pass_time(59.0)) == {}
+    assert submissions(site.pass_time(61.0)) == {"a": 1}
+    site.take_all()
+    site.hold(second)
+    assert launches(site.hold_all("1")) == ["1"]
+    assert site.record("1").tries == 1
+
+
+def test_missing_part_is_claimed_at_once_when_all_others_are_held() -> None:
+    """No pause is sat out while processors are held for nothing."""
+    site = Site({"a": 4}, Parameters(backoff=600.0))
+    site.submit(job("1", 2))
+    site.take_all()
+    first, second = (p.id for p in site.claimed("1"))
+    site.ended(second, EndReason.NODE_LOST)
+    assert submissions(site.hold(first)) == {"a": 1}
+
+
+def test_retake_counts_settled_and_moving_components_together() -> None:
+    """A retake never takes more than there is room for, whichever component it is for."""
+    site = Site({"a": 6, "b": 4}, Parameters(backoff=10.0))
+    site.submit(job("1", component("stays", 3, cluster="a"), component("moves", 2)))
+    assert site.placed("1") == {"stays": (A, 3), "moves": (B, 2)}
+    site.take_all()
+    stays = [p.id for p in site.claimed("1") if p.component == "stays"]
+    for id_ in stays[:2]:
+        site.ended(id_, EndReason.NODE_LOST)
+    for placeholder in site.claimed("1"):
+        if placeholder.component == "moves":
+            site.ended(placeholder.id, EndReason.NODE_LOST)
+    site.post(ev.ClusterUnavailable(time=site.now, cluster=B, reason="no answer"))
+    site.poll("a", 4, idle=1)
+    site.pass_time(1000.0)
+    assert site.state.clusters[A].managed == 1
+    assert "moves" in site.record("1").last_trouble
+    site.poll("a", 5)
+    site.pass_time(4000.0)
+    assert site.placed("1") == {"stays": (A, 3), "moves": (A, 2)}
+    assert site.state.clusters[A].managed == 5
+
+
+def test_walltime_drain() -> None:
+    """A held processor that ends too soon for the job is given back and replaced, and the job not launched on it."""
+    site = Site({"a": 4}, Parameters(backoff=30.0))
+    site.submit(job("1", 2, walltime=600))
+    site.take_all()
+    first, second = (p.id for p in site.claimed("1"))
+    site.hold(first, ends_at=site.now + 599)
+    actions = site.hold(second, ends_at=site.now + 5000)
+    assert launches(actions) == []
+    assert ends(actions) == [str(first)]
+    assert site.record("1").last_trouble == "1 held processors had less walltime left than the job needs"
+    assert submissions(site.pass_time(60.0)) == {"a": 1}
+    site.take_all()
+    assert launches(site.hold_all("1")) == ["1"]
+
+
+def test_walltime_drain_without_word_from_the_agent() -> None:
+    """Where nobody says when a placeholder ends, what was asked from the LRM counts from its start."""
+    site = Site({"a": 4, "b": 4}, Parameters(launch_margin=100.0, placeholder_life=300.0, backoff=5000.0))
+    site.submit(job("1", component("x", 1, cluster="a"), component("y", 1, cluster="b"), walltime=600))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.state.jobs[site.record("1").job.id].life_ends_at = None  # so that it can be held beyond its life
+    site.pass_time(401.0)
+    assert launches(site.hold_all("1", "b")) == []
+    assert site.record("1").last_trouble == "1 held processors had less walltime left than the job needs"
+
+
+def test_plan_changes_nothing() -> None:
+    """The placement is told; queue, clusters and counters are as before."""
+    site = Site({"a": 4, "b": 2})
+    result = site.scheduler.plan(job("1", component("x", 3), component("y", 1, 9)), site.now)
+    assert result == Placed(
+        components=(
+            PlacedComponent(component="x", cluster=A, processors=3),
+            PlacedComponent(component="y", cluster=B, processors=2),
+        )
+    )
+    assert site.state.jobs == {}
+    assert site.state.clusters[A].managed == 0
+
+
+def test_infeasible_job_is_refused_at_once() -> None:
+    """A job larger than any cluster gets its outcome with the submission."""
+    site = Site({"a": 4})
+    (finished,) = of_kind(JobFinished, site.submit(job("1", 5)))
+    assert finished.outcome.state is JobState.REFUSED
+    assert finished.outcome.exit_code == 240
+    assert "at most 4" in finished.outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (job("1", component("x", 1, cluster="zoo")), "component 'x' fits nowhere (zoo: not in the site file)"),
+        (
+            job("1", 1, placement="best"),
+            (
+                "there is no placement policy 'best'; there are: close-to-files, cluster-minimization, "
+                "flexible-cluster-minimization, waiting-history, worst-fit"
+            ),
+        ),
+    ],
+)
+def test_unknown_names_are_refused(one: object, said: str) -> None:
+    """A cluster or policy that is not there is named, with what is there."""
+    site = Site({"a": 4})
+    site.submit(one)  # type: ignore[arg-type]
+    assert site.outcome("1").detail == said
+
+
+def test_known_id_is_refused_without_losing_anything() -> None:
+    """The second job of an id is refused before anything changes: timers that are due fire with the next event."""
+    site = Site({"a": 4}, Parameters(backoff=10.0))
+    site.submit(job("1", 2))
+    site.take_all()
+    site.ended(site.claimed("1")[0].id, EndReason.NODE_LOST)
+    site.now += 100
+    with pytest.raises(JobRefusedError, match="exists already"):
+        site.scheduler.handle(ev.JobSubmitted(time=site.now, job=job("1", 1)))
+    assert submissions(site.pass_time(1.0)) == {"a": 1}
+
+
+def test_job_submitted_before_the_first_poll_waits_and_is_then_judged() -> None:
+    """Nothing is refused on hope alone; once all clusters are seen, what cannot fit is."""
+    site = Site({})
+    clusters = (ClusterParameters(name=A), ClusterParameters(name=B))
+    site.post(ev.Configured(time=site.now, parameters=Parameters(), clusters=clusters))
+    site.submit(job("large", 10))
+    site.submit(job("larger", 20))
+    site.poll("a", 4)
+    assert site.record("larger").state is JobState.WAITING
+    site.poll("b", 10)
+    assert site.record("large").state is JobState.CLAIMING
+    assert site.outcome("larger").state is JobState.REFUSED
+
+
+def test_one_empty_listing_refuses_nothing() -> None:
+    """A batch system that lists no node for once closes the cluster until it lists some again."""
+    site = Site({"a": 4})
+    site.poll("a", 0)
+    site.submit(job("1", component("x", 3, cluster="a")))
+    assert site.record("1").state is JobState.WAITING
+    assert submissions(site.poll("a", 4)) == {"a": 3}
+
+
+def test_cluster_that_shrank_is_believed_after_an_hour() -> None:
+    """Room follows each reading at once; what can never run follows only when it has been so for an hour."""
+    site = Site({"a": 8})
+    site.submit(job("running", 8))
+    site.submit(job("1", 8))
+    for _ in range(3):
+        site.poll("a", 4, idle=0, ours=4)
+        assert site.record("1").state is JobState.WAITING
+        site.pass_time(1300.0)
+    site.poll("a", 4, idle=0, ours=4)
+    assert site.outcome("1").state is JobState.REFUSED
+
+
+def test_cluster_taken_out_of_the_site_file() -> None:
+    """Jobs that insist on it are refused, others go elsewhere, and its placeholders are still followed."""
+    site = Site({"a": 4, "b": 4})
+    site.submit(job("there", component("x", 4, cluster="a")))
+    site.submit(job("bound", component("x", 4, cluster="a")))
+    site.run("there")
+    site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=(ClusterParameters(name=B),)))
+    assert site.outcome("bound").detail == "component 'x' fits nowhere (a: not in the site file)"
+    assert site.record("there").state is JobState.RUNNING
+    site.submit(job("free", 2))
+    assert site.placed("free") == {"c0": (B, 2)}
+    assert len(ends(site.complete("there"))) == 4
+
+
+def test_empty_site_refuses_with_the_reason() -> None:
+    """Without any cluster a job can never run."""
+    site = Site({})
+    site.submit(job("1", 1))
+    assert site.outcome("1").detail == "component 'c0' fits nowhere (no cluster is configured)"

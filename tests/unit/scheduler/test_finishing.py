@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How jobs end: by their ranks, by losses, by the user, by walltime; and what becomes of their placeholders."""
+
+from __future__ import annotations
+
+import pytest
+
+from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
+from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import OutcomeCorrected
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.parameters import Parameters
+from tests.unit.scheduler.scheduler_site import WELL, Site, component, ends, job, launches, of_kind, submissions
+
+
+def running(*components: int, walltime: int = 600) -> Site:
+    """Return a site where job 1 runs."""
+    site = Site({"a": 8}, Parameters(reuse=False))
+    site.submit(job("1", *components, walltime=walltime))
+    site.run("1")
+    return site
+
+
+def test_last_good_end_completes_the_job() -> None:
+    """Exit code 0 when every rank ended well, not before; all placeholders are given back."""
+    site = running(2, 1)
+    assert site.rank_ends("1", 0) == []
+    assert site.rank_ends("1", 2) == []
+    actions = site.rank_ends("1", 1)
+    outcome = site.outcome("1")
+    assert (outcome.state, outcome.reason, outcome.exit_code) == (JobState.COMPLETED, EndReason.EXITED, 0)
+    assert len(ends(actions)) == 3
+
+
+def test_repeated_end_of_a_rank_counts_once() -> None:
+    """The same rank told three times is one rank."""
+    site = running(2)
+    for _ in range(3):
+        site.rank_ends("1", 0)
+    assert site.record("1").state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "code", "said"),
+    [
+        (
+            TaskEnd(reason=EndReason.EXITED, exit_code=3),
+            JobState.FAILED,
+            3,
+            "rank 1 (component 'c0') exited with status 3",
+        ),
+        (
+            TaskEnd(reason=EndReason.SIGNALLED, signal=11),
+            JobState.FAILED,
+            139,
+            "rank 1 (component 'c0') was killed by signal 11",
+        ),
+        (
+            TaskEnd(reason=EndReason.MEMORY, signal=9),
+            JobState.FAILED,
+            137,
+            "rank 1 (component 'c0') was killed because it used too much memory",
+        ),
+        (
+            TaskEnd(reason=EndReason.WALLTIME, signal=15),
+            JobState.FAILED,
+            EXIT_WALLTIME,
+            "rank 1 (component 'c0') was stopped at the job's walltime of 600 s",
+        ),
+        (
+            TaskEnd(reason=EndReason.LAUNCH_FAILED, exit_code=127, detail="no such file: program"),
+            JobState.FAILED,
+            127,
+            "rank 1 (component 'c0'): launch failed: no such file: program",
+        ),
+        (TaskEnd(reason=EndReason.LOST), JobState.LOST, EXIT_LOST, "rank 1 (component 'c0'): lost"),
+        (TaskEnd(reason=EndReason.NODE_LOST), JobState.LOST, EXIT_LOST, "rank 1 (component 'c0'): node lost"),
+        (TaskEnd(reason=EndReason.CANCELLED), JobState.CANCELLED, EXIT_CANCELLED, "rank 1 (component 'c0'): cancelled"),
+    ],
+)
+def test_first_bad_end_ends_the_job(end: TaskEnd, state: JobState, code: int, said: str) -> None:
+    """State, reason, exit code and words are right, and all placeholders of the job are ended."""
+    site = running(3)
+    actions = site.rank_ends("1", 1, end)
+    outcome = site.outcome("1")
+    assert (outcome.state, outcome.reason, outcome.exit_code, outcome.detail) == (state, end.reason, code, said)
+    assert len(ends(actions)) == 3
+    site.rank_ends("1", 2, TaskEnd(reason=EndReason.EXITED, exit_code=9))
+    assert site.outcome("1").exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "code"),
+    [
+        (EndReason.NODE_LOST, JobState.LOST, EXIT_LOST),
+        (EndReason.LOST, JobState.LOST, EXIT_LOST),
+        (EndReason.EXITED, JobState.LOST, EXIT_LOST),
+        (EndReason.SIGNALLED, JobState.LOST, EXIT_LOST),
+        (EndReason.CANCELLED, JobState.CANCELLED, EXIT_CANCELLED),
+        (EndReason.WALLTIME, JobState.FAILED, EXIT_WALLTIME),
+        (EndReason.MEMORY, JobState.FAILED, 1),
+    ],
+)
+@pytest.mark.parametrize("announced", [True, False])
+def test_lost_placeholder_ends_a_launched_job(
+    reason: EndReason, state: JobState, code: int, *, announced: bool
+) -> None:
+    """Whether the agent still says so or only the LRM: the job ends for that reason and the rest is cleaned up."""
+    site = running(2)
+    lost, other = (p.id for p in site.claimed("1"))
+    kind = ev.PlaceholderEnding if announced else ev.PlaceholderEnded
+    actions = site.post(kind(time=site.now, placeholder=lost, reason=reason, detail="said the LRM"))
+    outcome = site.outcome("1")
+    assert (outcome.state, outcome.reason, outcome.exit_code) == (state, reason, code)
+    assert outcome.detail == (
+        f"rank 0 (component 'c0'): {reason.value}, placeholder {lost} on a, host a-{lost}: said the LRM"
+    )
+    assert str(other) in ends(actions)
+
+
+SIGNALLED = "the placeholder got SIGTERM"
+
+
+def told_to_go() -> tuple[Site, PlaceholderId]:
+    """Return a site where the agent of one of the placeholders of job 1 got a signal and so ended the job."""
+    site = running(2)
+    placeholder = site.record("1").ranks[1].placeholder
+    site.post(
+        ev.PlaceholderEnding(time=site.now, placeholder=placeholder, reason=EndReason.CANCELLED, detail=SIGNALLED)
+    )
+    assert site.outcome("1").exit_code == EXIT_CANCELLED
+    return site, placeholder
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "code"),
+    [
+        (EndReason.WALLTIME, JobState.FAILED, EXIT_WALLTIME),
+        (EndReason.NODE_LOST, JobState.LOST, EXIT_LOST),
+        (EndReason.MEMORY, JobState.FAILED, 1),
+    ],
+)
+def test_batch_system_knows_why_a_placeholder_was_told_to_go(reason: EndReason, state: JobState, code: int) -> None:
+    """A signal says nothing of its cause; what the batch system says of the placeholder's end is the outcome."""
+    site, placeholder = told_to_go()
+    (corrected,) = of_kind(OutcomeCorrected, site.ended(placeholder, reason, "TimeLimit"))
+    outcome = site.record("1").outcome
+    assert outcome == corrected.outcome
+    assert outcome is not None
+    assert (site.record("1").state, outcome.state, outcome.exit_code) == (state, state, code)
+    assert "TimeLimit" in outcome.detail
+    assert f"rank 1 (component 'c0'): {reason.value}" in outcome.detail
+
+
+@pytest.mark.parametrize("reason", [EndReason.CANCELLED, EndReason.LOST, EndReason.EXITED])
+def test_ends_that_tell_no_cause_correct_nothing(reason: EndReason) -> None:
+    """Cancelled is cancelled, also when the end of the placeholder is told in vaguer words."""
+    site, placeholder = told_to_go()
+    assert of_kind(OutcomeCorrected, site.ended(placeholder, reason)) == []
+    assert site.outcome("1").exit_code == EXIT_CANCELLED
+
+
+def test_other_placeholders_and_cancellations_by_the_user_are_not_corrected() -> None:
+    """Only the placeholder by which the job ended can tell why."""
+    site, placeholder = told_to_go()
+    other = site.record("1").ranks[0].placeholder
+    assert of_kind(OutcomeCorrected, site.ended(other, EndReason.WALLTIME)) == []
+    site = running(2)
+    placeholder = site.record("1").ranks[0].placeholder
+    site.cancel("1")
+    assert of_kind(OutcomeCorrected, site.ended(placeholder, EndReason.WALLTIME)) == []
+    assert site.outcome("1").exit_code == EXIT_CANCELLED
+
+
+def test_placeholder_whose_rank_is_done_may_go() -> None:
+    """A rank that ended well is not undone by the end of its placeholder."""
+    site = running(2)
+    site.rank_ends("1", 0)
+    site.ended(site.record("1").ranks[0].placeholder, EndReason.WALLTIME)
+    assert site.record("1").state is JobState.RUNNING
+    site.rank_ends("1", 1)
+    assert site.outcome("1").state is JobState.COMPLETED
+
+
+def test_walltime_counts_from_the_launch() -> None:
+    """A job that does not stop by itself is stopped, while launching as well as while running."""
+    for start in (True, False):
+        site = Site({"a": 4})
+        site.submit(job("1", 2, walltime=600))
+        site.pass_time(3000.0)
+        site.take_all()
+        site.hold_all("1")
+        if start:
+            for rank in (0, 1):
+                site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
+        assert ends(site.pass_time(599.0)) == []
+        assert len(set(ends(site.pass_time(2.0)))) == 2
+        outcome = site.outcome("1")
+        assert (outcome.state, outcome.exit_code) == (JobState.FAILED, EXIT_WALLTIME)
+        assert outcome.detail == "stopped at the job's walltime of 600 s"
+
+
+def test_mpi_job_ends_with_its_launcher() -> None:
+    """The ranks' good ends are noted, mpiexec decides; its exit code is the job's."""
+    for end, code in ((WELL, 0), (TaskEnd(reason=EndReason.EXITED, exit_code=7), 7)):
+        site = Site({"a": 4})
+        site.submit(job("1", component("x", 2, mpi=True)))
+        site.run("1")
+        for rank in (0, 1):
+            site.rank_ends("1", rank)
+        assert site.record("1").state is JobState.RUNNING
+        site.rank_ends("1", None, end)
+        assert site.outcome("1").exit_code == code
+
+
+def test_mpi_rank_that_ends_badly_ends_the_job() -> None:
+    """Nobody waits for mpiexec to notice."""
+    site = Site({"a": 4})
+    site.submit(job("1", component("x", 2, mpi=True)))
+    site.run("1")
+    site.rank_ends("1", 1, TaskEnd(reason=EndReason.SIGNALLED, signal=9))
+    assert site.outcome("1").exit_code == 137
+
+
+def mpi_with_a_silent_agent() -> tuple[Site, PlaceholderId]:
+    """Return a site with an MPI job whose launcher ended badly while the agent of rank 1 is out of contact."""
+    site = Site({"a": 4})
+    site.submit(job("1", component("x", 2, mpi=True)))
+    site.run("1")
+    silent = site.record("1").ranks[1].placeholder
+    site.post(ev.PlaceholderSilent(time=site.now, placeholder=silent, detail=""))
+    site.rank_ends("1", None, TaskEnd(reason=EndReason.EXITED, exit_code=255))
+    assert site.record("1").state is JobState.RUNNING
+    return site, silent
+
+
+def test_mpiexec_is_not_believed_while_an_agent_is_lost() -> None:
+    """The loss of one placeholder ends mpiexec, too: the user is told of the placeholder."""
+    site, silent = mpi_with_a_silent_agent()
+    site.ended(silent, EndReason.NODE_LOST)
+    assert (site.outcome("1").state, site.outcome("1").reason) == (JobState.LOST, EndReason.NODE_LOST)
+
+
+def test_mpiexec_is_believed_when_the_agent_is_back() -> None:
+    """The agent had only been out of contact for a while; the job has failed by itself."""
+    site, silent = mpi_with_a_silent_agent()
+    site.post(ev.PlaceholderHeld(time=site.now, placeholder=silent, host="n1", address=""))
+    assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.FAILED, 255)
+
+
+def test_mpiexec_is_believed_when_the_lost_rank_had_done_its_work() -> None:
+    """Then the loss of its placeholder is no reason."""
+    site, silent = mpi_with_a_silent_agent()
+    site.rank_ends("1", 1)
+    site.ended(silent, EndReason.LOST)
+    assert (site.outcome("1").state, site.outcome("1").exit_code) == (JobState.FAILED, 255)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 10**9])
+def test_rank_that_does_not_exist_is_ignored(rank: int) -> None:
+    """A message about a rank that the job does not have is no reason to do anything."""
+    site = running(2)
+    assert site.rank_ends("1", rank, TaskEnd(reason=EndReason.EXITED, exit_code=1)) == []
+    assert site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank)) == []
+    assert site.record("1").state is JobState.RUNNING
+
+
+def test_messages_about_unknown_jobs_and_placeholders_are_ignored() -> None:
+    """What belongs to nobody we know leads to nothing."""
+    site = running(1)
+    (id_,) = (p.id for p in site.claimed("1"))
+    site.complete("1")
+    site.end_ending()
+    stray = JobId("stray")
+    for event in (
+        ev.CancelRequested(time=site.now, job_id=stray),
+        ev.RankStarted(time=site.now, job_id=stray, rank=0),
+        ev.RankEnded(time=site.now, job_id=stray, rank=0, end=WELL),
+        ev.PlaceholderStarted(time=site.now, placeholder=id_),
+        ev.PlaceholderHeld(time=site.now, placeholder=id_, host="h", address=""),
+        ev.PlaceholderSilent(time=site.now, placeholder=id_, detail=""),
+        ev.PlaceholderEnding(time=site.now, placeholder=id_, reason=EndReason.LOST),
+        ev.PlaceholderEnded(time=site.now, placeholder=id_, reason=EndReason.LOST),
+    ):
+        assert site.post(event) == []
+
+
+# ---- cancel ----------------------------------------------------------------------------------------------------------
+
+
+def cancellable(state: str) -> Site:
+    """Return a site with job 1 in the state that is asked for."""
+    site = Site({"a": 4}, Parameters(backoff=500.0))
+    if state == "queued":
+        site.submit(job("other", 3))
+    site.submit(job("1", 2))
+    if state == "backing off":
+        site.take_all()
+        for placeholder in site.claimed("1"):
+            site.ended(placeholder.id)
+    if state in {"partly held", "launching", "running"}:
+        site.take_all()
+        site.hold(site.claimed("1")[0].id)
+    if state in {"launching", "running"}:
+        site.hold(site.claimed("1")[1].id)
+    if state == "running":
+        site.run("1")
+    return site
+
+
+@pytest.mark.parametrize(
+    ("state", "word", "placeholders"),
+    [
+        ("queued", "waiting", 0),
+        ("backing off", "waiting", 0),
+        ("claiming", "claiming", 2),
+        ("partly held", "claiming", 2),
+        ("launching", "launching", 2),
+        ("running", "running", 2),
+    ],
+)
+def test_cancel_in_every_state(state: str, word: str, placeholders: int) -> None:
+    """The job ends at once with its own exit code, everything of it is ended, and nothing of it comes back."""
+    site = cancellable(state)
+    site.cancel("1")
+    outcome = site.outcome("1")
+    assert (outcome.state, outcome.reason, outcome.exit_code) == (
+        JobState.CANCELLED,
+        EndReason.CANCELLED,
+        EXIT_CANCELLED,
+    )
+    assert outcome.detail == f"cancelled by the user while {word}"
+    ending = [p for p in site.state.placeholders.values() if p.job_id == "1"]
+    assert [p.state for p in ending] == [PlaceholderState.ENDING] * placeholders
+    site.take_all()
+    before = len(site.actions)
+    site.pass_time(5000.0)
+    site.end_ending()
+    assert launches(site.actions[before:]) == []
+    assert submissions([a for a in site.actions[before:] if getattr(a, "job_id", "") == "1"]) == {}
+    site.cancel("1")
+    assert site.outcome("1").detail == f"cancelled by the user while {word}"
+
+
+def test_cancel_at_the_moment_of_the_walltime() -> None:
+    """Two ends in one event: the first one counts, and only one is announced."""
+    site = running(1, walltime=600)
+    site.now += 700
+    site.cancel("1")
+    assert site.outcome("1").reason is EndReason.WALLTIME

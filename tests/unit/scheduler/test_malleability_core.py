@@ -1,0 +1,692 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Malleable jobs through the scheduler: placement, offers, gathering, taking, releasing, PRA and PWA."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import (
+    OfferProcessors,
+    OfferWithdrawn,
+    RequestProcessors,
+    SubmitPlaceholders,
+    TakeProcessors,
+)
+from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.policies import Direction
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.simulation.acceptance import ACCEPTANCE_RULES
+from tests.unit.scheduler.malleable_site import MalleableSite, is_running, malleable, offers, part, requests
+from tests.unit.scheduler.scheduler_site import A, component, copied, ends, job, launches, of_kind, submissions
+from tests.unit.scheduler.test_malleability import Scene
+
+
+def growing(count: int = 6, **fields: int) -> tuple[MalleableSite, OfferProcessors]:
+    """Return a site with 10 processors where a job of 4 was offered the 6 others."""
+    site = MalleableSite({"a": 10})
+    actions = site.start(malleable("1", part(2, 4 + count), initial=4, **fields))
+    (offer,) = of_kind(OfferProcessors, actions)
+    return site, offer
+
+
+# ---- start ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("initial", "size"), [(None, 2), (5, 5), (99, 8), (1, 2)])
+def test_initial_size(initial: int | None, size: int) -> None:
+    """A malleable job is placed on its initial size, its minimum when it names none, within its bounds."""
+    site = MalleableSite({"a": 10})
+    assert submissions(site.submit(malleable("1", part(2, 8), initial=initial))) == {"a": size}
+
+
+def test_placed_as_soon_as_its_minimum_is_idle() -> None:
+    """Where less than the initial size is idle, it starts with that."""
+    site = MalleableSite({"a": 10})
+    site.poll("a", 10, idle=3)
+    assert submissions(site.submit(malleable("1", part(2, 8), initial=6))) == {"a": 3}
+
+
+def test_nothing_is_offered_before_it_runs() -> None:
+    """Free processors are offered once all its processes have started."""
+    site = MalleableSite({"a": 10})
+    actions = site.submit(malleable("1", part(2, 8)))
+    site.take_all()
+    actions += site.hold_all("1")
+    assert offers(actions) == []
+    site.post(ev.RankStarted(time=site.now, job_id=site.record("1").job.id, rank=0))
+    assert offers(site.post(ev.RankStarted(time=site.now, job_id=site.record("1").job.id, rank=1))) == [("1", 8)]
+
+
+def test_without_an_approach_sizes_stay() -> None:
+    """Approach none: nobody is offered anything."""
+    site = MalleableSite({"a": 10}, Approach.NONE)
+    assert offers(site.start(malleable("1", part(2, 8)))) == []
+
+
+# ---- growing --------------------------------------------------------------------------------------------------------
+
+
+def test_growing_from_offer_to_processes() -> None:
+    """Accepted processors are gathered as stubs; when all are held the application takes them."""
+    site, offer = growing()
+    assert (offer.processors, offer.cluster) == (6, "a")
+    answered = site.answer(offer, 3)
+    assert submissions(answered) == {"a": 3}
+    site.take_all()
+    first, second, third = site.stubs()
+    assert site.hold(first) == site.hold(second) == []
+    assert site.sizes("1") == [4]
+    (taking,) = of_kind(TakeProcessors, site.hold(third))
+    assert [rank.rank for rank in taking.ranks] == [4, 5, 6]
+    assert [rank.component_rank for rank in taking.ranks] == [4, 5, 6]
+    assert {rank.placeholder for rank in taking.ranks} == {first, second, third}
+    assert taking.number == offer.number
+    assert site.sizes("1") == [7]
+    assert offers(site.take(taking)) == [("1", 3)]
+
+
+def test_declined_processors_are_not_offered_again_at_once() -> None:
+    """Nobody is asked twice for the same; when more is free, all of it is offered."""
+    site, offer = growing()
+    assert site.answer(offer, 0) == []
+    assert offers(site.poll("a", 10, idle=6, ours=4)) == []
+    site = MalleableSite({"a": 10})
+    site.start(job("r", 2))
+    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 9))))
+    assert site.answer(offer, 0) == []
+    site.complete("r")
+    site.end_ending()
+    assert offers(site.actions)[-1] == ("1", 8)
+
+
+def test_an_answer_counts_once() -> None:
+    """A second answer, one to another message, and one that comes too late change nothing."""
+    site, offer = growing()
+    site.answer(offer, 2)
+    assert site.answer(offer, 4) == []
+    assert len(site.stubs()) == 2
+    site, offer = growing()
+    site.pass_time(61.0)
+    assert site.answer(offer, 4) == []
+    assert site.stubs() == []
+
+
+def test_no_answer_declines() -> None:
+    """What was kept for an offer is free again after the time-out, for a waiting job."""
+    site, offer = growing()
+    assert offer.processors == 6
+    assert submissions(site.submit(job("2", 5))) == {}
+    assert submissions(site.pass_time(61.0)) == {"a": 5}
+
+
+def test_more_than_offered_is_never_taken() -> None:
+    """An application that accepts more than it was offered gets what it was offered."""
+    site, offer = growing()
+    assert submissions(site.answer(offer, 99)) == {"a": 6}
+
+
+def test_threshold_limits_growth() -> None:
+    """All managed jobs together leave the threshold to local users."""
+    site = MalleableSite({"a": 10}, clusters=(ClusterParameters(name=A, threshold=3),))
+    assert offers(site.start(malleable("1", part(2, 9)))) == [("1", 5)]
+
+
+def test_background_load_limits_growth() -> None:
+    """Only idle processors are offered, as the latest poll saw them; more when local users have gone."""
+    site = MalleableSite({"a": 10})
+    site.submit(malleable("1", part(2, 9)))
+    site.poll("a", 10, idle=3)
+    (offer,) = of_kind(OfferProcessors, site.started("1"))
+    assert offer.processors == 1
+    site.answer(offer, 0)
+    assert offers(site.poll("a", 10, idle=8, ours=2)) == [("1", 8)]
+
+
+@pytest.mark.parametrize("lost", ["ended", "rejected", "absent", "silent", "missing", "life"])
+def test_growth_whose_stubs_are_lost_is_given_up(lost: str) -> None:
+    """The others go back, the application is told and keeps running on what it has; later it is offered some again."""
+    site, offer = growing()
+    (batch,) = [one.batch for one in of_kind(SubmitPlaceholders, site.answer(offer, 3))]
+    stub = site.stubs()[0]
+    before = len(site.actions)
+    if lost == "rejected":
+        site.post(ev.BatchRejected(time=site.now, batch=batch, reason="no account"))
+    elif lost == "absent":
+        site.post(ev.BatchAbsent(time=site.now, batch=batch, reason="not there"))
+    else:
+        site.taken(batch)
+        if lost == "ended":
+            site.hold(site.stubs()[1])
+            site.ended(stub, EndReason.NODE_LOST)
+        elif lost == "silent":
+            site.hold(stub)
+            site.post(ev.PlaceholderSilent(time=site.now, placeholder=stub, detail="reset"))
+            site.pass_time(400.0)
+        elif lost == "missing":
+            site.post(ev.PlaceholderStarted(time=site.now, placeholder=stub))
+            site.pass_time(121.0)
+        elif lost == "life":
+            site.hold(stub)
+            site.pass_time(590.0)
+            assert is_running(site, "1")
+    if lost == "life":  # the walltime of the job is shorter than that life
+        site.pass_time(20.0)
+        assert site.outcome("1").reason is EndReason.WALLTIME
+    else:
+        (withdrawn,) = of_kind(OfferWithdrawn, site.actions[before:])
+        assert withdrawn.number == offer.number
+        assert is_running(site, "1")
+        assert offers(site.actions[before:]) == [] if lost != "silent" else True
+    site.end_ending()
+    assert site.stubs() == []
+    assert site.sizes("1") == [4]
+    if lost == "ended":
+        assert offers(site.pass_time(61.0)) == [("1", 6)]
+
+
+def test_growth_that_does_not_come_in_time_is_given_up() -> None:
+    """Placeholders that stay in the LRM's queue are taken back after the life of a placeholder."""
+    site, offer = growing(walltime=9000)
+    site.answer(offer, 3)
+    site.take_all()
+    assert of_kind(OfferWithdrawn, site.pass_time(901.0)) != []
+    site.end_ending()
+    assert site.record("1").live == 4
+
+
+def test_stubs_that_end_before_the_job_are_not_taken() -> None:
+    """A processor that the LRM takes away in the middle of the run is no use."""
+    site, offer = growing()
+    site.answer(offer, 1)
+    site.take_all()
+    actions = site.hold(site.stubs()[0], ends_at=site.now + 100.0)
+    assert of_kind(TakeProcessors, actions) == []
+    assert len(of_kind(OfferWithdrawn, actions)) == 1
+
+
+def test_cluster_that_closes_before_the_answer() -> None:
+    """Accepted processors that are not there any more are withdrawn."""
+    site, offer = growing()
+    site.post(ev.ClusterUnavailable(time=site.now, cluster=A, reason="no answer"))
+    actions = site.answer(offer, 3)
+    assert of_kind(OfferWithdrawn, actions) != []
+    assert submissions(actions) == {}
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [("fpsma", [("1", 6)]), ("egs", [("1", 3), ("2", 3)]), ("folding", [("1", 2), ("2", 2)])],
+)
+def test_policy_of_the_site(policy: str, said: list[tuple[str, int]]) -> None:
+    """Six free processors for two jobs of two: in order, equally, by doubling."""
+    site = MalleableSite({"a": 12}, Approach.NONE, policy)
+    site.submit(job("r", component("x", 2, cluster="a")))
+    site.run("r")
+    site.start(malleable("1", part(2, 9)))
+    site.start(malleable("2", part(2, 9)))
+    site.parameters = Parameters(malleability_policy=policy)
+    actions = site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
+    assert offers(actions) == said
+
+
+def test_policy_of_a_cluster() -> None:
+    """A cluster may have a policy of its own."""
+    own = ClusterParameters(name=A, malleability_policy="folding")
+    site = MalleableSite({"a": 12}, clusters=(own,))
+    assert offers(site.start(malleable("1", part(2, 9)))) == [("1", 2)]
+
+
+@pytest.mark.parametrize("kind", [Parameters, ClusterParameters])
+def test_unknown_policy_is_refused(kind: type[Parameters | ClusterParameters]) -> None:
+    """The names that there are, are listed."""
+    fields = {"name": A} if kind is ClusterParameters else {}
+    with pytest.raises(ValueError, match="egs, egs-repeated, equipartition, folding, fpsma"):
+        kind(malleability_policy="nope", **fields)  # type: ignore[arg-type]
+
+
+def test_fpsma_offers_one_after_the_other() -> None:
+    """The second job is offered what the first did not accept, once that has answered."""
+    site = MalleableSite({"a": 12}, policy="fpsma")
+    site.start(malleable("1", part(2, 4)))
+    (first,) = of_kind(OfferProcessors, site.actions)
+    site.answer(first, 0)
+    (second,) = of_kind(OfferProcessors, site.start(malleable("2", part(2, 9))))
+    assert (second.job_id, second.processors) == ("1", 8)
+    (third,) = of_kind(OfferProcessors, site.answer(second, 2))
+    assert (third.job_id, third.processors) == ("2", 6)
+
+
+def test_equipartition_shrinks_before_it_grows() -> None:
+    """When a second job has started, the first gives up a share; only when that is free is it offered."""
+    site = MalleableSite({"a": 10}, policy="equipartition")
+    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 10), initial=8)))
+    site.answer(offer, 0)
+    actions = site.start(malleable("2", part(2, 10)))
+    (request,) = of_kind(RequestProcessors, actions)
+    assert (request.job_id, request.processors) == ("1", 3)
+    site.answer(request)
+    assert offers(site.release("1", 3)) == []
+    site.end_ending()
+    (offer,) = [one for one in of_kind(OfferProcessors, site.actions) if one.job_id == "2"]
+    site.grow_by(offer)
+    assert (site.sizes("1"), site.sizes("2")) == ([5], [5])
+
+
+# ---- shrinking ------------------------------------------------------------------------------------------------------
+
+
+def grown(policy: str = "egs-repeated", approach: Approach = Approach.PWA) -> MalleableSite:
+    """Return a site of 12 processors where two jobs (minimum 2) run on 6 each."""
+    site = MalleableSite({"a": 12}, approach, policy)
+    for name in ("1", "2"):
+        site.start(malleable(name, part(2, 12), initial=6))
+        for offer in of_kind(OfferProcessors, site.actions):
+            site.answer(offer, 0)
+    assert (site.sizes("1"), site.sizes("2")) == ([6], [6])
+    return site
+
+
+def test_published_egs_asks_those_at_their_minimum_too() -> None:
+    """Job 1 can give 4, job 2 nothing: both are asked for 2, once; with rounds that repeat, job 1 alone for 4."""
+    for policy, asked in (("egs", [("1", 2), ("2", 2)]), ("egs-repeated", [("1", 4)])):
+        site = MalleableSite({"a": 8}, Approach.PWA, policy)
+        site.start(malleable("1", part(2, 6), initial=6))
+        site.start(malleable("2", part(2, 2)))
+        messages = of_kind(RequestProcessors, site.submit(job("late", 4)))
+        assert [(one.job_id, one.processors) for one in messages] == asked
+        for message in messages:
+            site.answer(message, 0 if message.job_id == "2" else None)
+        site.release("1", asked[0][1])
+        site.end_ending()
+        assert site.sizes("1") == [6 - asked[0][1]]
+        assert requests(site.actions) == asked
+        assert (site.record("late").state is JobState.CLAIMING) == (policy == "egs-repeated")
+
+
+def test_pwa_shrinks_for_the_head_of_the_queue() -> None:
+    """Each gives half of what the head needs; the placeholders end, and the head is placed on them."""
+    site = grown()
+    first, second = of_kind(RequestProcessors, site.submit(job("3", 4)))
+    assert [(one.job_id, one.processors) for one in (first, second)] == [("1", 2), ("2", 2)]
+    site.answer(first)
+    released = site.release("1", 2)
+    assert len(ends(released)) == 2
+    assert site.record("3").state is JobState.WAITING
+    site.answer(second)
+    site.release("2", 2)
+    site.end_ending()
+    assert site.placed("3") == {"c0": ("a", 4)}
+    assert requests(site.actions) == [("1", 2), ("2", 2)]
+
+
+def test_fpsma_shrinks_one_after_the_other() -> None:
+    """The last started gives all that it can; the rest is requested when it has really released that."""
+    site = grown("fpsma")
+    (first,) = of_kind(RequestProcessors, site.submit(job("3", 6)))
+    assert (first.job_id, first.processors) == ("2", 6)
+    assert site.answer(first, 4) == []
+    assert requests(site.release("2", 3)) == []
+    (second,) = of_kind(RequestProcessors, site.release("2", 1))
+    assert (second.job_id, second.processors) == ("1", 2)
+
+
+def test_pwa_never_shrinks_below_minima() -> None:
+    """More than all can give cannot be made: nobody is shrunk, and the running are offered what is free."""
+    site = grown()
+    assert requests(site.submit(job("3", 9))) == []
+    assert requests(site.submit(job("4", 8))) == []  # not the head
+    site.cancel("3")
+    assert requests(site.actions) == [("1", 4), ("2", 4)]
+
+
+def test_pwa_grows_when_no_room_can_be_made() -> None:
+    """The head needs too much; what comes free meanwhile is offered to the running."""
+    site = grown()
+    site.submit(job("3", 10))
+    site.release("1", 2)
+    site.end_ending()
+    assert offers(site.actions)[-2:] == [("1", 1), ("2", 1)]
+
+
+def test_pwa_does_not_grow_while_room_is_made() -> None:
+    """What is given up is not offered to others, and later jobs do not take it from the head."""
+    site = grown()
+    first, second = of_kind(RequestProcessors, site.submit(job("3", 4)))
+    site.answer(first)
+    before = len(site.actions)
+    site.submit(job("late", 2))
+    site.release("1", 2)
+    site.end_ending()
+    assert offers(site.actions[before:]) == []
+    assert site.record("late").state is JobState.WAITING
+    site.shrink_by(second)
+    assert site.record("3").state is JobState.CLAIMING
+
+
+def test_pra_never_shrinks_for_waiting_jobs() -> None:
+    """The waiting job waits."""
+    site = grown(approach=Approach.PRA)
+    assert requests(site.submit(job("3", 2))) == []
+
+
+def test_pra_grows_before_the_queue_is_looked_at() -> None:
+    """Processors of a job that ended are offered to running jobs; the waiting job gets what nobody takes."""
+    site = MalleableSite({"a": 10}, Approach.PRA)
+    site.start(job("r", 5))
+    assert offers(site.start(malleable("1", part(2, 9), initial=5))) == []
+    site.submit(job("2", 2))
+    site.complete("r")
+    assert launches(site.actions) == ["r", "1"]
+    site.end_ending()
+    (offer,) = of_kind(OfferProcessors, site.actions)
+    assert (offer.processors, site.record("2").state) == (5, JobState.WAITING)
+    assert submissions(site.answer(offer, 3)) == {"a": 5}  # three stubs, two for the waiting job
+
+
+def test_pwa_looks_at_the_queue_first() -> None:
+    """The same under PWA: the waiting job gets its two, the running one is offered the rest."""
+    site = MalleableSite({"a": 10}, Approach.PWA)
+    site.start(job("r", 5))
+    site.start(malleable("1", part(5, 9)))
+    site.submit(job("2", 2))
+    site.complete("r")
+    site.end_ending()
+    assert site.record("2").state is not JobState.WAITING
+    assert offers(site.actions) == [("1", 3)]
+
+
+def test_job_in_the_queue_of_the_batch_system_is_shrunk_for() -> None:
+    """A local user has taken the processors on which a job was placed: a running job makes room for it."""
+    site = MalleableSite({"a": 12}, policy="fpsma")
+    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 12), initial=8)))
+    site.answer(offer, 0)
+    site.submit(job("2", 4))
+    site.take_all()
+    assert requests(site.poll("a", 12, idle=1, ours=8)) == [("1", 3)]
+
+
+def test_an_application_may_give_up_more_than_requested() -> None:
+    """FT on 8 leaves 4: what it gives beyond the request counts, too."""
+    site = MalleableSite({"a": 8})
+    site.start(malleable("ft", part(2, 8), initial=8))
+    (request,) = of_kind(RequestProcessors, site.submit(job("2", 3)))
+    assert site.answer(request, 4) == []
+    site.release("ft", 4)
+    site.end_ending()
+    assert site.sizes("ft") == [4]
+    assert site.placed("2") == {"c0": ("a", 3)}
+
+
+def test_giving_back_of_its_own_will() -> None:
+    """Processors that an application no longer wants are released, but never below its minimum."""
+    site = grown()
+    going = site.claimed("1")
+    actions = site.release_these("1", *(one.id for one in going))
+    assert ends(actions) == [str(one.id) for one in going[:4]]
+    assert site.sizes("1") == [2]
+    assert site.release_these("1", going[0].id) == []
+    assert ends(site.release("1", 1)) == []
+
+
+def test_what_another_job_holds_is_not_released() -> None:
+    """Nor what is only being gathered."""
+    site, offer = growing()
+    site.answer(offer, 2)
+    site.start(job("2", 2))
+    theirs = [one.id for one in site.claimed("2")]
+    assert site.release_these("1", *theirs, *site.stubs()) == []
+
+
+def test_refusal_to_shrink_is_not_repeated_at_once() -> None:
+    """An application that gives nothing is asked again only after a while."""
+    site = grown()
+    for request in of_kind(RequestProcessors, site.submit(job("3", 4))):
+        assert requests(site.answer(request, 0)) == []
+    assert requests(site.pass_time(10.0)) == []
+    assert requests(site.pass_time(10.0)) == [("1", 2), ("2", 2)]
+
+
+def test_release_that_does_not_come_is_not_awaited_for_ever() -> None:
+    """The rest is requested from others; when it comes after all, it is taken."""
+    site = grown("fpsma")
+    (request,) = of_kind(RequestProcessors, site.submit(job("3", 2)))
+    site.answer(request, 2)
+    assert requests(site.pass_time(299.0)) == []
+    assert requests(site.pass_time(2.0)) == [("1", 2)]
+    assert len(ends(site.release("2", 2))) == 2
+
+
+# ---- ends -----------------------------------------------------------------------------------------------------------
+
+
+def test_end_of_a_job_that_shrank() -> None:
+    """It is complete when the ranks it still has have ended; what departed ranks do is nobody's concern."""
+    site = grown()
+    departed = site.record("1").claims[0].placeholders[-1]
+    rank = next(rank.rank for rank in site.record("1").ranks if rank.placeholder == departed)
+    site.release_these("1", departed)
+    site.rank_ends("1", rank, TaskEnd(reason=EndReason.SIGNALLED, signal=15))
+    assert is_running(site, "1")
+    site.complete("1")
+    assert site.outcome("1").state is JobState.COMPLETED
+
+
+def test_end_of_a_job_that_grew() -> None:
+    """New ranks count: one that fails fails the job, and all must end for it to be complete."""
+    for well in (True, False):
+        site, offer = growing()
+        site.grow_by(offer, 2)
+        for rank in range(5):
+            site.rank_ends("1", rank)
+        assert is_running(site, "1")
+        if well:
+            site.rank_ends("1", 5)
+        else:
+            site.rank_ends("1", 5, TaskEnd(reason=EndReason.EXITED, exit_code=3))
+        assert site.outcome("1").exit_code == (0 if well else 3)
+
+
+def test_last_ranks_released() -> None:
+    """A job whose other ranks have ended is complete when the last ones are given up."""
+    site = grown()
+    for rank in range(4):
+        site.rank_ends("1", rank)
+    site.release("1", 2)
+    assert site.outcome("1").state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("phase", ["asked", "gathering", "taking", "shrinking", "releasing"])
+def test_job_that_ends_in_the_middle_of_a_change(phase: str) -> None:
+    """Nothing is left of the change: stubs end, what was offered is free, and steps go on."""
+    site = grown() if phase in {"shrinking", "releasing"} else growing()[0]
+    if phase in {"shrinking", "releasing"}:
+        request = of_kind(RequestProcessors, site.submit(job("3", 4)))[0]
+        if phase == "releasing":
+            site.answer(request)
+            site.release("1", 1)
+    elif phase != "asked":
+        (offer,) = of_kind(OfferProcessors, site.actions)
+        site.answer(offer, 2)
+        if phase == "taking":
+            site.hold_stubs()
+    site.cancel("1")
+    site.end_ending()
+    site.cancel("2") if "2" in site.state.jobs else None
+    site.end_ending()
+    cluster = site.state.clusters[A]
+    assert cluster.offered == cluster.gathering == 0
+    assert site.stubs() == []
+    assert [p for p in site.state.placeholders.values() if p.job_id == "1"] == []
+
+
+def test_nothing_is_offered_to_a_job_that_is_about_to_end() -> None:
+    """Once a rank has ended the job is left alone, and what was gathered for it goes back."""
+    site, offer = growing()
+    site.answer(offer, 2)
+    site.rank_ends("1", 0)
+    actions = site.hold_stubs()
+    assert of_kind(TakeProcessors, actions) == []
+    assert len(of_kind(OfferWithdrawn, actions)) == 1
+
+
+# ---- co-allocation, snapshots, words ---------------------------------------------------------------------------------
+
+
+def test_components_grow_each_in_its_own_cluster() -> None:
+    """A co-allocated malleable job is offered processors of both clusters, one offer for each component."""
+    site = MalleableSite({"a": 6, "b": 9})
+    two = malleable("1", part(2, 9, "a", "x"), part(3, 9, "b", "y"))
+    actions = site.start(two)
+    made = [(one.component, one.cluster, one.processors) for one in of_kind(OfferProcessors, actions)]
+    assert made == [("x", "a", 4), ("y", "b", 6)]
+    x, y = of_kind(OfferProcessors, actions)
+    site.grow_by(y)
+    assert site.sizes("1") == [2, 9]
+    site.grow_by(x, 3)
+    assert site.sizes("1") == [5, 9]
+    ranks = site.record("1").ranks
+    assert [rank.rank for rank in ranks] == list(range(14))
+    assert [rank.component_rank for rank in ranks if rank.component == "x"] == list(range(5))
+    (request,) = of_kind(RequestProcessors, site.submit(job("2", component("z", 4, cluster="b"))))
+    assert (request.component, request.processors) == ("y", 4)
+
+
+def test_components_of_malleable_jobs_are_not_split() -> None:
+    """A flexible component goes to one cluster, whole: there it grows."""
+    site = MalleableSite({"a": 9, "b": 9})
+    site.poll("a", 9, idle=3)
+    site.poll("b", 9, idle=1)
+    whole = replace(component("m", 4, 9), flexible=True)
+    site.submit(replace(malleable("1", whole), placement="flexible-cluster-minimization"))
+    assert site.placed("1") == {"m": ("a", 4)}
+
+
+def test_room_for_a_co_allocated_head() -> None:
+    """Both clusters make room at the same time, or neither does."""
+    site = MalleableSite({"a": 8, "b": 8})
+    for name in ("a", "b"):
+        site.start(malleable(name, part(2, 8, name), initial=8))
+    site.submit(job("no", component("x", 4, cluster="a"), component("y", 7, cluster="b")))
+    assert requests(site.actions) == []
+    site.cancel("no")
+    site.submit(job("yes", component("x", 4, cluster="a"), component("y", 5, cluster="b")))
+    assert sorted(requests(site.actions)) == [("a", 4), ("b", 5)]
+
+
+@pytest.mark.parametrize("phase", ["asked", "gathering", "taking", "shrinking", "releasing"])
+def test_snapshot_in_the_middle_of_a_change(phase: str) -> None:
+    """A scheduler that goes on from a snapshot decides as the one that made it."""
+    site = grown() if phase in {"shrinking", "releasing"} else growing()[0]
+    if phase in {"shrinking", "releasing"}:
+        request = of_kind(RequestProcessors, site.submit(job("3", 4)))[0]
+        if phase == "releasing":
+            site.answer(request)
+    elif phase != "asked":
+        (offer,) = of_kind(OfferProcessors, site.actions)
+        site.answer(offer, 2)
+        if phase == "taking":
+            site.hold_stubs()
+    resumed = Scheduler(copied(site.state))
+    assert resumed.state == site.state
+    before = len(site.events), len(site.actions)
+    site.end_ending()
+    site.hold_stubs()
+    site.pass_time(100.0)
+    site.cancel("1")
+    site.end_ending()
+    done = [action for event in site.events[before[0] :] for action in resumed.handle(event)]
+    assert done == site.actions[before[1] :]
+    assert resumed.state == site.state
+
+
+def test_clock_set_back_in_the_middle_of_an_offer() -> None:
+    """The answer is awaited as long as ever."""
+    site, offer = growing()
+    site.now -= 7200.0
+    site.post(ev.TimeReached(time=site.now))
+    site.pass_time(59.0)
+    assert submissions(site.answer(offer, 1)) == {"a": 1}
+
+
+def words(site: MalleableSite, id_: str) -> str:
+    """Return what is said of a job now."""
+    record = site.record(id_)
+    return explain(site.state, site.scheduler.queue_position(record.job.id), record, site.now)
+
+
+def test_explanations_of_growing() -> None:
+    """What is offered, gathered and taken is told, with the bounds of the job."""
+    site, offer = growing()
+    assert "It can have 2 to 10 processors on a; it has been offered 6 more" in words(site, "1")
+    site.answer(offer, 3)
+    assert "3 more are being gathered for it" in words(site, "1")
+    (taking,) = of_kind(TakeProcessors, site.hold_stubs())
+    assert "it is taking in 3 more" in words(site, "1")
+    site.take(taking)
+    assert "on 7 processors: a (7)" in words(site, "1")
+
+
+def test_explanations_of_shrinking() -> None:
+    """What is requested and released is told, and the waiting job is told that room is being made for it."""
+    site = grown()
+    request = of_kind(RequestProcessors, site.submit(job("3", 4)))[0]
+    assert "it has been asked to give up 2" in words(site, "1")
+    site.answer(request)
+    site.release("1", 1)
+    assert "it is giving up 1 more" in words(site, "1")
+    assert "Running jobs are giving up processors for it on a." in words(site, "3")
+    site.release("1", 1)
+    assert "on 4 processors: a (4)" in words(site, "1")
+
+
+def test_explanation_of_a_withdrawn_offer() -> None:
+    """Why it does not grow is told."""
+    site, offer = growing()
+    site.answer(offer, 3)
+    site.ended(site.stubs()[0], EndReason.NODE_LOST)
+    assert "3 more processors on a: placeholder" in words(site, "1")
+
+
+# ---- the same policies on counts and on placeholders -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("policy", ["fpsma", "egs"])
+def test_scheduler_and_counts_agree(policy: str, seed: int) -> None:
+    """What is decided on counts for some jobs and free processors, the scheduler does, message by message.
+
+    (Folding differs: there a job can be doubled twice in a step, here its first change is still under way.)
+    """
+    chance = random.Random(seed)
+    bounds: list[tuple[int, int, int]] = []
+    for _ in range(chance.randint(1, 5)):
+        minimum, size = chance.randint(1, 3), chance.randint(0, 4)
+        bounds.append((minimum, minimum + size, minimum + size + chance.randint(0, 5)))
+    rules = {n: ACCEPTANCE_RULES["power-of-two"] for n in range(len(bounds)) if chance.random() < 0.4}
+    free, used = chance.randint(1, 12), sum(size for _, size, _ in bounds)
+    site = MalleableSite({"a": used + free}, Approach.NONE)
+    for number, (low, size, high) in enumerate(bounds):
+        site.start(malleable(str(number), part(low, high), initial=size))
+    scene = Scene(*bounds, rules=rules)
+    scene.step(policy, Direction.GROW, free)
+    said: list[tuple[int, int, int]] = []
+    before = len(site.actions)
+    now = Parameters(approach=Approach.PWA, malleability_policy=policy)
+    site.post(ev.Configured(time=site.now, parameters=now, clusters=site.clusters))
+    while waiting := of_kind(OfferProcessors, site.actions[before:])[len(said) :]:
+        offer = waiting[0]
+        number, record = int(offer.job_id), site.record(offer.job_id)
+        low, _, high = bounds[number]
+        rule = rules.get(number, ACCEPTANCE_RULES["any"])
+        accepted = rule.answer(record.claims[0].processors, offer.processors, low, high)
+        said.append((number, offer.processors, accepted))
+        site.answer(offer, accepted)
+    assert said == scene.said

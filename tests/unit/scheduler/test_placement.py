@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worst fit: what it promises for any clusters and components, and how never differs from not now."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.placement.packing import Piece, pack
+from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.placement.policy import (
+    ClusterView,
+    ComponentRequest,
+    Infeasible,
+    Insufficient,
+    Placed,
+    PlacementResult,
+    infeasibility,
+)
+from tests.unit.scheduler.scheduler_site import component
+
+Views = dict[ClusterName, ClusterView]
+
+
+def view(
+    name: str,
+    capacity: int | None,
+    room: int | None = None,
+    idle: int | None = None,
+    *,
+    walltime_limit: int | None = None,
+    closed: str | None = None,
+    in_flight: int | None = None,
+) -> ClusterView:
+    """Return a cluster with this capacity, as much room and as many idle processors unless told otherwise."""
+    room = (capacity or 0) if room is None else room
+    idle = room if idle is None else idle
+    return ClusterView(
+        name=ClusterName(name),
+        capacity=capacity,
+        in_flight=in_flight,
+        room=room,
+        available=max(0, min(room, idle)),
+        load_free=idle,
+        walltime_limit=walltime_limit,
+        closed=closed,
+    )
+
+
+def site(*views: ClusterView) -> Views:
+    """Return clusters by name."""
+    return {one.name: one for one in views}
+
+
+def request(
+    name: str, minimum: int, maximum: int | None = None, *, cluster: str | None = None, excluded: tuple[str, ...] = ()
+) -> ComponentRequest:
+    """Return a request of a component with a walltime of 600 s."""
+    return ComponentRequest(
+        component=component(name, minimum, maximum, cluster=cluster),
+        walltime=600,
+        excluded=frozenset(map(ClusterName, excluded)),
+    )
+
+
+def place(views: Views, *requests: ComponentRequest) -> PlacementResult:
+    """Return what worst fit says."""
+    return POLICIES["worst-fit"].place(requests, views)
+
+
+def placed(views: Views, *requests: ComponentRequest) -> dict[str, tuple[str, int]]:
+    """Return cluster and size of each component of a job that is placed."""
+    result = place(views, *requests)
+    assert isinstance(result, Placed)
+    return {one.component: (one.cluster, one.processors) for one in result.components}
+
+
+@st.composite
+def view_sets(draw: st.DrawFn) -> Views:
+    """Draw up to five clusters, some closed, some busy."""
+    made = []
+    for name in draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=5, unique=True)):
+        capacity = draw(st.integers(0, 12))
+        room = draw(st.integers(-2, capacity))
+        idle = draw(st.integers(-4, capacity))
+        closed = draw(st.sampled_from([None, None, None, "out of reach"]))
+        made.append(view(name, capacity, room, idle, closed=closed))
+    return site(*made)
+
+
+@st.composite
+def request_sets(draw: st.DrawFn) -> list[ComponentRequest]:
+    """Draw up to four components, some moldable, some bound to a cluster, some refused somewhere."""
+    made = []
+    for number in range(draw(st.integers(1, 4))):
+        minimum = draw(st.integers(1, 8))
+        maximum = minimum + draw(st.sampled_from([0, 0, 3, 10]))
+        cluster = draw(st.sampled_from([None, None, None, "a", "b"]))
+        excluded = tuple(draw(st.lists(st.sampled_from("abc"), max_size=1)))
+        made.append(request(f"c{number}", minimum, maximum, cluster=cluster, excluded=excluded))
+    return made
+
+
+def some_fit(views: Views, requests: list[ComponentRequest], room: dict[ClusterName, int]) -> bool:
+    """Tell by trying everything whether all components fit into the rooms at once."""
+    names = [[v.name for v in views.values() if r.never(v) is None and v.name in room] for r in requests]
+    for choice in product(*names):
+        used = dict.fromkeys(room, 0)
+        for one, name in zip(requests, choice, strict=True):
+            used[name] += one.component.minimum
+        if all(used[name] <= max(0, room[name]) for name in used):
+            return True
+    return False
+
+
+@given(view_sets(), request_sets())
+def test_placement_keeps_to_room_size_and_wishes(views: Views, requests: list[ComponentRequest]) -> None:
+    """A placement uses open, allowed clusters, never more than their room, and sizes between minimum and maximum."""
+    result = place(views, *requests)
+    if not isinstance(result, Placed):
+        return
+    used = dict.fromkeys(views, 0)
+    assert [one.component for one in result.components] == [r.component.name for r in requests]
+    for asked, one in zip(requests, result.components, strict=True):
+        assert asked.component.minimum <= one.processors <= asked.component.maximum
+        assert views[one.cluster].closed is None
+        assert asked.never(views[one.cluster]) is None
+        used[one.cluster] += one.processors
+    assert all(count <= max(0, views[name].room) for name, count in used.items())
+
+
+@given(view_sets(), request_sets())
+def test_placed_whenever_anything_fits(views: Views, requests: list[ComponentRequest]) -> None:
+    """A job is placed exactly when some assignment fits the room, and infeasible exactly when none ever could."""
+    result = place(views, *requests)
+    open_rooms = {v.name: v.room for v in views.values() if v.closed is None}
+    assert isinstance(result, Placed) == some_fit(views, requests, open_rooms)
+    capacities = {v.name: v.capacity or 0 for v in views.values()}
+    possible = some_fit(views, requests, capacities)
+    assert isinstance(result, Infeasible) == (not possible)
+    assert (infeasibility(requests, views) is None) == possible
+
+
+@given(view_sets(), st.integers(1, 8))
+def test_single_component_goes_where_most_is_idle(views: Views, minimum: int) -> None:
+    """Among the clusters that could start it at once, the one with the most idle processors gets it."""
+    result = place(views, request("c", minimum))
+    at_once = [v for v in views.values() if v.closed is None and v.available >= minimum]
+    if at_once:
+        assert isinstance(result, Placed)
+        assert views[result.components[0].cluster].load_free == max(v.load_free for v in at_once)
+        assert views[result.components[0].cluster] in at_once
+
+
+def test_same_question_same_answer() -> None:
+    """Equal clusters are told apart by their order in the site file, not by chance."""
+    views = site(view("b", 4), view("a", 4))
+    assert placed(views, request("c", 2)) == {"c": ("b", 2)}
+
+
+def test_largest_component_chooses_first() -> None:
+    """The large component gets the large cluster although the small one is named first."""
+    views = site(view("a", 8), view("b", 3))
+    assert placed(views, request("small", 3), request("large", 6)) == {"small": ("b", 3), "large": ("a", 6)}
+
+
+def test_busy_cluster_takes_placeholders_into_its_queue() -> None:
+    """With nothing idle anywhere, placeholders are queued where the load is least."""
+    views = site(view("a", 8, room=8, idle=-3), view("b", 8, room=8, idle=-1))
+    assert placed(views, request("c", 4)) == {"c": ("b", 4)}
+
+
+def test_idle_beats_less_loaded() -> None:
+    """A cluster that can start the component now goes before one that is larger but could not."""
+    views = site(view("a", 20, room=2, idle=9), view("b", 4, room=4, idle=4))
+    assert placed(views, request("c", 3)) == {"c": ("b", 3)}
+
+
+@pytest.mark.parametrize(("idle", "size"), [(10, 8), (6, 6), (3, 3), (1, 2), (-5, 2)])
+def test_moldable_takes_what_is_idle(idle: int, size: int) -> None:
+    """A moldable component gets the idle processors up to its maximum, and only its minimum when it must queue."""
+    assert placed(site(view("a", 10, idle=idle)), request("c", 2, 8)) == {"c": ("a", size)}
+
+
+def test_moldable_leaves_the_minimum_of_others() -> None:
+    """What one component could grow into is first given to the other's minimum."""
+    views = site(view("a", 10))
+    assert placed(views, request("x", 2, 10), request("y", 4)) == {"x": ("a", 6), "y": ("a", 4)}
+
+
+def test_pinned_component_stays_where_the_user_wants_it() -> None:
+    """The named cluster is used although another has more idle processors."""
+    views = site(view("a", 3), view("b", 30))
+    assert placed(views, request("c", 2, cluster="a")) == {"c": ("a", 2)}
+
+
+def test_pinned_component_does_not_lose_its_place_to_a_free_one() -> None:
+    """A component without a wish gives way on the cluster another insists on."""
+    views = site(view("a", 6), view("b", 5))
+    asked = (request("free", 5), request("bound", 4, cluster="a"))
+    assert placed(views, *asked) == {"free": ("b", 5), "bound": ("a", 4)}
+
+
+def test_not_now_tells_the_room_there_is() -> None:
+    """Enough exists but is taken: the answer names component, need and room."""
+    result = place(site(view("a", 8, room=3), view("b", 8, closed="out of reach: no answer")), request("c", 5))
+    assert result == Insufficient(reason="component 'c' needs 5 processors (a: room for 3; b: out of reach: no answer)")
+
+
+def test_components_that_do_not_fit_together_now() -> None:
+    """Each would fit alone, not both at once: the answer says so."""
+    result = place(site(view("a", 8, room=5)), request("c", 4), request("d", 4))
+    assert result == Insufficient(reason="its 2 components need 8 processors together (a: room for 5)")
+
+
+@pytest.mark.parametrize(
+    ("views", "asked", "reason"),
+    [
+        (
+            site(view("a", 4), view("b", 2)),
+            [request("c", 5)],
+            (
+                "component 'c' fits nowhere (a: needs 5 processors, at most 4 can be used there; "
+                "b: needs 5 processors, at most 2 can be used there)"
+            ),
+        ),
+        (
+            site(view("a", 4), view("b", 9)),
+            [request("c", 5, cluster="a")],
+            "component 'c' fits nowhere (a: needs 5 processors, at most 4 can be used there)",
+        ),
+        (site(view("a", 4)), [request("c", 1, cluster="z")], "component 'c' fits nowhere (z: not in the site file)"),
+        ({}, [request("c", 1)], "component 'c' fits nowhere (no cluster is configured)"),
+        (
+            site(view("a", 4, walltime_limit=599)),
+            [request("c", 1)],
+            "component 'c' fits nowhere (a: needs a walltime of 600 s there, the limit is 599 s)",
+        ),
+        (
+            site(view("a", 900, in_flight=500)),
+            [request("c", 501)],
+            "component 'c' fits nowhere (a: needs 501 placeholders at once, the limit there is 500)",
+        ),
+        (
+            site(view("a", 4)),
+            [request("c", 1, excluded=("a",))],
+            "component 'c' fits nowhere (a: its batch system refused the submission)",
+        ),
+        (
+            site(view("a", 8), view("b", 8)),
+            [request("c", 5, cluster="a"), request("d", 4, cluster="a")],
+            "its components need 9 processors on a together, at most 8 can be used there",
+        ),
+        (
+            site(view("a", 4), view("b", 4)),
+            [request("c", 3), request("d", 3), request("e", 3)],
+            "the job needs 9 processors at once, all clusters together have 8 to use",
+        ),
+        (
+            site(view("a", 6), view("b", 6)),
+            [request("c", 4), request("d", 4), request("e", 4)],
+            "its components (4, 4, 4 processors) do not fit into the clusters at the same time (a: 6; b: 6)",
+        ),
+    ],
+)
+def test_never_says_why(views: Views, asked: list[ComponentRequest], reason: str) -> None:
+    """What can never run is told apart from what must wait, with the limit that forbids it."""
+    assert place(views, *asked) == Infeasible(reason=reason)
+
+
+def test_never_even_when_the_clusters_are_closed() -> None:
+    """A cluster out of reach does not make an impossible job merely wait."""
+    assert isinstance(place(site(view("a", 4, closed="out of reach")), request("c", 5)), Infeasible)
+
+
+def test_unseen_cluster_may_hold_anything() -> None:
+    """Before the first poll nobody knows that a job is too large."""
+    views = site(view("a", 4), view("b", None, closed="not seen yet"))
+    assert isinstance(place(views, request("c", 50)), Insufficient)
+
+
+def test_message_about_many_clusters_stays_short() -> None:
+    """Of a thousand clusters only a few are named."""
+    views = site(*(view(f"n{number}", 1) for number in range(1000)))
+    result = place(views, request("c", 2))
+    assert isinstance(result, Infeasible)
+    assert len(result.reason) < 1000
+    assert result.reason.endswith("; …)")
+
+
+def test_packing_finds_what_greedy_misses() -> None:
+    """3+3 and 2+2+2 fill two clusters of six; worst fit by itself would put the threes apart."""
+    views = site(view("a", 6), view("b", 6))
+    sizes = (3, 3, 2, 2, 2)
+    found = placed(views, *(request(f"c{number}", size) for number, size in enumerate(sizes)))
+    used = dict.fromkeys("ab", 0)
+    for cluster, size in found.values():
+        used[cluster] += size
+    assert used == {"a": 6, "b": 6}
+
+
+def test_packing_gives_up_in_bounded_time() -> None:
+    """A hopeless puzzle ends with "not known" instead of running for ever."""
+    names = [ClusterName(f"n{number}") for number in range(20)]
+    pieces = [Piece(name=f"c{number}", size=3, clusters=frozenset(names)) for number in range(25)]
+    packing = pack(pieces, dict.fromkeys(names, 4))
+    assert packing.clusters is None
+    assert not packing.exhaustive
+
+
+def test_packing_of_very_many_components_is_not_begun() -> None:
+    """Thousands of components do not exhaust the stack."""
+    name = ClusterName("a")
+    pieces = [Piece(name=f"c{number}", size=1, clusters=frozenset([name])) for number in range(5000)]
+    assert not pack(pieces, {name: 10}).exhaustive

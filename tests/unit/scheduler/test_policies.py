@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Close to files, cluster minimization, flexible cluster minimization and waiting history, on clusters as values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.model import ClusterName, InputFile
+from koala_adapter.scheduler.placement.packing import Piece, pack_fewest
+from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
+from koala_adapter.scheduler.placement.waitinghistory import WaitingHistory
+from tests.unit.scheduler.test_placement import Views, request, request_sets, site, some_fit, view, view_sets
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
+
+GIB = 1024**3
+
+
+def near(one: ClusterView, *files: str, rate: float | None = None, **rates: float) -> ClusterView:
+    """Return a cluster that holds files, with its bandwidth from the host and from other clusters (MiB/s)."""
+    bandwidths = tuple((ClusterName(name), rate) for name, rate in rates.items())
+    return replace(one, files=files, bandwidth=rate, bandwidth_from=bandwidths)
+
+
+def waiting(one: ClusterView, seconds: float | None) -> ClusterView:
+    """Return a cluster with an expected wait."""
+    return replace(one, expected_wait=seconds)
+
+
+def reading(one: ComponentRequest, *files: tuple[str, int]) -> ComponentRequest:
+    """Return a request with input files and their sizes."""
+    made = tuple(InputFile(source=source, target="f", size=size) for source, size in files)
+    return replace(one, component=replace(one.component, input_files=made))
+
+
+def flexible(name: str, minimum: int, maximum: int | None = None) -> ComponentRequest:
+    """Return a request that may be split."""
+    return replace(request(name, minimum, maximum), splittable=True)
+
+
+def ask(policy: str, views: Views, *requests: ComponentRequest) -> PlacementResult:
+    """Return what a policy says."""
+    return POLICIES[policy].place(requests, views)
+
+
+def parts(result: PlacementResult) -> list[tuple[str, str, int]]:
+    """Return component, cluster and processors of a placement."""
+    assert isinstance(result, Placed), result
+    return [(one.component, one.cluster, one.processors) for one in result.components]
+
+
+def clusters_of(result: Placed) -> set[ClusterName]:
+    """Return the clusters of a placement."""
+    return {one.cluster for one in result.components}
+
+
+@st.composite
+def all_requests(draw: st.DrawFn) -> list[ComponentRequest]:
+    """Draw components of which some may be split."""
+    made = draw(request_sets())
+    return [replace(one, splittable=one.component.cluster is None and draw(st.booleans())) for one in made]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@given(view_sets(), all_requests())
+def test_no_policy_exceeds_room_or_size(policy: str, views: Views, requests: list[ComponentRequest]) -> None:
+    """Whatever a policy prefers: allowed open clusters, within their room, each component in its size."""
+    if not POLICIES[policy].splits:
+        requests = [replace(one, splittable=False) for one in requests]
+    result = ask(policy, views, *requests)
+    if not isinstance(result, Placed):
+        return
+    used: Counter[ClusterName] = Counter()
+    sizes: Counter[str] = Counter()
+    shares: Counter[str] = Counter()
+    asked = {one.component.name: one for one in requests}
+    for one in result.components:
+        used[one.cluster] += one.processors
+        sizes[one.component] += one.processors
+        shares[one.component] += one.processors if one.piece is None else one.piece
+        assert views[one.cluster].closed is None
+        assert asked[one.component].never(views[one.cluster]) is None
+    assert [one.component for one in result.components] == sorted(one.component for one in result.components)
+    assert all(count <= max(0, views[name].room) for name, count in used.items())
+    pieces = Counter(one.component for one in result.components)
+    for name, wanted in asked.items():
+        assert wanted.component.minimum <= sizes[name] <= wanted.component.maximum
+        assert pieces[name] == 1 or (wanted.splittable and shares[name] == wanted.component.minimum)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@given(view_sets(), request_sets())
+def test_every_policy_places_what_fits(policy: str, views: Views, requests: list[ComponentRequest]) -> None:
+    """Preferences never make a job wait that fits, and what never fits is refused by each."""
+    result = ask(policy, views, *requests)
+    rooms = {one.name: one.room for one in views.values() if one.closed is None}
+    assert isinstance(result, Placed) == some_fit(views, requests, rooms)
+    possible = some_fit(views, requests, {one.name: one.capacity or 0 for one in views.values()})
+    assert isinstance(result, Infeasible) == (not possible)
+
+
+# ---- close to files -------------------------------------------------------------------------------------------------
+
+
+def test_cluster_with_the_file_goes_before_a_larger_one() -> None:
+    """A component is placed where its input file is, though more is idle elsewhere."""
+    views = site(view("big", 20), near(view("a", 4), "/data/x"))
+    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/data/x", GIB)))) == [("c", "a", 2)]
+
+
+@pytest.mark.parametrize(("held", "found"), [("/data", "a"), ("/data/", "a"), ("/dat", "big"), ("/data/xy", "big")])
+def test_directory_holds_what_is_below_it(held: str, found: str) -> None:
+    """A path counts with all below it, and with nothing that only begins like it."""
+    views = site(view("big", 20), near(view("a", 4), held))
+    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/data/x", 1))))[0][1] == found
+
+
+def test_least_transfer_time_where_nobody_has_the_file() -> None:
+    """1 GiB over 100 MiB/s takes 10.24 s, over 50 MiB/s twice that: the faster one is nearer."""
+    views = site(near(view("slow", 20), rate=50.0), near(view("fast", 4), rate=100.0), view("unknown", 30))
+    asked = reading(request("c", 2), ("/data/x", GIB))
+    assert parts(ask("close-to-files", views, asked)) == [("c", "fast", 2)]
+
+
+def test_a_file_comes_from_where_that_is_fastest() -> None:
+    """B gets the file from c at 200 MiB/s, which holds it but is full; a only from the host at 100."""
+    views = site(
+        near(view("a", 8), rate=100.0),
+        near(view("b", 4), rate=10.0, c=200.0),
+        near(view("c", 8, room=0), "/data/x", rate=100.0),
+    )
+    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/data/x", GIB)))) == [("c", "b", 2)]
+
+
+def test_only_what_is_missing_is_moved() -> None:
+    """A has the large file and lacks the small one, b the other way round: a is nearer at the same bandwidth."""
+    views = site(near(view("b", 9), "/small", rate=10.0), near(view("a", 4), "/large", rate=10.0))
+    asked = reading(request("c", 2), ("/large", GIB), ("/small", 1024))
+    assert parts(ask("close-to-files", views, asked)) == [("c", "a", 2)]
+
+
+def test_less_to_move_is_nearer_where_no_bandwidth_is_known() -> None:
+    """Without any bandwidth the cluster that lacks less is preferred."""
+    views = site(view("b", 9), near(view("a", 4), "/large"))
+    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/large", GIB), ("/s", 1))))[0][1] == "a"
+
+
+@given(view_sets(), request_sets())
+def test_without_files_it_is_worst_fit(views: Views, requests: list[ComponentRequest]) -> None:
+    """A job without input files is placed as by worst fit."""
+    assert ask("close-to-files", views, *requests) == ask("worst-fit", views, *requests)
+
+
+def test_starting_now_goes_before_being_near() -> None:
+    """A cluster that holds the file but is busy does not make the job wait while another could start it."""
+    views = site(near(view("a", 8, idle=0), "/data/x"), view("b", 8))
+    assert parts(ask("close-to-files", views, reading(request("c", 2), ("/data/x", GIB))))[0][1] == "b"
+
+
+# ---- cluster minimization -------------------------------------------------------------------------------------------
+
+
+def test_components_stay_together() -> None:
+    """Three components of two go to one cluster of six, which worst fit would spread over two."""
+    views = site(view("a", 7), view("b", 6))
+    asked = [request(f"c{number}", 2) for number in range(3)]
+    assert {cluster for _, cluster, _ in parts(ask("worst-fit", views, *asked))} == {"a", "b"}
+    assert {cluster for _, cluster, _ in parts(ask("cluster-minimization", views, *asked))} == {"a"}
+
+
+def test_two_clusters_where_one_is_too_small() -> None:
+    """4+3+3 does not fit into one cluster of eight: two are used, not three."""
+    views = site(view("a", 8), view("b", 8), view("c", 8))
+    result = ask("cluster-minimization", views, request("x", 4), request("y", 3), request("z", 3))
+    assert isinstance(result, Placed)
+    assert len(clusters_of(result)) == 2
+
+
+def test_starting_now_on_two_goes_before_queueing_on_one() -> None:
+    """Fewer clusters are no reason to wait."""
+    views = site(view("a", 8, room=8, idle=4), view("b", 4))
+    result = ask("cluster-minimization", views, request("x", 3), request("y", 3))
+    assert isinstance(result, Placed)
+    assert clusters_of(result) == {"a", "b"}
+
+
+def test_queueing_on_one_when_nothing_is_idle() -> None:
+    """A job that must wait does so on one cluster."""
+    views = site(view("a", 8, room=8, idle=0), view("b", 8, room=8, idle=2))
+    result = ask("cluster-minimization", views, request("x", 3), request("y", 3))
+    assert isinstance(result, Placed)
+    assert len(clusters_of(result)) == 1
+
+
+def fewest_by_force(views: Views, requests: list[ComponentRequest], rooms: dict[ClusterName, int]) -> int | None:
+    """Return the least number of clusters by trying all sets of them."""
+    for count in range(1, len(rooms) + 1):
+        for names in combinations(rooms, count):
+            if some_fit({name: views[name] for name in names}, requests, {name: rooms[name] for name in names}):
+                return count
+    return None
+
+
+@given(view_sets(), request_sets())
+def test_as_few_clusters_as_possible(views: Views, requests: list[ComponentRequest]) -> None:
+    """No set of fewer clusters holds the job: idle now if that is possible at all, else by queueing."""
+    result = ask("cluster-minimization", views, *requests)
+    opened = [one for one in views.values() if one.closed is None]
+    at_once = fewest_by_force(views, requests, {one.name: one.available for one in opened})
+    ever = fewest_by_force(views, requests, {one.name: one.room for one in opened})
+    assert isinstance(result, Placed) == (ever is not None)
+    if isinstance(result, Placed):
+        assert len(clusters_of(result)) == (ever if at_once is None else at_once)
+        worst = ask("worst-fit", views, *requests)
+        assert isinstance(worst, Placed)
+        used: Counter[ClusterName] = Counter()
+        for one in worst.components:
+            used[one.cluster] += one.processors
+        if all(count <= views[name].available for name, count in used.items()):
+            assert len(clusters_of(result)) <= len(clusters_of(worst))
+
+
+def test_packing_of_many_pieces_ends() -> None:
+    """A puzzle beyond the bound of the search ends with a fit that need not be the best."""
+    names = [ClusterName(f"n{number}") for number in range(40)]
+    pieces = [Piece(name=f"c{number}", size=3 + number % 5, clusters=frozenset(names)) for number in range(60)]
+    found = pack_fewest(pieces, dict.fromkeys(names, 11))
+    assert found is not None
+    assert len(found) == 60
+
+
+# ---- flexible cluster minimization ----------------------------------------------------------------------------------
+
+
+def test_flexible_component_is_split_by_idle_processors() -> None:
+    """12 processors on idle 6, 5 and 4: the two largest hold 11, so a third gives the last one."""
+    views = site(view("a", 6), view("b", 5), view("c", 4))
+    assert parts(ask("flexible-cluster-minimization", views, flexible("x", 12))) == [
+        ("x", "a", 6),
+        ("x", "b", 5),
+        ("x", "c", 1),
+    ]
+
+
+def test_flexible_component_stays_whole_where_it_fits() -> None:
+    """It is split only when it must be."""
+    views = site(view("a", 6), view("b", 8))
+    assert parts(ask("flexible-cluster-minimization", views, flexible("x", 7))) == [("x", "b", 7)]
+
+
+def test_what_is_left_on_used_clusters_is_filled_first() -> None:
+    """The flexible component needs no second cluster beside the rigid one."""
+    views = site(view("a", 9), view("b", 8))
+    result = ask("flexible-cluster-minimization", views, flexible("x", 4), request("y", 5))
+    assert parts(result) == [("x", "a", 4), ("y", "a", 5)]
+
+
+def test_other_policies_keep_it_whole() -> None:
+    """Worst fit and cluster minimization wait for a cluster that holds all of it."""
+    views = site(view("a", 12, room=6), view("b", 5))
+    for policy in ("worst-fit", "cluster-minimization", "close-to-files"):
+        assert isinstance(ask(policy, views, request("x", 8)), Insufficient)
+    assert isinstance(ask("flexible-cluster-minimization", views, flexible("x", 8)), Placed)
+
+
+def test_flexible_component_larger_than_all_is_refused() -> None:
+    """What all clusters together cannot hold never runs."""
+    views = site(view("a", 6), view("b", 5))
+    result = ask("flexible-cluster-minimization", views, flexible("x", 12))
+    assert result == Infeasible(reason="component 'x' needs 12 processors, all its clusters have 11 to use")
+
+
+def test_flexible_component_that_must_wait_says_so() -> None:
+    """Too little room now: the answer names what there is."""
+    views = site(view("a", 6, room=2), view("b", 5, room=1))
+    result = ask("flexible-cluster-minimization", views, flexible("x", 7))
+    assert result == Insufficient(reason="component 'x' needs 7 processors (a: room for 2; b: room for 1)")
+
+
+def test_moldable_pieces_grow_into_what_is_idle() -> None:
+    """7 to 10 processors on idle 6 and 5: the minimum decides on the clusters, the rest is taken there."""
+    views = site(view("a", 6), view("b", 5))
+    result = ask("flexible-cluster-minimization", views, flexible("x", 7, 10))
+    assert parts(result) == [("x", "a", 6), ("x", "b", 4)]
+
+
+@given(view_sets(), st.integers(1, 30))
+def test_flexible_job_starts_when_enough_is_idle_anywhere(views: Views, size: int) -> None:
+    """The pieces sum up to the request, are on the fewest clusters, and nothing but the sum of what is idle matters."""
+    result = ask("flexible-cluster-minimization", views, flexible("x", size))
+    idle = sorted((one.available for one in views.values() if one.closed is None), reverse=True)
+    if sum(idle) >= size:
+        assert isinstance(result, Placed)
+        assert sum(one.processors for one in result.components) == size
+        assert all(one.processors <= views[one.cluster].available for one in result.components)
+        count = next(count for count in range(len(idle) + 1) if sum(idle[:count]) >= size)
+        assert len(result.components) == count == len(clusters_of(result))
+
+
+# ---- waiting history ------------------------------------------------------------------------------------------------
+
+
+def choose(cost: float, views: Views, *requests: ComponentRequest) -> PlacementResult:
+    """Return what waiting history says when a cluster more costs this."""
+    return WaitingHistory(cost).place(requests, views)
+
+
+def test_shortest_wait_goes_before_most_idle() -> None:
+    """A cluster that seems empty but lets placeholders wait is avoided."""
+    views = site(waiting(view("a", 20), 500.0), waiting(view("b", 4), 20.0))
+    assert parts(choose(30.0, views, request("x", 3))) == [("x", "b", 3)]
+
+
+def test_unknown_cluster_is_tried() -> None:
+    """Where nothing was ever submitted nothing is known to wait."""
+    views = site(waiting(view("a", 20), 5.0), waiting(view("b", 4), None))
+    assert parts(choose(30.0, views, request("x", 3))) == [("x", "b", 3)]
+
+
+@pytest.mark.parametrize(("cost", "used"), [(30.0, {"a", "b"}), (41.0, {"c"})])
+def test_another_cluster_must_be_worth_its_cost(cost: float, used: set[str]) -> None:
+    """C holds both components and waits 40 s longer than a and b, which need a second cluster."""
+    views = site(waiting(view("a", 4), 60.0), waiting(view("b", 4), 50.0), waiting(view("c", 8), 100.0))
+    result = choose(cost, views, request("x", 4), request("y", 3))
+    assert isinstance(result, Placed)
+    assert clusters_of(result) == used
+
+
+def test_clusters_that_cannot_hold_the_request_are_left_out() -> None:
+    """The shortest wait does not help where there is no room."""
+    views = site(waiting(view("a", 8, room=2), 1.0), waiting(view("b", 8, closed="paused"), 1.0), view("c", 8))
+    views[ClusterName("c")] = waiting(views[ClusterName("c")], 900.0)
+    assert parts(choose(30.0, views, request("x", 3))) == [("x", "c", 3)]
+
+
+@given(view_sets(), request_sets(), st.data(), st.integers(0, 40))
+def test_selection_is_the_best_there_is(
+    views: Views, requests: list[ComponentRequest], data: st.DataObject, cost: int
+) -> None:
+    """No other set of clusters that holds the job has a shorter longest wait plus cost of clusters."""
+    waits = {name: data.draw(st.sampled_from([0, 10, 25, 60])) for name in views}
+    known: Views = {name: waiting(one, float(waits[name])) for name, one in views.items()}
+    result = choose(float(cost), known, *requests)
+    rooms = {one.name: one.room for one in views.values() if one.closed is None}
+    values = [
+        max(waits[name] for name in names) + cost * (len(names) - 1)
+        for count in range(1, len(rooms) + 1)
+        for names in combinations(rooms, count)
+        if some_fit({name: views[name] for name in names}, requests, {name: rooms[name] for name in names})
+    ]
+    assert isinstance(result, Placed) == bool(values)
+    if isinstance(result, Placed):
+        used = clusters_of(result)
+        assert max(waits[name] for name in used) + cost * (len(used) - 1) == min(values)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resource reorganization: who gets what is held at the end of its life, and that strangers get it in the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from koala_adapter.model import EndReason
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import Parameters
+from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, ends, job, launches, submissions
+
+LIFE = Parameters(placeholder_life=100.0, backoff=50.0, longest_backoff=400.0)
+WITHOUT = replace(LIFE, reorganize=False)
+ALWAYS = replace(LIFE, exchange_always=True)
+
+
+def deadlock(parameters: Parameters = LIFE, *, second: int = 2, walltime: int = 600) -> Site:
+    """Return a site where job 1 holds 2 on a and waits for 2 on b, and job 2 the other way round."""
+    site = Site({"a": 4, "b": 4}, parameters)
+    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.submit(
+        job("2", component("x", second, cluster="a"), component("y", 2, cluster="b"), walltime=walltime),
+    )
+    site.take_all()
+    site.hold_all("1", "a")
+    site.hold_all("2", "b")
+    return site
+
+
+def test_deadlock_ends_with_one_job_started() -> None:
+    """The processors of one job go to the other, which starts; nothing is given back and nothing resubmitted."""
+    site = deadlock()
+    done = site.pass_time(100.0)
+    assert len(launches(done)) == 1
+    assert ends(done) == []
+    assert submissions(done) == {}
+
+
+def test_giver_gets_the_places_in_the_queue() -> None:
+    """The job that gave waits in both queues now, loses no time by a pause, and starts when they deliver."""
+    site = deadlock()
+    site.pass_time(100.0)
+    (winner,) = launches(site.actions)
+    giver = "2" if winner == "1" else "1"
+    record = site.record(giver)
+    assert (record.exchanges, record.hand_backs, record.setbacks, record.held) == (2, 0, 0, 0)
+    assert {p.cluster for p in site.claimed(giver)} == {A, B}
+    assert f"2 to job {winner}" in record.last_trouble
+    assert launches(site.hold_all(giver)) == [giver]
+
+
+def test_without_reorganization_both_hand_back() -> None:
+    """The switch of the site: each gives its processors back to the batch system."""
+    site = deadlock(WITHOUT)
+    done = site.pass_time(100.0)
+    assert launches(done) == []
+    assert len(set(ends(done))) == 4
+    assert site.record("1").exchanges == 0
+
+
+def test_partial_exchange_goes_to_the_job_that_lacks_fewest() -> None:
+    """Nobody starts with what job 1 held; job 2 lacks two more then, job 3 four: job 2 gets it."""
+    site = Site({"a": 6, "b": 12, "c": 12}, ALWAYS)
+    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.submit(job("3", component("x", 2, cluster="a"), component("y", 4, cluster="b")))
+    site.submit(job("2", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    given = {p.id for p in site.claimed("1") if p.held}
+    assert launches(site.pass_time(100.0)) == []
+    assert given <= {p.id for p in site.claimed("2")}
+    assert (site.record("2").held, site.record("3").held) == (2, 0)
+
+
+def test_second_life_is_the_last() -> None:
+    """What was given away without effect is handed back the next time: a stranger may be waiting for it."""
+    site = Site({"a": 4, "b": 12}, ALWAYS)
+    for name in ("1", "2"):
+        site.submit(job(name, component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    first = site.pass_time(100.0)
+    second = site.pass_time(100.0)
+    assert ends(first) == []
+    assert len(set(ends(second))) == 2
+    assert (site.record("1").exchanges, site.record("2").exchanges) == (2, 0)
+    assert site.record("2").hand_backs == 1
+
+
+def test_job_that_would_not_start_gets_nothing() -> None:
+    """Holding more starts nobody: the processors are given back to the batch system, which has use for them."""
+    site = Site({"a": 4, "b": 12}, LIFE)
+    for name in ("1", "2"):
+        site.submit(job(name, component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    assert len(set(ends(site.pass_time(100.0)))) == 2
+    assert site.record("1").exchanges == 0
+
+
+def test_processors_that_end_too_soon_are_not_exchanged() -> None:
+    """The other job needs longer than the placeholders last."""
+    site = deadlock(walltime=2000)
+    for placeholder in site.claimed("1"):
+        if placeholder.held:
+            site.hold(placeholder.id, ends_at=site.now + 1500.0)
+    site.pass_time(100.0)
+    assert site.record("1").exchanges == 0
+    assert site.record("1").hand_backs == 1
+
+
+def test_places_in_the_queue_that_would_end_too_soon_are_not_taken() -> None:
+    """A pending placeholder of a short job is of no use to a long one."""
+    site = deadlock(walltime=10)
+    site.record("2").life_ends_at = None  # only job 1 is looked at
+    site.record("1").job = replace(site.record("1").job, walltime=10_000)
+    site.pass_time(100.0)
+    assert site.record("1").exchanges == 0
+
+
+def test_jobs_of_another_user_get_nothing() -> None:
+    """Processors are exchanged between jobs of the same submitter only."""
+    site = Site({"a": 4, "b": 4}, LIFE)
+    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    other = job("2", component("x", 2, cluster="a"), component("y", 2, cluster="b"))
+    site.submit(replace(other, user="bob"))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.hold_all("2", "b")
+    assert launches(site.pass_time(100.0)) == []
+
+
+def test_exchange_survives_a_snapshot() -> None:
+    """The journal's replay and a snapshot agree after an exchange."""
+    site = deadlock()
+    site.pass_time(100.0)
+    assert copied(site.state) == site.state
+    again = Scheduler()
+    for event in site.events:
+        again.handle(event)
+    assert again.state == site.state
+
+
+def test_loss_of_an_exchanged_place_concerns_its_new_job() -> None:
+    """When the batch system cancels the pending placeholder, the job that has it now claims another."""
+    site = deadlock()
+    site.pass_time(100.0)
+    (winner,) = launches(site.actions)
+    giver = "2" if winner == "1" else "1"
+    lost = next(p.id for p in site.claimed(giver) if p.cluster == (A if giver == "1" else B))
+    site.ended(lost, EndReason.CANCELLED)
+    assert site.record(winner).state is JobState.LAUNCHING
+    assert site.record(giver).retake_at is not None
+    assert sum(submissions(site.pass_time(101.0)).values()) == 1
+
+
+def test_completed_job_hands_on_to_one_that_waits_in_the_queue_of_the_cluster() -> None:
+    """A claiming job that would start with it takes what a completed job held, and leaves its place in the queue."""
+    site = Site({"a": 4, "b": 4}, LIFE)
+    site.submit(job("1", component("x", 2, cluster="a")))
+    site.run("1")
+    site.submit(job("2", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("2", "b")
+    pending = [str(p.id) for p in site.claimed("2") if not p.held]
+    done = site.complete("1")
+    assert launches(done) == ["2"]
+    assert sorted(ends(done)) == sorted(pending)
+    site.end_ending()
+    assert site.record("2").live == 4
+
+
+@pytest.mark.parametrize(("priority", "first"), [(1, "2"), (0, "1"), (-1, "1")])
+def test_job_of_higher_priority_goes_first(priority: int, first: str) -> None:
+    """A processor that a batch system gives to the earlier job goes to the one of higher priority."""
+    site = Site({"a": 4}, LIFE)
+    site.submit(job("1", 2))
+    site.submit(job("2", 2, priority=priority))
+    site.take_all()
+    arrived = [p.id for p in site.claimed("1")]
+    for placeholder in arrived:
+        site.hold(placeholder)
+    assert launches(site.actions) == [first]
+
+
+def test_waiting_job_of_higher_priority_is_placed_before_a_retake() -> None:
+    """What job 1 lost and wants again, at the moment a paused cluster opens, goes to the more important job 2."""
+    for priority, winner, loser in ((5, "2", "1"), (0, "1", "2")):
+        site = Site({"a": 4, "b": 2}, LIFE)
+        site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+        site.submit(job("other", component("z", 2, cluster="a")))
+        site.take_all()
+        site.state.clusters[A].paused_until = site.now + 20.0
+        for placeholder in site.claimed("1"):
+            if placeholder.cluster == A:
+                site.ended(placeholder.id, EndReason.NODE_LOST)
+        site.submit(job("2", component("x", 2, cluster="a"), priority=priority))
+        assert site.record("2").state is JobState.WAITING
+        site.now += 100.0
+        assert submissions(site.post(ev.TimeReached(time=site.now))) == {"a": 2}
+        assert len([p for p in site.claimed(winner) if p.cluster == A]) == 2
+        assert not [p for p in site.claimed(loser) if p.cluster == A]
+
+
+def backfilled(parameters: Parameters, *, walltime: int = 50) -> Site:
+    """Return a site where job 1 holds 3 on a and waits on b, and a small job waits because ours have all of a."""
+    site = Site({"a": 3, "b": 2}, parameters)
+    site.submit(job("1", component("x", 3, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.submit(job("small", component("z", 2, cluster="a"), walltime=walltime))
+    assert site.record("small").state is JobState.WAITING
+    return site
+
+
+def test_small_job_runs_in_what_is_handed_back() -> None:
+    """At the end of a life a waiting job starts in the held processors; only the rest is given back."""
+    site = backfilled(LIFE)
+    done = site.pass_time(100.0)
+    assert launches(done) == ["small"]
+    assert len(set(ends(done))) == 1
+    record = site.record("1")
+    assert (record.hand_backs, record.held, record.retake_at is not None) == (1, 0, True)
+    assert record.last_trouble == (
+        "3 held processors were handed back after their life cycle (2 of them to waiting jobs), still waiting on b"
+    )
+
+
+def test_backfilled_job_gives_the_processors_back_to_the_first() -> None:
+    """When the small job is over the first one claims again, gets all and runs."""
+    site = backfilled(LIFE)
+    site.pass_time(100.0)
+    site.complete("small")
+    site.end_ending()
+    site.pass_time(100.0)
+    site.take_all()
+    site.hold_all("1")
+    assert launches(site.actions) == ["small", "1"]
+
+
+@pytest.mark.parametrize("parameters", [WITHOUT, replace(LIFE, reuse=False)])
+def test_backfill_can_be_switched_off(parameters: Parameters) -> None:
+    """Without reorganization, or without reuse, everything is given back."""
+    assert len(set(ends(backfilled(parameters).pass_time(100.0)))) == 3
+
+
+def test_job_too_long_for_what_is_handed_back_waits_on() -> None:
+    """The placeholders would end before the small job."""
+    assert launches(backfilled(LIFE, walltime=5000).pass_time(100.0)) == []

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Same events, same actions: run twice, through a snapshot at any point, and with clocks that are set back."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from typing import get_type_hints
+
+import pytest
+
+from koala_adapter.errors import JobNotFoundError
+from koala_adapter.model import EndReason, JobId, TaskEnd
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.clock import POINTS_IN_TIME
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.records import (
+    BatchRecord,
+    ClusterRecord,
+    JobRecord,
+    PlaceholderRecord,
+    State,
+)
+from tests.unit.scheduler.scheduler_site import (
+    STATE,
+    WELL,
+    A,
+    Site,
+    component,
+    copied,
+    ends,
+    job,
+    launches,
+    submissions,
+)
+
+
+def eventful(seed: int, length: int = 250) -> Site:
+    """Return a site after random but repeatable events of every kind."""
+    chance = random.Random(seed)
+    parameters = Parameters(
+        backoff=20.0, placeholder_life=60.0, lease=30.0, registration_timeout=20.0, guard_scans=3, maximum_tries=9
+    )
+    limits = [ClusterParameters(name=A, threshold=1, walltime_limit=900)]
+    site = Site({"a": 5, "b": 4, "c": 3}, parameters, *limits)
+    for number in range(length):
+        chance.choice([submit_one, *_MOVES])(site, chance, number)
+        if chance.random() < 0.5:
+            site.pass_time(chance.choice([0.0, 1.0, 7.0, 40.0]))
+    return site
+
+
+def submit_one(site: Site, chance: random.Random, number: int) -> None:
+    """A job of one to three components comes in."""
+    parts = [
+        component(
+            f"c{n}",
+            chance.randint(1, 4),
+            chance.choice([None, 6]),
+            cluster=chance.choice([None, None, "a", "b"]),
+        )
+        for n in range(chance.randint(1, 3))
+    ]
+    parts = [p if p.maximum >= p.minimum else replace(p, maximum=p.minimum) for p in parts]
+    one = job(
+        f"j{number}", *parts, priority=chance.randint(0, 1), submitted_at=site.now, walltime=chance.choice([50, 800])
+    )
+    site.submit(one)
+
+
+def poll_one(site: Site, chance: random.Random, _: int) -> None:
+    """A cluster is read, or does not answer."""
+    name, processors = chance.choice([("a", 5), ("b", 4), ("c", 3)])
+    if chance.random() < 0.2:
+        site.post(ev.ClusterUnavailable(time=site.now, cluster=ClusterParameters(name=A).name, reason="no answer"))
+    else:
+        site.poll(name, processors, idle=chance.randint(0, processors))
+
+
+def answer_one(site: Site, chance: random.Random, _: int) -> None:
+    """A submission gets one of its possible answers."""
+    batches = [batch for batch in site.state.batches.values() if batch.lrm_ids is None]
+    if not batches:
+        return
+    key = chance.choice(batches).key
+    kind = chance.randint(0, 5)
+    if kind == 0:
+        site.post(ev.BatchRejected(time=site.now, batch=key, reason="no account"))
+    elif kind == 1:
+        site.post(ev.BatchAbsent(time=site.now, batch=key, reason="not there"))
+    elif kind == 2:
+        site.post(ev.BatchUncertain(time=site.now, batch=key, reason="time-out"))
+    else:
+        site.taken(key)
+
+
+def report_one(site: Site, chance: random.Random, _: int) -> None:
+    """Something is told of a placeholder, fitting or not."""
+    if not site.state.placeholders:
+        return
+    id_ = chance.choice(list(site.state.placeholders))
+    kind = chance.randint(0, 9)
+    if kind == 0:
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=id_))
+    elif kind == 1:
+        site.post(ev.PlaceholderSilent(time=site.now, placeholder=id_, detail="reset"))
+    elif kind == 2:
+        site.post(ev.PlaceholderEnding(time=site.now, placeholder=id_, reason=EndReason.WALLTIME))
+    elif kind == 3:
+        site.ended(id_, chance.choice(list(EndReason)))
+    else:
+        site.hold(id_, ends_at=site.now + chance.choice([40, 5000]))
+
+
+def hold_many(site: Site, chance: random.Random, _: int) -> None:
+    """All placeholders of a job report."""
+    claiming = [r.job.id for r in site.state.jobs.values() if r.state is JobState.CLAIMING]
+    if claiming:
+        site.hold_all(chance.choice(claiming))
+
+
+def end_rank(site: Site, chance: random.Random, _: int) -> None:
+    """A rank starts or ends."""
+    launched = [r for r in site.state.jobs.values() if r.ranks and not r.state.final]
+    if not launched:
+        return
+    record = chance.choice(launched)
+    for rank in range(len(record.ranks)):
+        if chance.random() < 0.3:
+            site.post(ev.RankStarted(time=site.now, job_id=record.job.id, rank=rank))
+        else:
+            bad = chance.random() < 0.1
+            site.rank_ends(record.job.id, rank, TaskEnd(reason=EndReason.SIGNALLED, signal=9) if bad else WELL)
+
+
+def end_some(site: Site, chance: random.Random, _: int) -> None:
+    """What is to end has ended, or a job is cancelled."""
+    if chance.random() < 0.7:
+        site.end_ending()
+    elif site.state.jobs:
+        site.cancel(chance.choice(list(site.state.jobs)))
+
+
+_MOVES = (poll_one, answer_one, answer_one, report_one, hold_many, hold_many, end_rank, end_some)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_same_events_same_actions(seed: int) -> None:
+    """A replay gives the same actions and the same state, and so does one that goes on from a snapshot anywhere."""
+    site = eventful(seed)
+    assert site.actions, "the test does nothing"
+    point = random.Random(seed).randrange(len(site.events))
+    straight, snapped = Scheduler(), Scheduler()
+    actions = [action for event in site.events for action in straight.handle(event)]
+    assert actions == site.actions
+    assert straight.state == site.state
+    before = [action for event in site.events[:point] for action in snapped.handle(event)]
+    resumed = Scheduler(copied(snapped.state))
+    after = [action for event in site.events[point:] for action in resumed.handle(event)]
+    assert before + after == actions
+    assert STATE.dump_json(resumed.state) == STATE.dump_json(straight.state)
+
+
+def test_random_events_reach_every_kind_of_state() -> None:
+    """The random events are worth something: jobs end in every way, and wait in every way."""
+    sites = [eventful(seed) for seed in range(25)]
+    states = {record.state for site in sites for record in site.state.jobs.values()}
+    assert states >= set(JobState) - {JobState.RUNNING, JobState.LAUNCHING}
+    assert any(record.hand_backs for site in sites for record in site.state.jobs.values())
+    assert any(site.state.guarded for site in sites)
+
+
+def test_snapshot_is_equal() -> None:
+    """Nothing of a state is lost or changed on its way through JSON."""
+    for seed in range(10):
+        state = eventful(seed, 120).state
+        assert copied(state) == state
+
+
+def test_snapshot_without_later_counts() -> None:
+    """A snapshot of the first version knows neither what waits by submission nor what is on its way out."""
+    ending = pending = 0
+    for seed in range(10):
+        state = eventful(seed, 120).state
+        older = copied(state)
+        for cluster in older.clusters.values():
+            ending, pending = ending + cluster.ending, pending + len(cluster.pending)
+            cluster.ending, cluster.pending = 0, {}
+        resumed = Scheduler(older).state
+        assert resumed == state
+        assert [list(one.pending) for one in resumed.clusters.values()] == [
+            list(one.pending) for one in state.clusters.values()
+        ]
+    assert ending
+    assert pending
+
+
+def test_snapshot_of_nothing() -> None:
+    """An empty state survives, too."""
+    assert copied(State()) == State()
+
+
+def test_order_in_the_queue_survives_a_snapshot() -> None:
+    """Jobs of the same moment keep their order, also one that came back into the queue."""
+    site = Site({"a": 4, "b": 1}, Parameters(backoff=10.0))
+    site.submit(job("back", 4))
+    site.submit(job("x", 4))
+    site.submit(job("y", 3))
+    site.submit(job("z", 4))
+    for placeholder in site.claimed("back"):
+        site.ended(placeholder.id, EndReason.NODE_LOST)
+    site.pass_time(30.0)
+    names = ("back", "x", "y", "z")
+    order = [site.scheduler.queue_position(JobId(name)) for name in names]
+    resumed = Scheduler(copied(site.state))
+    assert [resumed.queue_position(JobId(name)) for name in names] == order
+
+
+def test_every_point_in_time_follows_the_clock() -> None:
+    """A record's field of type float is a point in time that is moved, or it is named here."""
+    for kind in (JobRecord, PlaceholderRecord, BatchRecord, ClusterRecord):
+        hints = get_type_hints(kind, include_extras=True)
+        times = {one.name for one in fields(kind) if "float" in str(hints[one.name])}
+        assert times <= POINTS_IN_TIME, kind
+
+
+@pytest.mark.parametrize("jump", [3600.0, 86400.0, 1e9])
+def test_clock_set_back(jump: float) -> None:
+    """Lives, pauses and walltimes last as long as they would have, whatever the clock says."""
+    parameters = Parameters(placeholder_life=100.0, backoff=50.0)
+    site = Site({"a": 4, "b": 4}, parameters)
+    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.submit(job("2", component("x", 1, cluster="b"), walltime=600))
+    site.run("2")
+    site.take_all()
+    site.hold_all("1", "a")
+    site.pass_time(50.0)
+    site.post(ev.TimeReached(time=site.now))
+    site.now -= jump
+    site.post(ev.TimeReached(time=site.now))
+    assert ends(site.pass_time(20.0)) == []
+    assert len(ends(site.pass_time(31.0))) >= 2
+    site.end_ending()
+    assert submissions(site.pass_time(100.0)) == {"a": 2}
+    site.pass_time(500.0)
+    assert site.outcome("2").reason is EndReason.WALLTIME
+
+
+def test_events_slightly_out_of_order() -> None:
+    """Time stands still for an event of a minute ago; nothing fires early for that."""
+    site = Site({"a": 4}, Parameters(registration_timeout=120.0))
+    site.submit(job("1", 1))
+    site.take_all()
+    site.post(ev.PlaceholderStarted(time=site.now, placeholder=site.claimed("1")[0].id))
+    for _ in range(50):
+        site.post(ev.ClusterPolled(time=site.now - 55.0, cluster=A, processors=4, idle=4, ours=0))
+        site.post(ev.TimeReached(time=site.now))
+    assert site.pass_time(119.0) == []
+    assert ends(site.pass_time(2.0)) != []
+
+
+def test_late_wake_up_catches_up() -> None:
+    """After a long sleep everything that was due happens, each thing once."""
+    site = Site({"a": 4}, Parameters(placeholder_life=100.0, backoff=50.0))
+    site.submit(job("1", 2))
+    site.submit(job("2", 2, walltime=60))
+    site.run("2")
+    site.take_all()
+    site.hold(site.claimed("1")[0].id)
+    site.now += 100_000.0
+    actions = site.post(ev.TimeReached(time=site.now))
+    assert site.outcome("2").reason is EndReason.WALLTIME
+    assert len(ends(actions)) == len(set(ends(actions))) == 3
+    assert launches(actions) == []
+
+
+def test_what_was_due_comes_before_the_event() -> None:
+    """A job whose walltime is over has ended by that, whatever is told of it later."""
+    site = Site({"a": 4})
+    site.submit(job("1", 1, walltime=60))
+    site.run("1")
+    site.now += 61.0
+    site.complete("1")
+    assert site.outcome("1").reason is EndReason.WALLTIME
+
+
+def restarted(site: Site, down: float) -> None:
+    """Let the service be down for so many seconds, and start again."""
+    site.now += down
+    site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
+
+
+def test_ranks_that_ended_while_the_service_was_down() -> None:
+    """A job that ended in time is not judged by its walltime before its agents could say so; one that did not is."""
+    for well in (True, False):
+        site = Site({"a": 4}, Parameters(registration_timeout=120.0))
+        site.submit(job("1", 1, walltime=600))
+        site.run("1")
+        restarted(site, 700.0)
+        site.pass_time(60.0)
+        if well:
+            site.complete("1")
+        site.pass_time(61.0)
+        assert site.outcome("1").reason is (EndReason.EXITED if well else EndReason.WALLTIME)
+
+
+def test_agents_that_could_not_report_are_not_missing() -> None:
+    """After the service was down, agents have the full time to report before they count as MISSING."""
+    site = Site({"a": 4}, Parameters(registration_timeout=120.0))
+    site.submit(job("1", 3))
+    site.take_all()
+    for placeholder in site.claimed("1"):
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=placeholder.id))
+    restarted(site, 500.0)
+    site.pass_time(119.0)
+    assert launches(site.hold_all("1")) == ["1"]
+    assert site.state.clusters[A].missing_in_a_row == 0
+
+
+def test_life_that_ended_while_the_service_was_down() -> None:
+    """What became complete meanwhile is launched, not handed back."""
+    site = Site({"a": 4}, Parameters(placeholder_life=100.0))
+    site.submit(job("1", 2, walltime=60))
+    site.take_all()
+    site.hold(site.claimed("1")[0].id)
+    restarted(site, 150.0)
+    assert launches(site.hold_all("1")) == ["1"]
+
+
+@pytest.mark.parametrize("down", [5.0, 500.0], ids=["briefly", "for long"])
+def test_agents_that_were_to_end_may_come_back_and_deliver(down: float) -> None:
+    """After the service was down, the agents of a job that is over have the full patience until they are cancelled."""
+    site = Site({"a": 4}, Parameters(end_patience=10.0))
+    site.submit(job("1", 2))
+    site.run("1")
+    assert len(ends(site.complete("1"), force=False)) == 2
+    restarted(site, down)
+    assert ends(site.pass_time(9.9)) == []
+    assert len(ends(site.pass_time(0.2), force=True)) == 2
+
+
+def test_unknown_job_is_not_found() -> None:
+    """Asking for a job that is not there says so, with the way out."""
+    site = Site({"a": 1})
+    with pytest.raises(JobNotFoundError, match="koala status"):
+        site.scheduler.job("nope")
+    assert site.scheduler.queue_position(JobId("nope")) is None

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Applications: launches follow agents that come and go, and no agent speaks for a rank that is not its own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from koala_adapter.config.inputfiles import LARGEST_SUM
+from koala_adapter.errors import ProtocolError
+from koala_adapter.model import EndReason, InputFile, PlaceholderId, TaskEnd
+from koala_adapter.scheduler.actions import LaunchJob
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.service.applications import Applications
+from koala_adapter.service.resultstore import ResultStore
+from koala_adapter.vjm.channel import FilePiece, Launch, TaskFiles, TaskReport
+from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.model import Job
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.vjm.center import ControlCenter
+
+BAD = TaskEnd(reason=EndReason.EXITED, exit_code=3)
+
+
+class Orders:
+    """In the place of the control center: keeps what agents are told, as far as they are connected."""
+
+    def __init__(self) -> None:
+        self.connected: set[PlaceholderId] = set()
+        self.sent: list[tuple[PlaceholderId, Launch]] = []
+        self.refuse = False
+
+    def launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
+        """Take an order."""
+        if self.refuse:
+            raise ProtocolError("a launch message of 40000000 bytes is longer than the channel takes")
+        if placeholder not in self.connected:
+            return False
+        self.sent.append((placeholder, launch))
+        return True
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks in the order in which they were sent."""
+        return [launch.task for _, launch in self.sent]
+
+
+class Launched:
+    """A job of two ranks that has all its placeholders, and whose agents are connected unless told otherwise."""
+
+    def __init__(self, directory: Path, one: Job | None = None, *, mpi: bool = False, connected: bool = True) -> None:
+        self.site = Site({"a": 8})
+        self.orders = Orders()
+        self.applications = Applications(
+            directory,
+            state=lambda: self.site.state,
+            clock=lambda: self.site.now,
+            report=self._report,
+            store=ResultStore(per_rank=10_000, per_job=15_000),
+        )
+        self.applications.center = cast("ControlCenter", self.orders)
+        made = one or job("1", component("x", 2, cluster="a", mpi=mpi))
+        self.applications.keep_input(made)
+        self.site.submit(made)
+        self.site.take_all()
+        self.ranks = [placeholder.id for placeholder in self.site.claimed("1")]
+        if connected:
+            self.orders.connected = set(self.ranks)
+        self.site.hold_all("1")
+        assert [action.job_id for action in of_kind(LaunchJob, self.site.actions)] == ["1"]
+        self.applications.launch(made.id)
+
+    def _report(self, event: Event) -> None:
+        self.site.post(event)
+
+    @property
+    def state(self) -> JobState:
+        """Where the job is."""
+        return self.site.record("1").state
+
+
+def test_all_ranks_are_launched_where_agents_listen(tmp_path: Path) -> None:
+    """Once each, in their own placeholders."""
+    launched = Launched(tmp_path)
+    assert [(who, launch.task) for who, launch in launched.orders.sent] == list(
+        zip(launched.ranks, ["1:0", "1:1"], strict=False)
+    )
+
+
+def test_an_agent_that_was_away_is_told_when_it_registers(tmp_path: Path) -> None:
+    """Only what is for it, and nothing that it runs already."""
+    launched = Launched(tmp_path, connected=False)
+    assert launched.orders.tasks == []
+    launched.orders.connected = set(launched.ranks)
+    launched.applications.registered(launched.ranks[1], ())
+    assert launched.orders.tasks == ["1:1"]
+    launched.applications.registered(launched.ranks[0], (TaskReport(task="1:0", running=True, end=None),))
+    assert launched.orders.tasks == ["1:1"]
+    assert launched.site.record("1").started == {0}
+
+
+def test_ends_that_were_missed_are_told_by_the_agent(tmp_path: Path) -> None:
+    """What ended while nobody listened counts when the agent registers again; told twice, it counts once."""
+    launched = Launched(tmp_path)
+    for _ in range(2):
+        launched.applications.registered(launched.ranks[0], (TaskReport(task="1:0", running=False, end=WELL),))
+    assert launched.site.record("1").ends == {0: WELL}
+    launched.applications.ended(launched.ranks[1], "1:1", WELL)
+    assert launched.state is JobState.COMPLETED
+
+
+def test_an_agent_speaks_for_its_own_rank_only(tmp_path: Path) -> None:
+    """Whoever has stolen one placeholder can end neither the other ranks nor other jobs."""
+    launched = Launched(tmp_path)
+    thief = launched.ranks[0]
+    launched.applications.ended(thief, "1:1", BAD)
+    launched.applications.started(thief, "1:1")
+    launched.applications.registered(thief, (TaskReport(task="1:1", running=False, end=BAD),))
+    for task in ("1:launcher:0", "2:0", "1:99", "1:-1", "nonsense", ""):
+        launched.applications.ended(thief, task, BAD)
+    assert launched.state is JobState.LAUNCHING
+    assert (launched.site.record("1").ends, launched.site.record("1").started) == ({}, set())
+    assert launched.applications.output_path(thief, "1:1") is None
+
+
+def test_the_launcher_speaks_from_the_first_placeholder_only(tmp_path: Path) -> None:
+    """Mpiexec runs there, and nowhere else."""
+    launched = Launched(tmp_path, mpi=True)
+    assert launched.orders.tasks == ["1:launcher"]
+    launched.applications.ended(launched.ranks[1], "1:launcher", WELL)
+    assert launched.site.record("1").outcome is None
+    launched.applications.ended(launched.ranks[0], "1:launcher", WELL)
+    assert launched.state is JobState.COMPLETED
+
+
+def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
+    """Proxies that it asked for before the restart are known from its output; agents get theirs as they come back."""
+    launched = Launched(tmp_path, mpi=True)
+    (tmp_path / "1").mkdir(exist_ok=True)
+    (tmp_path / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --proxy-id 1\n")
+    again = Applications(
+        tmp_path,
+        state=lambda: launched.site.state,
+        clock=lambda: launched.site.now,
+        report=launched._report,
+        store=ResultStore(per_rank=1, per_job=1),
+    )
+    again.center = cast("ControlCenter", launched.orders)
+    launched.orders.sent.clear()
+    again.registered(launched.ranks[0], (TaskReport(task="1:launcher", running=True, end=None),))
+    again.registered(launched.ranks[1], ())
+    assert set(launched.orders.tasks) == {"1:1"}
+    assert launched.orders.sent[-1][0] == launched.ranks[1]
+
+
+def test_what_cannot_be_sent_ends_its_job_only(tmp_path: Path) -> None:
+    """The user is told; the service, and its other jobs, go on."""
+    launched = Launched(tmp_path, connected=False)
+    launched.orders.refuse = True
+    launched.applications.registered(launched.ranks[0], ())
+    outcome = launched.site.outcome("1")
+    assert (outcome.state, outcome.reason) == (JobState.FAILED, EndReason.LAUNCH_FAILED)
+    assert "longer than the channel takes" in outcome.detail
+
+
+def test_input_files_are_those_of_the_submission(tmp_path: Path) -> None:
+    """Later changes do not matter, modes are kept for the owner, and nothing stays when the job is over."""
+    source = tmp_path / "program"
+    source.write_text("before")
+    source.chmod(0o755)
+    part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
+    launched = Launched(tmp_path / "jobs", job("1", part), connected=False)
+    source.write_text("after")
+    launched.orders.connected = set(launched.ranks)
+    launched.applications.registered(launched.ranks[0], ())
+    ((_, launch),) = launched.orders.sent
+    (file,) = launch.files
+    assert (file.target, file.mode, file.content) == ("run", 0o700, b"before")
+    launched.applications.forget(launched.site.record("1").job.id)
+    assert list((tmp_path / "jobs" / "1").iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["gone", "grown", "pipe"])
+def test_input_files_that_changed_since_they_were_looked_at_are_refused(tmp_path: Path, change: str) -> None:
+    """The submission fails, without a wait or a full disk, and leaves nothing."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.touch()
+    if change == "grown":
+        with bad.open("wb") as file:
+            file.truncate(LARGEST_SUM + 1)
+    elif change == "pipe":
+        os.mkfifo(bad)
+    files = tuple(InputFile(source=str(path), target=path.name) for path in (good, bad))
+    with pytest.raises(OSError, match="bad"):
+        Launched(tmp_path / "jobs", job("1", replace(component("x", 1, cluster="a"), input_files=files)))
+    assert [path for path in (tmp_path / "jobs").rglob("*") if path.is_file()] == []
+
+
+def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
+    """Somebody emptied the state directory: the job fails with the reason, and nothing else does."""
+    source = tmp_path / "program"
+    source.touch()
+    part = replace(component("x", 1, cluster="a"), input_files=(InputFile(source=str(source), target="run"),))
+    launched = Launched(tmp_path / "jobs", job("1", part), connected=False)
+    (tmp_path / "jobs" / "1" / "input" / "x" / "0").unlink()
+    fresh = Applications(
+        tmp_path / "jobs",
+        state=lambda: launched.site.state,
+        clock=lambda: 0.0,
+        report=launched._report,
+        store=ResultStore(per_rank=1, per_job=1),
+    )
+    fresh.center = cast("ControlCenter", launched.orders)
+    fresh.registered(launched.ranks[0], ())
+    assert launched.site.outcome("1").reason is EndReason.LAUNCH_FAILED
+
+
+@pytest.mark.parametrize(
+    ("task", "path"),
+    [("1:0", "1/x/0"), ("1:1", None), ("1:launcher", "1/launcher"), ("9:0", None), ("1:../../x", None), ("1:", None)],
+)
+def test_output_goes_where_the_rank_belongs(tmp_path: Path, task: str, path: str | None) -> None:
+    """To the files of the agent's own rank; what names no task of its own goes nowhere."""
+    launched = Launched(tmp_path)
+    found = launched.applications.output_path(launched.ranks[0], task)
+    assert found == (None if path is None else tmp_path / path)
+
+
+def test_files_are_taken_from_the_rank_they_belong_to(tmp_path: Path) -> None:
+    """An agent cannot write into the directory of another rank, nor as the launcher."""
+    launched = Launched(tmp_path)
+    results = launched.applications.results
+    for rank, task, refused in ((0, "1:1", True), (0, "1:launcher", True), (0, "9:0", True), (0, "1:0", False)):
+        piece = FilePiece(task=task, number=1, path=b"a", mode=0, size=1, offset=0, data=b"x")
+        assert bool(results.take(launched.ranks[rank], piece).refusal) is refused
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["1/x/0/a"]
+
+
+def test_an_agent_that_sends_files_is_not_cancelled(tmp_path: Path) -> None:
+    """As long as wanted files come in; files that nobody asked for keep nobody waiting."""
+    wanting = replace(component("x", 2, cluster="a"), output_files=("*",))
+    for one, waits in ((job("1", wanting), True), (job("1", component("x", 2, cluster="a")), False)):
+        launched = Launched(tmp_path / str(waits), one)
+        first = launched.ranks[0]
+        assert not launched.applications.files_under_way(first)
+        launched.applications.started(first, "1:0")
+        assert launched.applications.files_under_way(first) is waits
+        files = TaskFiles(task="1:0", arrived=0, size=0, left=0, left_names=(), omitted=0, omissions=())
+        launched.applications.results.conclude(first, files)
+        assert not launched.applications.files_under_way(first)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The poller: one reading for all who ask, never more often than allowed, and an LRM in trouble is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
+from koala_adapter.service.information import Poller, Reading, answering
+from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
+
+if TYPE_CHECKING:
+    from koala_adapter.config.sitefile import ClusterConfig
+
+pytestmark = pytest.mark.anyio
+
+
+class Polled:
+    """A poller and what it told its owner."""
+
+    def __init__(self, *, restless: bool = False, settings: ClusterConfig | None = None) -> None:
+        self.lrm = ScriptedLrm()
+        self.readings: list[Reading] = []
+        self.failures: list[str] = []
+        self._restless = restless
+        self.poller = Poller(
+            settings or config(),
+            self.lrm,
+            name_prefix="koala-k-",
+            user="alice",
+            clock=lambda: 1000.0,
+            on_reading=self._take,
+            on_failure=self.failures.append,
+        )
+
+    def _take(self, reading: Reading) -> bool:
+        self.readings.append(reading)
+        return self._restless
+
+    async def run_until(self, polls: int, *, seconds: float = 20.0) -> None:
+        """Let it poll so often."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.poller.run)
+            with anyio.fail_after(seconds):
+                while self.lrm.polls < polls:  # noqa: ASYNC110 - the number is not announced
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_reading_counts_what_is_there() -> None:
+    """Nodes that are down have processors but no idle ones; ours are our own user's on nodes; jobs come first."""
+    polled = Polled()
+    polled.lrm.all_nodes = (node("n1", used=1), node("n2", state=NodeState.DOWN))
+    ours = LrmJob(id=LrmJobId("1"), name="koala-k-1", state=LrmJobState.RUNNING, user="alice", processors=1)
+    foreign = LrmJob(id=LrmJobId("2"), name="other", state=LrmJobState.RUNNING, user="bob", processors=3)
+    namesake = replace(ours, id=LrmJobId("3"), user="bob")
+    polled.lrm.all_jobs = (ours, foreign, namesake)
+    await polled.run_until(2)
+    reading = polled.readings[0]
+    assert (reading.processors, reading.idle, reading.ours, reading.read_at) == (8, 3, 1, 1000.0)
+    assert polled.lrm.order[:2] == ["jobs", "nodes"]
+
+
+async def test_only_nodes_of_the_queue_count() -> None:
+    """A queue that no node serves is an error that names the setting, not a cluster without processors."""
+    polled = Polled(settings=config(queue="short"))
+    polled.lrm.all_nodes = (node("n1", queues=("short", "long")), node("n2", queues=("long",)), node("n3"))
+    await polled.run_until(2)
+    assert polled.readings[0].processors == 8, "a node that tells no queues may serve it"
+    polled = Polled(settings=config(queue="none"))
+    polled.lrm.all_nodes = (node("n1", queues=("short",)),)
+    await polled.run_until(2)
+    assert (polled.readings, "'none'" in polled.failures[0]) == ([], True)
+
+
+@pytest.mark.parametrize("error", [LrmUnavailableError("gone"), KeyError("a defect")])
+async def test_a_failing_lrm_is_left_alone(error: Exception) -> None:
+    """After three failures in a row the pauses grow; a defect of the plugin is a failure like others."""
+    polled = Polled()
+    polled.lrm.errors["jobs"] = error
+    await polled.run_until(3)
+    assert polled.poller.breaker.open
+    asked = polled.lrm.polls
+    assert not await polled.poller._poll()
+    assert polled.lrm.polls == asked, "not asked again before its pause is over"
+    assert ("a defect" in polled.failures[0]) == isinstance(error, KeyError)
+
+
+async def test_an_answer_ends_the_trouble() -> None:
+    """The owner gets readings again, and the failure is forgotten."""
+    polled = Polled()
+    polled.lrm.errors["nodes"] = LrmUnavailableError("gone")
+    await polled.poller._poll()
+    assert (polled.poller.failure, polled.poller.latest) == ("gone", None)
+    polled.lrm.errors = {}
+    await polled.poller._poll()
+    assert (polled.poller.failure, polled.poller.latest) == (None, polled.readings[0])
+
+
+async def test_restlessness_never_leaves_the_bound() -> None:
+    """However restless, polls take at most half of the ordinary share of the requests."""
+    for per_minute in (6, 60, 600):
+        settings = config(poll_interval=60, requests_per_minute=per_minute)
+        interval = Polled(settings=settings).poller.restless_interval
+        assert 60 / interval * ScriptedLrm.requests_per_poll <= per_minute / 2
+        assert interval <= 60
+
+
+async def test_a_wish_shortens_the_pause() -> None:
+    """Between two polls of a long interval, one that is wished for comes at once when the bounds allow it."""
+    polled = Polled(settings=config(poll_interval=3600))
+    polled.poller.poll_soon()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(polled.poller.run)
+        with anyio.fail_after(20):
+            while polled.lrm.polls < 3:
+                polled.poller.poll_soon()
+                await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+
+
+async def test_errors_of_an_lrm_pass_as_they_are() -> None:
+    """Only what is no LrmError is a defect of the plugin."""
+    for error in (LrmRejectedError("no"), LrmUnavailableError("later")):
+        with pytest.raises(type(error), match=error.message), answering("a"):
+            raise error
+    with pytest.raises(LrmUnavailableError, match="its plugin failed: ValueError"), answering("a"):
+        raise ValueError("defect")

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal: what was appended is there after a kill at any moment, and recovery gives the state that was."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koala_adapter.errors import JournalError
+from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJobId, PlaceholderId, TaskEnd
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.service.journal import Journal
+from tests.unit.scheduler.scheduler_site import STATE, Site, component, job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from koala_adapter.scheduler.events import Event
+
+KEY = BatchKey("koala-k-1")
+PLACEHOLDER = PlaceholderId(batch=KEY, index=1)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """Return an empty journal."""
+    with Journal(tmp_path / "journal.sqlite") as made:
+        yield made
+
+
+def lived() -> Site:
+    """Return a site on which a job ran to its end, and another one waits."""
+    site = Site({"a": 4, "b": 4})
+    site.submit(job("1", component("x", 2, cluster="a"), component("y", 2)))
+    site.run("1")
+    site.submit(job("2", component("x", 4, cluster="a")))
+    site.rank_ends("1", 0, TaskEnd(reason=EndReason.SIGNALLED, signal=9, detail="größer"))
+    site.end_ending()
+    return site
+
+
+def recovered(journal: Journal) -> Scheduler:
+    """Return the scheduler as a new process would have it."""
+    state, events = journal.recover()
+    scheduler = Scheduler(state)
+    for event in events:
+        scheduler.handle(event)
+    return scheduler
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("unknown", [("reorganize", "out_of_step"), ("out_of_step",)], ids=["first", "second"])
+def test_earlier_versions_are_replayed_as_they_decided(
+    journal: Journal, unknown: tuple[str, ...], *, snapshot: bool
+) -> None:
+    """What a journal does not mention did not exist: nothing is exchanged in it, and lives end when they did."""
+    old = Parameters(placeholder_life=100.0, reorganize="reorganize" not in unknown, out_of_step=False)
+    site = Site({"a": 4, "b": 4}, old)
+    for id_ in ("1", "2"):
+        site.submit(job(id_, component("x", 2, cluster="a"), component("y", 2, cluster="b")))
+    site.take_all()
+    site.hold_all("1", "a")
+    site.hold_all("2", "b")
+    early = len(site.events)
+    state = Scheduler()
+    for event in site.events:
+        journal.append(event)
+        state.handle(event)
+    if snapshot:
+        journal.snapshot(state.state, early)
+    site.pass_time(100.0)
+    site.hold_all("1", "b")
+    site.pass_time(200.0)
+    for event in site.events[early:]:
+        journal.append(event)
+    with closing(sqlite3.connect(journal.path)) as database:
+        for table, rule in itertools.product(("events", "snapshots"), unknown):
+            database.execute(f"UPDATE {table} SET body = json_remove(body, '$.parameters.{rule}')")  # noqa: S608
+        database.commit()
+    assert sum(record.hand_backs for record in site.state.jobs.values()) >= 1
+    assert STATE.dump_json(recovered(journal).state) == STATE.dump_json(site.state)
+
+
+def test_replay_gives_the_state_that_was(journal: Journal) -> None:
+    """Byte for byte, from the events alone."""
+    site = lived()
+    for event in site.events:
+        journal.append(event)
+    assert STATE.dump_json(recovered(journal).state) == STATE.dump_json(site.state)
+
+
+@pytest.mark.parametrize("at", [0, 5, 12, -1])
+def test_a_snapshot_and_the_events_after_it_give_the_same(journal: Journal, at: int) -> None:
+    """Wherever the snapshot was taken; what it makes superfluous is gone."""
+    site, scheduler = lived(), Scheduler()
+    for event in site.events[:at]:
+        number = journal.append(event)
+        scheduler.handle(event)
+    if at:
+        journal.snapshot(scheduler.state, number)
+        assert list(journal.recover()[1]) == []
+    for event in site.events[at:] if at else site.events:
+        journal.append(event)
+    assert STATE.dump_json(recovered(journal).state) == STATE.dump_json(site.state)
+
+
+_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_ends = st.builds(
+    TaskEnd,
+    reason=st.sampled_from(EndReason),
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 64),
+    detail=_texts,
+)
+_events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(ev.TimeReached, time=st.floats(0, 1e12)),
+    st.builds(ev.BatchRejected, time=st.floats(0, 1e12), batch=st.just(KEY), reason=_texts),
+    st.builds(
+        ev.PlaceholderHeld,
+        time=st.floats(0, 1e12),
+        placeholder=st.just(PLACEHOLDER),
+        host=_texts,
+        address=_texts,
+        ends_at=st.none() | st.floats(0, 1e12),
+    ),
+    st.builds(
+        ev.HoldsSeen,
+        time=st.floats(0, 1e12),
+        cluster=_texts,
+        holds=st.lists(
+            st.builds(
+                ev.Hold, placeholder=st.just(PLACEHOLDER), holder=st.none() | st.sampled_from(HoldOwner), reason=_texts
+            ),
+            max_size=2,
+        ).map(tuple),
+    ),
+    st.builds(ev.RankEnded, time=st.floats(0, 1e12), job_id=_texts, rank=st.none() | st.integers(0, 9), end=_ends),
+)
+
+
+@given(st.lists(_events, max_size=5))
+@settings(deadline=None, max_examples=50)
+def test_events_come_back_as_they_were(events: list[Event]) -> None:
+    """Whatever people and batch systems call things."""
+    with TemporaryDirectory() as directory, Journal(Path(directory) / "journal.sqlite") as journal:
+        for event in events:
+            journal.append(event)
+        assert list(journal.recover()[1]) == events
+
+
+def test_numbers_of_jobs_are_never_given_twice(tmp_path: Path) -> None:
+    """Not even after the journal was opened again."""
+    path = tmp_path / "journal.sqlite"
+    with Journal(path) as first:
+        numbers = [first.next_job_number(), first.next_job_number()]
+    with Journal(path) as second:
+        assert [*numbers, second.next_job_number()] == [1, 2, 3]
+
+
+def test_a_killed_process_loses_nothing_that_it_appended(tmp_path: Path) -> None:
+    """SIGKILL right after the append, without close or sync: the event is there."""
+    path = tmp_path / "journal.sqlite"
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from koala_adapter.service.journal import Journal\n"
+        "from koala_adapter.scheduler.events import TimeReached\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "for number in range(100): journal.append(TimeReached(time=float(number)))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env={"PYTHONPATH": os.pathsep.join(sys.path)}, check=False, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL
+    with Journal(path) as journal:
+        assert [event.time for event in journal.recover()[1]] == [float(number) for number in range(100)]
+
+
+def test_a_failed_snapshot_does_not_hold_up_what_follows(journal: Journal, tmp_path: Path) -> None:
+    """The snapshot is all or nothing, and events appended after it are on disk at once, not in an open transaction."""
+    site = lived()
+    number = [journal.append(event) for event in site.events][-1]
+    with closing(sqlite3.connect(journal.path, isolation_level=None)) as other:
+        other.execute("CREATE TRIGGER full BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+    with pytest.raises(JournalError, match="disk full"):
+        journal.snapshot(site.state, number)
+    journal.append(ev.TimeReached(time=5000.0))
+    with closing(sqlite3.connect(journal.path)) as other:
+        assert other.execute("SELECT count(*) FROM events").fetchone() == (len(site.events) + 1,)
+        assert other.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)
+
+
+def test_secrets_are_kept_as_digests_and_forgotten(journal: Journal) -> None:
+    """Who reads the file cannot speak as an agent; of a submission that is over nothing is kept."""
+    journal.set_token(KEY, "the-token-itself")
+    journal.bind(PLACEHOLDER, "digest-of-a-session")
+    assert journal.batches_with_secrets() == [KEY]
+    assert journal.bound_session(PLACEHOLDER) == "digest-of-a-session"
+    assert (
+        b"the-token-itself" not in journal.path.read_bytes() + (journal.path.parent / "journal.sqlite-wal").read_bytes()
+    )
+    assert journal.token_hash(KEY) not in {None, "the-token-itself"}
+    journal.forget_batch(KEY)
+    assert (journal.batches_with_secrets(), journal.token_hash(KEY), journal.bound_session(PLACEHOLDER)) == (
+        [],
+        None,
+        None,
+    )
+
+
+def test_a_placeholder_is_bound_once(journal: Journal) -> None:
+    """A second session cannot take the place of the first."""
+    journal.bind(PLACEHOLDER, "first")
+    with pytest.raises(JournalError):
+        journal.bind(PLACEHOLDER, "second")
+    assert journal.bound_session(PLACEHOLDER) == "first"
+
+
+def test_the_file_is_private(journal: Journal) -> None:
+    """The database and what SQLite puts beside it are readable by their owner alone."""
+    journal.append(ev.TimeReached(time=1.0))
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in journal.path.parent.iterdir()}
+    assert modes
+    assert set(modes.values()) == {0o600}, modes
+
+
+def test_another_version_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    """Nothing is read, let alone changed, that another version wrote."""
+    path = tmp_path / "journal.sqlite"
+    with Journal(path) as journal:
+        journal.set_value("schema", "99")
+    with pytest.raises(JournalError, match="schema 99") as refused:
+        Journal(path)
+    assert "version that wrote it" in refused.value.hint
+
+
+@pytest.mark.parametrize("body", ["{", '{"time": "soon"}'])
+def test_an_unreadable_event_is_named(journal: Journal, body: str) -> None:
+    """Recovery does not skip what it cannot read: the state would be another one."""
+    journal.append(ev.TimeReached(time=1.0))
+    with closing(sqlite3.connect(journal.path, isolation_level=None)) as other:
+        other.execute("INSERT INTO events (type, body) VALUES ('TimeReached', ?)", (body,))
+    with pytest.raises(JournalError, match=r"event 2 \(TimeReached\)"):
+        list(journal.recover()[1])
+
+
+def test_no_database_is_told_as_such(tmp_path: Path) -> None:
+    """A file that is something else is not overwritten."""
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(b"this is no database" * 100)
+    with pytest.raises(JournalError, match=str(path)):
+        Journal(path)
+    assert path.read_bytes().startswith(b"this is no database")
+
+
+def test_reports_of_finished_jobs_are_found_newest_first(journal: Journal) -> None:
+    """By id, or the latest ones; a job that is archived again replaces its report."""
+    for number in range(5):
+        journal.archive(str(number), float(number), f"report {number}")
+    journal.archive("0", 9.0, "report 0 again")
+    assert journal.latest_archived(3) == ["report 0 again", "report 4", "report 3"]
+    assert (journal.archived("0"), journal.archived("7")) == ("report 0 again", None)
+
+
+def test_a_reader_sees_one_moment(journal: Journal) -> None:
+    """Who reads while the owner writes sees neither half of anything, nor holds up the owner."""
+    journal.append(ev.ClusterUnavailable(time=1.0, cluster=ClusterName("a"), reason="gone"))
+    with Journal(journal.path, read_only=True) as reader:
+        before = list(reader.recover()[1])
+        journal.append(ev.BatchSubmitted(time=2.0, batch=KEY, lrm_ids=(LrmJobId("1"),)))
+        assert list(reader.recover()[1]) == before
+    assert len(list(journal.recover()[1])) == 2

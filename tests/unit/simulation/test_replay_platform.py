@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays on platforms: local users share the queue, failing nodes take their jobs with them, seeds decide alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.queueing.policies import POLICIES
+from koala_adapter.simulation import sites
+from koala_adapter.simulation.background import LocalUse, Outage
+from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
+from koala_adapter.simulation.models import make_model
+from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
+from koala_adapter.simulation.replay import Policy, Replay, Site, replay
+from koala_adapter.simulation.sites import NEVER
+from tests.unit.simulation.workloads import make
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from koala_adapter.simulation.workload import Workload
+
+LOAD = BackgroundLoad(utilization=0.15)
+FAILING = Failures(mean_time_between=1_000_000, mean_repair=3_600)
+
+
+def site(
+    nodes: int,
+    processors_per_node: int = 1,
+    *,
+    local_users: BackgroundLoad | None = None,
+    failures: Failures | None = None,
+) -> Site:
+    """Return a cluster."""
+    cluster = ClusterModel(name="here", nodes=nodes, processors_per_node=processors_per_node)
+    return Site(name="here", processors=cluster.processors, cluster=cluster, local_users=local_users, failures=failures)
+
+
+def played(work: Workload, *clusters: Site, policy: str = "easy", seed: int = 0) -> Replay:
+    """Return what happens on a platform."""
+    return replay(work, Policy(name=policy), clusters, seed=seed)
+
+
+@pytest.fixture
+def uses(monkeypatch: pytest.MonkeyPatch) -> list[LocalUse]:
+    """Give the jobs of the local users, to be filled in, in place of those that chance would send."""
+    found: list[LocalUse] = []
+    monkeypatch.setattr(sites, "local_users", lambda *_: iter(found))
+    return found
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[Outage]:
+    """Give the outages, to be filled in, in place of those that chance would send."""
+    found: list[Outage] = []
+
+    def coming(*_: object) -> Iterator[Outage]:
+        yield from found
+        yield Outage(begins_at=1e9, ends_at=2e9, node=0)
+
+    monkeypatch.setattr(sites, "outages", coming)
+    return found
+
+
+def starts(work: Workload, cluster: Site) -> Sequence[float]:
+    """Return when the jobs start, for the last time."""
+    return played(work, cluster, policy="fcfs").starts
+
+
+def test_local_users_stand_in_the_same_queue(uses: list[LocalUse]) -> None:
+    """Their jobs hold processors and are waited for, from the first submission of the workload on."""
+    uses += [LocalUse(submitted_at=0, processors=2, run=30), LocalUse(submitted_at=5, processors=9, run=4)]
+    # The workload begins at 100. Of 4 processors 2 are taken until 130; the job of 9, cut to 4, stands before the last.
+    work = make((100, 2, 10), (101, 3, 10), (106, 1, 10))
+    assert starts(work, site(4, local_users=LOAD)) == [100, 130, 144]
+    work = make((100, 2, 10), (106, 4, 10))
+    assert starts(work, site(4, local_users=LOAD)) == [100, 134]
+
+
+def test_a_failing_node_takes_its_jobs_with_it(failing: list[Outage]) -> None:
+    """What ran there begins anew at its old place of the queue, when there is room; what ran elsewhere goes on."""
+    failing += [Outage(begins_at=5, ends_at=8, node=1)]
+    work = make((0, 2, 10), (0, 2, 10), (1, 2, 3))
+    # Two nodes of 2. At 5 the second job loses its node, and stays before the third; the node is back at 8.
+    result = played(work, site(2, 2, failures=FAILING), policy="fcfs")
+    assert list(result.starts) == [0, 8, 10]
+    assert {**result.counters, "passes": 0} == {
+        "outages": 1, "restarts": 1, "given_up": 0, "passes": 0, "backfilled": 0,
+    }  # fmt: skip
+
+
+def test_a_job_over_several_nodes_is_lost_with_each_of_them(failing: list[Outage]) -> None:
+    """A job larger than what is left waits until the node is back; a job that ends at that instant is not lost."""
+    failing += [Outage(begins_at=4, ends_at=6, node=0), Outage(begins_at=16, ends_at=17, node=1)]
+    assert starts(make((0, 4, 10), (12, 4, 5)), site(2, 2, failures=FAILING)) == [6, 17]
+
+
+def test_two_failures_of_one_time(failing: list[Outage]) -> None:
+    """With all nodes away nothing runs, and each comes back on its own."""
+    failing += [Outage(begins_at=1, ends_at=9, node=0), Outage(begins_at=2, ends_at=5, node=1)]
+    assert starts(make((0, 1, 10), (0, 1, 10)), site(2, failures=FAILING)) == [5, 9]
+
+
+def test_a_job_that_never_gets_through_is_given_up(failing: list[Outage]) -> None:
+    """A job that needs a node for longer than it stays up does not keep the simulation going for ever."""
+    failing += [Outage(begins_at=10 * number + 8, ends_at=10 * number + 9, node=0) for number in range(1000)]
+    result = played(make((0, 1, 30), (1, 1, 5)), site(1, failures=FAILING), policy="fcfs")
+    assert list(result.starts) == [NEVER, 209]
+    assert (result.counters["restarts"], result.counters["given_up"]) == (20, 1)
+    assert summarized(job_metrics(result), 1).jobs == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_jobs_end_in_spite_of_all(policy: str) -> None:
+    """Under every policy each job runs to its end within what the cluster has, though nodes fail and others compute."""
+    work = make_model("lublin", jobs=150, processors=32, seed=3)
+    result = played(work, site(16, 2, local_users=LOAD, failures=FAILING), policy=policy)
+    assert not result.interrupted
+    assert min(start - submit for start, submit in zip(result.starts, work.submits, strict=True)) >= 0
+    assert max(used_processors(job_metrics(result)).values) <= 32
+    assert result.counters["restarts"] > 0
+    assert result.counters["local_jobs"] > 100
+
+
+def test_local_users_and_failures_make_jobs_wait_longer() -> None:
+    """More of either means a longer mean wait."""
+    work = make_model("lublin", jobs=1000, processors=32, seed=3)
+    waits = [
+        summarized(job_metrics(played(work, cluster)), 32).mean_wait
+        for cluster in (site(32), site(32, local_users=LOAD), site(32, local_users=LOAD, failures=FAILING))
+    ]
+    assert waits == sorted(waits)
+    assert waits[0] < waits[2]
+
+
+def test_only_the_seed_changes_what_happens() -> None:
+    """The same seed gives the same schedule, another one another."""
+    work = make_model("lublin", jobs=300, processors=32, seed=3)
+    cluster = site(16, 2, local_users=LOAD, failures=FAILING)
+    assert played(work, cluster, seed=4) == played(work, cluster, seed=4)
+    assert played(work, cluster, seed=4).starts != played(work, cluster, seed=5).starts

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a WIKI server answers, verb by verb, and what it does before and after."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import EndReason, HoldOwner, LrmJobState, NodeState
+from koala_adapter.wiki.codec.protocol import Dialect
+from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    """Return a server with a job of six tasks that waits, and one that runs on n1 and n2."""
+    made = Server(tmp_path)
+    made.source.add(job("5", 6), running("7", {"n1": 4, "n2": 2}))
+    return made
+
+
+async def test_records_that_maui_understands(server: Server) -> None:
+    """STATE comes first, every attribute ends with ;, a waiting job has no task list, a running one has."""
+    nodes, jobs = await server.records("GETNODES ARG=0:ALL"), await server.records("GETJOBS ARG=0:ALL")
+    assert nodes["n1"].startswith("STATE=Running;")
+    assert nodes["n3"] == "STATE=Idle;UPDATETIME=1795000000;CCLASS=[main:8];ACLASS=[main:8];OS=Linux;CPROC=8;"
+    assert "STATE=Idle;" in jobs["5"]
+    assert "TASKS=6;" in jobs["5"]
+    assert "WCLIMIT=600;" in jobs["5"]
+    assert "TASKLIST" not in jobs["5"]
+    assert "TASKLIST=n1:n1:n1:n1:n2:n2;" in jobs["7"]
+    assert "NAME=" not in jobs["7"].replace("UNAME=", "")
+    assert all(text.endswith(";") for text in (*nodes.values(), *jobs.values()))
+
+
+async def test_started_as_told(server: Server) -> None:
+    """A start happens on exactly the processors named, and shows in the very next list, in the order named."""
+    reply = await server.ask("STARTJOB ARG=5 TASKLIST=n4:n4:n4:n2:n2:n2")
+    assert (reply.status, reply.text) == (0, "job 5 started successfully")
+    assert server.source.calls == [("start", "5 n4:n4:n4:n2:n2:n2")]
+    assert "STATE=Running;TASKLIST=n4:n4:n4:n2:n2:n2;" in (await server.records("GETJOBS ARG=0:5"))["5"]
+    assert server.intents.left() == {}
+
+
+async def test_a_start_that_shows_late_is_promised(server: Server) -> None:
+    """What an accepted start is said to be, it stays until the batch system shows it."""
+    await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
+    server.source.job_list["5"] = job("5", 6, state=LrmJobState.QUEUED)
+    text = (await server.records("GETJOBS ARG=0:5"))["5"]
+    assert text.startswith("STATE=Starting;TASKLIST=n3:n3:n3:n3:n3:n3;")
+    assert (await server.ask("GETNODES ARG=0:n3")).require().startswith("1#n3:STATE=Running;")
+    server.now += 60
+    assert (await server.states())["5"] == "Hold"
+
+
+@pytest.mark.parametrize(
+    ("change", "request_", "status", "words"),
+    [
+        ({}, "STARTJOB ARG=99 TASKLIST=n3", -700, "No such job"),
+        ({}, "STARTJOB ARG=7 TASKLIST=n3:n3:n3:n3:n3:n3", -700, "not pending"),
+        ({}, "STARTJOB ARG=5 TASKLIST=n9:n9:n9:n9:n9:n9", -700, "Invalid TASKLIST: no node n9"),
+        ({}, "STARTJOB ARG=5 TASKLIST=n3:n3", -913, "2 tasks are listed, and it has 6"),
+        ({}, "STARTJOB ARG=5 TASKLIST=n1:n1:n1:n1:n1:n1", -913, "n1 has 4 free processors, and 6 are wanted"),
+        ({"dependent": True}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -912, "waits for other jobs"),
+        ({"eligible_at": NOW + 60}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -919, "BeginTime"),
+        ({"hold": HoldOwner.USER}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -918, "held by its user"),
+        ({"state": LrmJobState.QUEUED}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -911, "not held"),
+        ({"nodes_wanted": 2}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "insists on 2"),
+        ({"nodes_least": 2, "nodes_most": 3}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "on 2 to 3 nodes"),
+        ({"tasks_per_node": 3}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "at most 3 tasks"),
+        ({"excluded_nodes": ("n3",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "excludes n3"),
+        ({"requested_nodes": ("n2",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "must run on n2"),
+        ({"features": ("fast",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "features fast"),
+        ({"processors_per_task": 2}, "STARTJOB ARG=5 TASKLIST=n1:n1:n1", -913, "6 are wanted"),
+    ],
+)
+async def test_refused_before_anything_is_done(
+    server: Server, change: dict[str, object], request_: str, status: int, words: str
+) -> None:
+    """Each reason not to start has Slurm's code and says why; the batch system is not even asked."""
+    server.source.add(replace(server.source.job_list["5"], **change))  # type: ignore[arg-type]
+    reply = await server.ask(request_)
+    assert (reply.status, words in reply.text) == (status, True), reply
+    assert server.source.calls == []
+
+
+async def test_a_job_that_was_queued_again_is_idle_once_it_is_held_and_untied(server: Server) -> None:
+    """Whoever asks first sees it as it is afterwards; where that fails it is shown in hold and not started."""
+    server.source.add(job("6", 2, state=LrmJobState.QUEUED, tied=True, requeues=1))
+    assert (await server.states())["6"] == "Idle"
+    assert server.source.calls == [("take back", "6")]
+    server.source.add(job("6", 2, tied=True, requeues=2))
+    server.source.take_back_failure = LrmUnavailableError("no answer")
+    server.now += 60
+    assert (await server.states())["6"] == "Hold"
+    refused = await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")
+    assert (refused.status, "of an earlier start" in refused.text) == (-918, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [(NodeState.DOWN, -700), (NodeState.UNKNOWN, -700), (NodeState.DRAINING, -913)]
+)
+async def test_no_start_on_a_node_that_is_not_up(server: Server, state: NodeState, status: int) -> None:
+    """A node that is down, draining or of unknown state gets nothing, and is not Unknown, which Maui would use."""
+    server.source.node_list[2] = node("n3", state=state)
+    reply = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
+    assert (reply.status, server.source.calls) == (status, [])
+    word = "Draining" if state is NodeState.DRAINING else "Down"
+    assert (await server.records("GETNODES ARG=0:n3"))["n3"].startswith(f"STATE={word};")
+
+
+async def test_not_started_is_held_again(server: Server) -> None:
+    """A start that does not come about in time is taken back, refused, and can be asked for again, elsewhere."""
+    server.source.never_starts = True
+    reply = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
+    assert (reply.status, "held again" in reply.text) == (-913, True)
+    assert server.source.job_list["5"].state is LrmJobState.HELD
+    assert (await server.states())["5"] == "Idle"
+    server.source.never_starts = False
+    server.source.add(replace(server.source.job_list["5"], requested_nodes=("n3",)))
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n4:n4:n4:n4:n4:n4")).status == 0
+
+
+async def test_what_the_batch_system_refuses(server: Server) -> None:
+    """A refusal of the batch system is passed on with its words; no answer means that it is looked at, and held."""
+    server.source.start_failure = LrmRejectedError("it does not divide jobs so")
+    reply = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
+    assert (reply.status, "does not divide jobs so" in reply.text) == (-930, True)
+    server.source.start_failure = LrmUnavailableError("no answer")
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == -913
+    server.source.failure = LrmUnavailableError("slurmctld does not answer")
+    reply = await server.ask("GETJOBS ARG=0:ALL")
+    assert (reply.status, "slurmctld does not answer" in reply.text) == (-700, True)
+
+
+async def test_two_starts_do_not_share_room(server: Server) -> None:
+    """While one start is under way its processors are given away, though the batch system does not show it yet."""
+    server.source.add(job("6", 6))
+    server.source.starts_after = 0.2
+    statuses: list[int] = []
+
+    async def start(id_: str) -> None:
+        statuses.append((await server.ask(f"STARTJOB ARG={id_} TASKLIST=n3:n3:n3:n3:n3:n3")).status)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(start, "5")
+        tasks.start_soon(start, "6")
+    assert sorted(statuses) == [-913, 0]
+
+
+async def test_chosen_nodes(tmp_path: Path) -> None:
+    """With an empty task list (Moab) the server chooses where there is room."""
+    server = Server(tmp_path, dialect=Dialect.WIKI2)
+    server.source.add(job("5", 12), running("7", {"n1": 8}))
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=")).status == 0
+    assert server.source.calls == [("start", "5 " + ":".join(["n2"] * 8 + ["n3"] * 4))]
+
+
+async def test_ends_are_remembered(server: Server) -> None:
+    """A job that leaves the listing is reported over until two polls have seen it and the retention has passed."""
+    await server.states()
+    del server.source.job_list["7"]
+    assert (await server.states())["7"] == "Completed"
+    server.now += 299
+    assert (await server.states())["7"] == "Completed"
+    server.now += 10
+    assert "7" not in await server.states()
+
+
+@pytest.mark.parametrize("step", [7200, -7200])
+async def test_ends_are_remembered_for_as_long_when_the_clock_is_set(server: Server, step: float) -> None:
+    """Neither forgotten at once nor reported for hours."""
+    await server.states()
+    del server.source.job_list["7"]
+    await server.states()
+    server.set_clock(step)
+    await server.states()
+    server.now += 299
+    assert (await server.states())["7"] == "Completed"
+    server.now += 10
+    await server.states()
+    assert "7" not in await server.states()
+
+
+@pytest.mark.parametrize("step", [7200, -7200])
+async def test_a_promise_lasts_as_long_when_the_clock_is_set(server: Server, step: float) -> None:
+    """What a peer was told of a start holds until the batch system has had its time to show it, and no longer."""
+    server.source.add(job("5"))
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n1")).status == 0
+    server.source.job_list["5"] = job("5")
+    server.set_clock(step)
+    assert (await server.states())["5"] in {"Running", "Starting"}
+    server.now += 31
+    assert (await server.states())["5"] == "Idle"
+
+
+async def test_a_peer_misses_nothing_when_the_clock_is_set_back(server: Server) -> None:
+    """It asks for what changed since the time that it was told last."""
+    await server.states()
+    since = int(server.now)
+    server.set_clock(-7200)
+    server.now += 60
+    server.source.job_list["7"] = replace(server.source.job_list["7"], state=LrmJobState.SUSPENDED)
+    assert (await server.records(f"GETJOBS ARG={since}:ALL"))["7"].startswith("STATE=Suspended")
+
+
+async def test_ends_wait_for_the_peer(server: Server) -> None:
+    """Nobody asked, so nothing is forgotten, however late."""
+    await server.states()
+    del server.source.job_list["7"]
+    await server.ask("GETNODES ARG=0:ALL")
+    server.now += 1000
+    assert (await server.states())["7"] == "Completed"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "one", "two"),
+    [
+        (EndReason.EXITED, 0, "Completed", "Completed;EXITCODE=0"),
+        (EndReason.EXITED, 3, "Removed", "Completed;EXITCODE=3"),
+        (EndReason.CANCELLED, None, "Removed", "Removed;EXITCODE=0"),
+        (EndReason.WALLTIME, None, "Removed", "Removed;EXITCODE=0"),
+        (None, None, "Completed", "Completed;EXITCODE=0"),
+    ],
+)
+async def test_words_for_ends(tmp_path: Path, end: EndReason | None, code: int | None, one: str, two: str) -> None:
+    """How a job ended has its word in each dialect; never Cancelled, which Maui does not know."""
+    for dialect, word in ((Dialect.WIKI, one), (Dialect.WIKI2, two)):
+        server = Server(tmp_path / dialect, dialect=dialect)
+        server.source.add(job("5", state=LrmJobState.ENDED, end=end, exit_code=code, ends_at=NOW))
+        assert (await server.records("GETJOBS ARG=0:ALL"))["5"].startswith(f"STATE={word};")
+
+
+async def test_vanished_nodes_are_down(server: Server) -> None:
+    """A node that is no longer listed is Down for ever, not idle."""
+    await server.ask("GETNODES ARG=0:ALL")
+    del server.source.node_list[3]
+    assert (await server.records("GETNODES ARG=0:ALL"))["n4"].startswith("STATE=Down;")
+
+
+async def test_deltas_hold_what_changed(server: Server) -> None:
+    """With a time, only objects that changed at or after it are listed."""
+    await server.states()
+    server.now += 10
+    server.source.add(job("8"))
+    assert set(await server.records(f"GETJOBS ARG={int(server.now)}:ALL")) == {"8"}
+    assert (await server.ask(f"GETJOBS ARG={int(server.now) + 5}:ALL")).require() == "0#"
+    assert (await server.ask(f"GETNODES ARG={int(server.now)}:ALL")).require() == "0#"
+    assert set(await server.records("GETJOBS ARG=0:5:99:7")) == {"5", "7"}
+
+
+async def test_listings_are_shared(tmp_path: Path) -> None:
+    """However many poll, the batch system is asked once in the time of the cache."""
+    server = Server(tmp_path, cache=30.0)
+    server.source.slow = 0.05
+    async with anyio.create_task_group() as tasks:
+        for _ in range(50):
+            tasks.start_soon(server.ask, "GETNODES ARG=0:ALL")
+            tasks.start_soon(server.ask, "GETJOBS ARG=0:ALL")
+    assert server.source.reads == 1
+    server.source.add(job("5"))
+    assert await server.states() == {}
+    assert server.source.reads == 1
+    assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=3")).status == 0  # unknown: it may have come in since
+    assert server.source.reads == 2
+
+
+async def test_changes_are_seen_in_spite_of_the_cache(tmp_path: Path) -> None:
+    """After something was done the next poll asks anew."""
+    server = Server(tmp_path, cache=30.0)
+    server.source.add(job("5"))
+    assert (await server.states())["5"] == "Idle"
+    assert (await server.ask("CANCELJOB ARG=5 TYPE=ADMIN")).status == 0
+    assert (await server.states())["5"] == "Removed"
+    assert server.source.reads == 2
+
+
+async def test_other_verbs(server: Server) -> None:
+    """Cancel, suspend and modify do what they say; states that do not allow them are refused."""
+    assert (await server.ask("SUSPENDJOB ARG=5")).status == -700
+    assert (await server.ask("SUSPENDJOB ARG=7")).text == "job 7 suspended successfully"
+    assert (await server.states())["7"] == "Suspended"
+    assert (await server.ask("SUSPENDJOB ARG=7")).status == -700
+    assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=20")).status == 0
+    assert "WCLIMIT=1200;" in (await server.records("GETJOBS ARG=0:5"))["5"]
+    assert (await server.ask("MODIFYJOB ARG=5 TIMELIMIT=0")).status == -300
+    assert (await server.ask("MODIFYJOB ARG=5 BANK=x")).status == -810
+    assert (await server.ask("CANCELJOB ARG=5 TYPE=WALLCLOCK")).status == -700
+    assert (await server.ask("CANCELJOB ARG=7 TYPE=WALLCLOCK")).status == 0
+    assert (await server.states())["7"] == "Removed"
+    assert (await server.ask("CANCELJOB ARG=7 TYPE=ADMIN")).status == -700
+
+
+@pytest.mark.parametrize(
+    "verb", ["REQUEUEJOB ARG=7", "SIGNALJOB ARG=7 VALUE=USR1", "NOTIFYJOB ARG=7 MSG=hello", "RESUMEJOB ARG=7"]
+)
+async def test_what_the_batch_system_cannot(tmp_path: Path, verb: str) -> None:
+    """What a batch system has no way to do is refused as unsupported, with the reason."""
+    server = Server(tmp_path, dialect=Dialect.WIKI2)
+    state = LrmJobState.SUSPENDED if verb.startswith("RESUME") else LrmJobState.RUNNING
+    server.source.add(running("7", {"n1": 1}, state=state))
+    reply = await server.ask(verb)
+    assert (reply.status, "alpha cannot" in reply.text) == (-810, True)
+
+
+@pytest.mark.parametrize("verb", ["JOBADDTASK ARG=7 DEFAULT n3", "JOBRELEASETASK ARG=7 0", "JOBREMOVETASK ARG=7 1 2"])
+async def test_rigid_jobs_keep_their_size(server: Server, verb: str) -> None:
+    """A job that cannot change its size while it runs says so."""
+    reply = await server.ask(verb)
+    assert (reply.status, "size of a running job" in reply.text) == (-810, True)
+    assert (await server.ask("JOBREMOVETASK ARG=7 6")).status == -700
+
+
+async def test_when_it_could_run(tmp_path: Path) -> None:
+    """JOBWILLRUN tells the first moment at which enough processors are free by the running jobs' walltimes."""
+    server = Server(tmp_path, dialect=Dialect.WIKI2)
+    server.source.add(job("5", 12), running("7", {"n1": 8}), running("8", {"n2": 8}, ends_at=NOW + 90))
+    server.source.add(running("9", {"n3": 8, "n4": 8}, ends_at=NOW + 9000))
+    text = (await server.ask("JOBWILLRUN ARG=5 NODES=n[1-2]")).require()
+    assert text == f"STARTINFO=5 TASKS=12 STARTTIME={int(NOW) + 590} NODES=n[1-2]"
+    text = (await server.ask("JOBWILLRUN ARG=5 NODES=n[1-2] PREEMPT=7,8")).require()
+    assert f"STARTTIME={int(NOW)} " in text
+    assert "not runable" in (await server.ask("JOBWILLRUN ARG=5 NODES=n1")).require()
+    assert (await server.ask("JOBWILLRUN ARG=5 NODES=n77")).status == -730
+
+
+async def test_initialize(tmp_path: Path) -> None:
+    """INITIALIZE sets the form of host lists and the port for events."""
+    server = Server(tmp_path, dialect=Dialect.WIKI2)
+    server.source.add(running("7", {"n1": 2, "n2": 2}))
+    await server.states()
+    assert (await server.ask("INITIALIZE ARG=EPORT=15017 USEHOSTEXP=T")).text == "EPORT=15017 USEHOSTEXP=T"
+    assert "TASKLIST=n[1-2]*2;" in (await server.records("GETJOBS ARG=0:ALL"))["7"]
+
+
+@pytest.mark.parametrize("shows", ["released", "running", "held", "gone"])
+async def test_interrupted_starts_are_settled(tmp_path: Path, shows: str) -> None:
+    """After a kill each job that was being started runs once or is held once."""
+    source = MemorySource()
+    states = {"released": job("5", state=LrmJobState.QUEUED), "running": running("5", {"n1": 1}), "held": job("5")}
+    if shows in states:
+        source.add(states[shows])
+    server = Server(tmp_path, source)
+    server.intents.note("5", ["n1"], now=NOW)
+    await server.resource.verbs.reconcile()
+    assert source.calls == ([("hold", "5")] if shows == "released" else [])
+    assert server.intents.left() == {}
+    expected = {"released": {"5": "Idle"}, "held": {"5": "Idle"}, "running": {"5": "Running"}, "gone": {}}
+    assert await server.states() == expected[shows]
+
+
+async def test_nothing_is_started_without_a_note(tmp_path: Path, server: Server) -> None:
+    """When the note of a start cannot be written the start is refused; a damaged note is no note."""
+    (tmp_path / "starts" / "job-9.start").write_text(json.dumps({"job": 9}))
+    assert server.intents.left() == {}
+    (tmp_path / "starts").rmdir()
+    (tmp_path / "starts").write_text("no directory")
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == -700
+    assert server.source.calls == []
