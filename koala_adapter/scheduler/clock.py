@@ -37,6 +37,7 @@ POINTS_IN_TIME = frozenset(
         "no_growth_before",
         "no_shrink_before",
         "not_before",
+        "on_hold_since",
         "paused_until",
         "polled_at",
         "retake_at",
