@@ -37,6 +37,7 @@ POINTS_IN_TIME = frozenset(
         "no_growth_before",
         "no_shrink_before",
         "not_before",
+        "on_hold_since",
         "paused_until",
         "polled_at",
         "retake_at",
@@ -74,9 +75,10 @@ def _put_off(state: State, timer: Timer, now: float) -> float:
     """Return when a timer fires that was set before the service was down."""
     if timer.kind in AWAITS_AGENTS and timer.at <= now:
         return now + state.parameters.registration_timeout
-    if timer.kind is TimerKind.ENDING:
+    placeholder = state.placeholders.get(timer.placeholder) if timer.placeholder is not None else None
+    if timer.kind is TimerKind.ENDING and placeholder is not None and placeholder.host:
         # Its agent may hold the last output of a job, and has yet to find out that somebody listens again.
-        return max(timer.at, now + state.parameters.end_patience)
+        return max(timer.at, now + state.parameters.registration_timeout)
     return timer.at
 
 

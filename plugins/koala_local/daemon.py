@@ -34,6 +34,8 @@ LOG_NAME = "daemon.log"
 LARGEST_LOG = 1 << 20
 LONGEST_WAIT = 15
 """Seconds that a new daemon waits for an old one to end."""
+FIRST_REQUEST = 15.0
+"""Seconds that a new daemon waits at least for whoever started it to ask something, however short its idle time is."""
 
 log = logging.getLogger("koala_local")
 
@@ -47,22 +49,29 @@ class IdleClock:
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._last = time.monotonic()
+        self._asked = False
         self._look()
 
     def asked(self) -> None:
         """Note a request."""
         self._last = time.monotonic()
+        if not self._asked:
+            self._asked = True
+            self._next.cancel()
+            self._look()
 
     def _look(self) -> None:
         if self._cluster.busy:
             self._last = time.monotonic()
         idle = time.monotonic() - self._last
         limit = self._cluster.layout.idle_seconds
+        if not self._asked:
+            limit = max(limit, FIRST_REQUEST)
         if idle >= limit:
             log.info("no jobs and no requests for %d s: the end", limit)
             self._stop.set()
         else:
-            self._loop.call_later(limit - idle, self._look)
+            self._next = self._loop.call_later(limit - idle, self._look)
 
 
 async def serve(directory: Path, ready: int) -> None:

@@ -48,7 +48,7 @@ def test_processors_are_handed_back_after_their_life(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """With a life cycle shorter than the wait they go to others in between, and the place in the queue is kept."""
-    user = new_user(slurm_a, sge_cell, scheduler={"placeholder_life": 3, "backoff": 3, "longest_backoff": 3})
+    user = new_user(slurm_a, sge_cell, scheduler={"placeholder_life": 12, "backoff": 3, "longest_backoff": 3})
     traces = Traces(user)
     with local_job(sge_cell, sge_cell.slots):
         job = user.submit(user.job_file(*(part(name, 2, "true", environment=traces.mark) for name in "ac")))

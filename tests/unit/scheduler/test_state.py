@@ -331,14 +331,24 @@ def test_life_that_ended_while_the_service_was_down() -> None:
 
 @pytest.mark.parametrize("down", [5.0, 500.0], ids=["briefly", "for long"])
 def test_agents_that_were_to_end_may_come_back_and_deliver(down: float) -> None:
-    """After the service was down, the agents of a job that is over have the full patience until they are cancelled."""
-    site = Site({"a": 4}, Parameters(end_patience=10.0))
+    """After the service was down, the agents of a job that is over have time to report before they are cancelled."""
+    site = Site({"a": 4}, Parameters(end_patience=10.0, registration_timeout=120.0))
     site.submit(job("1", 2))
     site.run("1")
     assert len(ends(site.complete("1"), force=False)) == 2
     restarted(site, down)
-    assert ends(site.pass_time(9.9)) == []
+    assert ends(site.pass_time(119.9)) == []
     assert len(ends(site.pass_time(0.2), force=True)) == 2
+
+
+def test_what_has_no_agent_is_cancelled_again_soon() -> None:
+    """A placeholder in its LRM's queue has nobody who could report: a restart does not put off its cancellation."""
+    site = Site({"a": 4}, Parameters(end_patience=10.0, registration_timeout=120.0))
+    site.submit(job("1", 2))
+    site.take_all()
+    assert len(ends(site.cancel("1"))) == 2
+    restarted(site, 5.0)
+    assert len(ends(site.pass_time(5.1), force=True)) == 2
 
 
 def test_unknown_job_is_not_found() -> None:
