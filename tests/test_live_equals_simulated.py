@@ -20,6 +20,7 @@ import pytest
 from koala_adapter.api.client import Client
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site
+from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
 from koala_adapter.scheduler import Scheduler
@@ -128,7 +129,7 @@ def live(koala: Koala, site: SiteConfig, scale: float) -> list[Event]:
     service.terminate()
     service.communicate()
     with closing(Journal(koala.state / "journal.sqlite")) as journal:
-        return list(journal.recover()[1])
+        return [event for _, event in journal.recover()[1]]
 
 
 def simulated(directory: Path, site: SiteConfig, scale: float) -> list[Event]:

@@ -7,20 +7,19 @@ Nothing here changes anything: not the journal, not the LRMs, and not what a ser
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
 
 from koala_adapter.api.reports import JOB_REPORT, ClusterReport, in_order, job_report
+from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import LrmJobState
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
-from koala_adapter.scheduler.records import State
 from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.service.information import read_cluster
 from koala_adapter.service.journal import Journal
@@ -98,12 +97,7 @@ def read_record(directory: Path, *, archived: int = 0) -> Record:
     if not (directory / JOURNAL_NAME).exists():
         return Record(directory=directory)
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
-        state, events = journal.recover()
-        scheduler = Scheduler(state or State())
-        for event in events:
-            # As in the service: a defect costs the event that shows it.
-            with suppress(Exception):
-                scheduler.handle(event)
+        scheduler = rebuilt(journal, Scheduler)
         reports = [JOB_REPORT.validate_json(text) for text in reversed(journal.latest_archived(archived))]
         return Record(
             directory=directory,

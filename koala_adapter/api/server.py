@@ -55,7 +55,7 @@ class Server:
         self.stop_wanted = anyio.Event()
         self._conversations = 0
         self._ended = anyio.Event()
-        service.archive_with(lambda job_id: self._report_of(job_id).to_json())
+        service.archive.keep_with(lambda job_id: self._report_of(job_id).to_json())
 
     async def serve(self, listener: Listener[SocketStream]) -> None:
         """Serve whoever connects, and has connected before, until cancelled."""
