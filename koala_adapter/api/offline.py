@@ -22,7 +22,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
 from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.service.information import read_cluster
-from koala_adapter.service.journal import Journal
+from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.siteparameters import configuration
 
@@ -53,6 +53,8 @@ class Record:
     archived: Mapping[str, JobReport] = field(default_factory=dict)
     """Finished jobs by id, oldest first."""
     clock: ServiceClock = field(default_factory=ServiceClock)
+    set_aside: tuple[SetAside, ...] = ()
+    """Events on which the scheduler failed."""
 
     @property
     def now(self) -> float:
@@ -64,6 +66,10 @@ class Record:
         """Jobs that have no outcome yet or whose placeholders are not all gone."""
         jobs = self.scheduler.state.jobs.items()
         return [id_ for id_, record in jobs if not record.state.final or record.live]
+
+    def defects(self) -> list[str]:
+        """Return what is to be told of the events on which koala failed of late."""
+        return sentences(self.set_aside, self.now)
 
     def job(self, job_id: str) -> JobReport:
         """Return the report of a job. Raises JobNotFoundError."""
@@ -106,6 +112,7 @@ def read_record(directory: Path, *, archived: int = 0) -> Record:
             instance=journal.value("instance") or NO_INSTANCE,
             port=int(journal.value("port") or "0"),
             archived={report.id: report for report in reports},
+            set_aside=tuple(journal.events_set_aside()),
         )
 
 

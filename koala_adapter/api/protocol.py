@@ -19,12 +19,15 @@ class Request(BaseModel):
     """What a client asks.
 
     ``submit`` (job: text of a job as JSON), ``cancel``, ``job``, ``jobs``, ``watch`` (a reply at each change until the
-    job is over), ``clusters``, ``plan``, ``script``, ``ping``, ``stop``.
+    job is over), ``clusters``, ``plan``, ``script``, ``defects`` (of koala itself, one sentence
+    each), ``ping``, ``stop``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    operation: Literal["submit", "cancel", "job", "jobs", "watch", "clusters", "plan", "script", "ping", "stop"]
+    operation: Literal[
+        "submit", "cancel", "job", "jobs", "watch", "clusters", "plan", "script", "defects", "ping", "stop"
+    ]
     job_id: str = ""
     job: dict[str, Any] | None = None
     cluster: str = ""

@@ -127,6 +127,8 @@ class Server:
                 return self._plan(request)
             case "script":
                 return self._script(request)
+            case "defects":
+                return service.journal.defects_told(service.now())
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
 
     def _job(self, request: Request, job_id: JobId, now: float) -> Job:

@@ -25,7 +25,7 @@ from koala_adapter.scheduler.records import State
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
     from pathlib import Path
     from typing import Self
 
@@ -40,6 +40,8 @@ CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT N
 CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
     body TEXT NOT NULL, failure TEXT NOT NULL);
 """
+TOLD_FOR = 86400.0
+"""Seconds for which the operator is told of an event that was set aside."""
 MOST_SET_ASIDE = 1000
 """Events that the scheduler failed on and that are kept, the latest ones."""
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
@@ -96,6 +98,16 @@ class SetAside:
     def summary(self) -> str:
         """The last line of the traceback: what went wrong."""
         return self.failure.strip().rpartition("\n")[2]
+
+    def sentence(self, now: float) -> str:
+        """Say it to an operator, at a time of the service clock."""
+        what, ago = f"event {self.number} ({self.event_type})", max(0.0, now - self.time) / 60
+        return f"a defect of koala: {what} was set aside {ago:.0f} min ago: {self.summary}"
+
+
+def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
+    """Return what an operator is to be told, at a time of the service clock, of the events set aside of late."""
+    return [one.sentence(now) for one in set_aside if now - one.time <= TOLD_FOR]
 
 
 class Journal:
@@ -239,6 +251,10 @@ class Journal:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
             raise
+
+    def defects_told(self, now: float) -> list[str]:
+        """Return what an operator is to be told of the events that were set aside of late."""
+        return sentences(self.events_set_aside(), now)
 
     def value(self, key: str) -> str | None:
         """Return a single stored value."""

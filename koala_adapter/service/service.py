@@ -327,7 +327,7 @@ class Service:
                 self.post(ev.PlaceholderSilent(time=now, placeholder=placeholder.id, detail=why))
 
     def _just_submitted(self) -> set[str]:
-        return {key for driver in self.clusters.values() for key in driver.under_way}
+        return {key for driver in self.clusters.values() for key in driver.judge.under_way}
 
     async def _keep_trying(self) -> None:
         """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
