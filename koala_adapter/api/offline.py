@@ -221,7 +221,7 @@ def answer_report(record: Record, answer: Answer) -> ClusterReport:
         processors=None if reading is None else reading.processors,
         idle=None if reading is None else reading.idle,
         others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours),
-        threshold=answer.config.threshold,
+        threshold=answer.config.parameters.threshold,
         placeholders=len(states),
         placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
         available=known.available if reading is not None else 0,

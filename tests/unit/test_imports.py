@@ -52,7 +52,7 @@ MAY_IMPORT = {
     f"{CORE}.host": _rooms("host"),
     f"{CORE}.net": _rooms("net"),
     f"{CORE}.plugin": _rooms("plugin"),
-    f"{CORE}.config": _rooms("plugin", "config"),
+    f"{CORE}.config": _rooms("plugin", "config", "scheduler.parameters"),
     f"{CORE}.scheduler": _rooms("scheduler"),
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),
