@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.api.reports import JOB_REPORT, ClusterReport, in_order, job_report
+from koala_adapter.api.reporting import JOB_REPORT, job_report
+from koala_adapter.api.reports import ClusterReport, in_order
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import LrmJobState
