@@ -51,7 +51,7 @@ MAY_IMPORT = {
     f"{CORE}.model": BOTTOM,
     f"{CORE}.host": _rooms("host"),
     f"{CORE}.net": _rooms("net"),
-    f"{CORE}.plugin": _rooms("plugin"),
+    f"{CORE}.plugin": _rooms("host", "plugin"),
     f"{CORE}.config": _rooms("plugin", "config"),
     f"{CORE}.scheduler": _rooms("scheduler"),
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
