@@ -246,7 +246,7 @@ def test_the_manual_is_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", [Event, Action])
-def test_every_event_and_action_is_described(kind: type[Event] | type[Action]) -> None:
+def test_every_event_and_action_is_described(kind: type[Event | Action]) -> None:
     """The page on the architecture names each of them, and none that is gone."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     missing = [one.__name__ for one in kind.__subclasses__() if f"`{one.__name__}`" not in page]

@@ -58,6 +58,7 @@ MAY_IMPORT = {
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.malleable": (*_rooms("scheduler.claiming", "scheduler.malleable"), *SCHEDULER_NOUNS),
+    f"{CORE}.driver": _rooms("scheduler", "driver"),
     f"{CORE}.queueing": _rooms("queueing"),
     f"{CORE}.vjm": _rooms("vjm"),
     AGENT: (),
@@ -65,9 +66,11 @@ MAY_IMPORT = {
     f"{CORE}.ordering": _rooms("host", "net", "plugin", "batchsystem", "queueing", "ordering"),
     f"{CORE}.wiki": _rooms("plugin", "batchsystem", "queueing", "wiki"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
-    f"{CORE}.simulation": (*_rooms("scheduler", "queueing", "simulation"), *FILES),
-    f"{CORE}.service": _rooms("host", "plugin", "batchsystem", "config", "scheduler", "vjm", "runners", "service"),
-    f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "vjm", "service", "api"),
+    f"{CORE}.simulation": (*_rooms("scheduler", "driver", "queueing", "simulation"), *FILES),
+    f"{CORE}.service": _rooms(
+        "host", "plugin", "batchsystem", "config", "scheduler", "driver", "vjm", "runners", "service"
+    ),
+    f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
