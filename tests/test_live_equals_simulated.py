@@ -20,7 +20,6 @@ import pytest
 from koala_adapter.api.client import Client
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site
-from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
 from koala_adapter.scheduler import Scheduler

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.api.reports import JOB_REPORT, ClusterReport, in_order, job_report
+from koala_adapter.api.reporting import JOB_REPORT, job_report
+from koala_adapter.api.reports import ClusterReport, in_order
 from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
@@ -222,7 +223,7 @@ def answer_report(record: Record, answer: Answer) -> ClusterReport:
         processors=None if reading is None else reading.processors,
         idle=None if reading is None else reading.idle,
         others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours),
-        threshold=answer.config.threshold,
+        threshold=answer.config.parameters.threshold,
         placeholders=len(states),
         placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
         available=known.available if reading is not None else 0,

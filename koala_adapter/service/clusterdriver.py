@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.batchsystem.listing import answering
 from koala_adapter.errors import (
     LrmError,
     LrmRejectedError,
@@ -32,8 +33,9 @@ from koala_adapter.scheduler.events import (
     Event,
     PlaceholderEnded,
 )
-from koala_adapter.service.information import Poller, Reading, answering
+from koala_adapter.service.information import Poller, Reading
 from koala_adapter.service.listingjudge import ListingJudge, Look
+from koala_adapter.service.requestwindows import request_window
 from koala_adapter.service.submissions import remove_token, token_path, words_directory
 
 if TYPE_CHECKING:
@@ -72,7 +74,8 @@ def make_lrm(
 
     ``directory``: the state directory, below which the plugin gets its private one. Raises OSError.
     """
-    commands = CommandRunner(per_minute=config.requests_per_minute)
+    window = request_window(config, plugins[config.plugin], directory)
+    commands = CommandRunner(per_minute=config.requests_per_minute, shared=window)
     private = directory / "clusters" / config.name
     make_private_directory(private)
     if config.output_directory is None:

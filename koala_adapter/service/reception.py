@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.config.sitefile import ControlCenterConfig
+    from koala_adapter.config.sitefile import ControlCenterConfig, SiteConfig
     from koala_adapter.model import ClusterName, PlaceholderId
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.applications import Applications
@@ -88,7 +88,7 @@ class Reception:
         if self._center is not None:
             self._center.disconnect_all(reason)
 
-    async def open(self, tasks: TaskGroup, settings: ControlCenterConfig) -> int:
+    async def open(self, tasks: TaskGroup, site: SiteConfig) -> int:
         """Begin to listen within ``tasks``; return the port. Raises ConfigurationError."""
         self._center = ControlCenter(
             ssl_context=certificate.server_context(self._certificate),
@@ -100,10 +100,10 @@ class Reception:
             on_unwritten=self._on_unwritten,
             results=self._applications.results,
             on_rejected=self._on_rejected,
-            lease=settings.lease,
-            heartbeat=settings.heartbeat,
+            lease=site.parameters.lease,
+            heartbeat=site.control_center.heartbeat,
         )
-        port = await self._bind(tasks, self._center, settings)
+        port = await self._bind(tasks, self._center, site.control_center)
         self._journal.set_value("port", str(port))
         self._applications.center = self._center
         return port

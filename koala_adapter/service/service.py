@@ -276,7 +276,7 @@ class Service:
         """
         try:
             async with anyio.create_task_group() as tasks:
-                port = await self.reception.open(tasks, self.site.control_center)
+                port = await self.reception.open(tasks, self.site)
                 fingerprint = self.reception.fingerprint
                 self._scripts = ScriptMaker(
                     site=self.site, port=port, fingerprint=fingerprint, directory=self.directory
