@@ -230,8 +230,8 @@ class ClusterDriver:
         """Repeat the cancellations that the LRM did not hear, as far as they are still wanted."""
         ending = {
             placeholder.lrm_id
-            for placeholder in self._around.state().placeholders.values()
-            if placeholder.cluster == self.name and placeholder.state is PlaceholderState.ENDING
+            for placeholder in self._around.state().placeholders.on(self.name).values()
+            if placeholder.state is PlaceholderState.ENDING
         }
         missed, self._not_cancelled = self._not_cancelled, set()
         self.cancel(sorted(missed & ending))
