@@ -94,7 +94,7 @@ def generated() -> dict[Path, str]:
 
 def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:
     """Return the table of what follows each state, and when."""
-    rows = [
+    rows: list[str] = [
         f"| {source.value} | {to.value} | {why} |" for source, targets in table.items() for to, why in targets.items()
     ]
     return "\n".join(["", "| from | to | when |", "|---|---|---|", *rows, "", ""])
