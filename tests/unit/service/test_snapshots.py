@@ -140,7 +140,7 @@ def test_a_journal_of_the_first_version_is_recovered(tmp_path: Path, name: str) 
     with Journal(path) as journal:
         state, events = journal.recover()
         scheduler = Scheduler(state)
-        actions = [[repr(action) for action in scheduler.handle(event)] for event in events]
+        actions = [[repr(action) for action in scheduler.handle(event)] for _, event in events]
         assert actions == recorded["actions"]
         assert any(actions)
         journal.snapshot(scheduler.state, len(actions))
