@@ -35,8 +35,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "context", "events", "outcome", "parameters", "pieces", "records", "roster", "spreading",
-    "timers",
+    "actions", "changes", "context", "events", "ledger", "outcome", "parameters", "pieces", "records", "roster",
+    "spreading", "tables", "timers", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
