@@ -107,7 +107,7 @@ def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     serving.done(f"SUSPENDJOB ARG={first}")
     serving.wait(lambda: " hs " in cell.qstat(), what="a suspended job")
     serving.done(f"RESUMEJOB ARG={first}")
-    serving.wait(lambda: " s " not in cell.qstat(), what="a resumed job")
+    serving.wait(lambda: " hs " not in cell.qstat(), what="a resumed job")
     unsupported = serving.ask(f"MODIFYJOB ARG={first} TIMELIMIT=7")
     assert unsupported.status == -810
     for job in (first, second, third, divided):
