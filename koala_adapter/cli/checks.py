@@ -15,7 +15,7 @@ import anyio
 
 from koala_adapter import __version__
 from koala_adapter.api.offline import close_lrm
-from koala_adapter.api.server import socket_path
+from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.cli.trial import Trial
 from koala_adapter.config.sitemodel import ANY_ADDRESS, shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError

@@ -83,6 +83,11 @@ class Reception:
         """Tell an agent to end. False when it is not connected."""
         return self._center is not None and self._center.release(placeholder, RELEASE_GRACE)
 
+    def disconnect_all(self, reason: str) -> None:
+        """Have all agents come back and tell again what they know."""
+        if self._center is not None:
+            self._center.disconnect_all(reason)
+
     async def open(self, tasks: TaskGroup, site: SiteConfig) -> int:
         """Begin to listen within ``tasks``; return the port. Raises ConfigurationError."""
         self._center = ControlCenter(
@@ -182,7 +187,7 @@ class Reception:
             return
         driver = self._clusters.get(record.cluster)
         if record.state is PlaceholderState.ENDING and driver is not None:
-            driver.witness.farewells.add(event.placeholder)
+            driver.judge.farewell(event.placeholder)
             driver.poller.poll_soon()
         else:
             self._report(ev.PlaceholderSilent(time=self._clock(), placeholder=event.placeholder, detail=event.detail))

@@ -16,6 +16,7 @@ from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.model import BatchKey, ClusterName
 from koala_adapter.plugin import Submission
 from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.service.answers import SampleSubmission
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
 if TYPE_CHECKING:
@@ -64,18 +65,6 @@ class ScriptMaker:
             queue=config.queue,
             memory_mib=config.memory_mib,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSubmission:
-    """What would be sent for one component, as ``koala script`` shows it."""
-
-    component: str
-    command: tuple[str, ...]
-    environment: dict[str, str]
-    """Added to the small environment that commands get."""
-    script: str
-    note: str
 
 
 SAMPLE = TypeAdapter(SampleSubmission)

@@ -19,9 +19,10 @@ def test_job_is_claimed_with_one_submission_per_component() -> None:
     """Placeholders are asked for in one request each, for walltime plus margin plus life."""
     site = Site({"a": 8, "b": 4}, Parameters(launch_margin=120, placeholder_life=900.0))
     actions = site.submit(job("1", component("x", 5), component("y", 3), walltime=600))
+    first, second = of_kind(SubmitPlaceholders, actions)
     assert actions == [
-        SubmitPlaceholders(batch=actions[0].batch, cluster=A, count=5, walltime=1620),  # type: ignore[attr-defined]
-        SubmitPlaceholders(batch=actions[1].batch, cluster=B, count=3, walltime=1620),  # type: ignore[attr-defined]
+        SubmitPlaceholders(batch=first.batch, cluster=A, count=5, walltime=1620),
+        SubmitPlaceholders(batch=second.batch, cluster=B, count=3, walltime=1620),
     ]
     assert site.record("1").state is JobState.CLAIMING
     assert site.state.clusters[A].queued == 5
