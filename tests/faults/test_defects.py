@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +22,16 @@ from tests.unit.driver.failing_scheduler import Defects
 from tests.unit.driver.recording_effector import RecordingEffector, RecordingOwner
 from tests.unit.scheduler.scheduler_site import recount
 
+if TYPE_CHECKING:
+    from tests.faults.lrm import SimulatedLrm
+
 PLACES = ("before", "within", "after")
 OF_OTHERS = {ev.HoldsSeen, ev.TimersPostponed}
 """Kinds of event that do not occur in schedules without defects."""
+
+
+def _switch(lrm: SimulatedLrm, *, up: bool) -> None:
+    lrm.up = up
 
 
 @cache
@@ -36,8 +44,8 @@ def stories() -> tuple[list[ev.Event], ...]:
         lrm = next(iter(world.lrms.values()))
         world.clock.after(300.0, world.service.crash)
         world.clock.after(310.0, world.service.restart)
-        world.clock.after(400.0, partial(setattr, lrm, "up", False))
-        world.clock.after(500.0, partial(setattr, lrm, "up", True))
+        world.clock.after(400.0, partial(_switch, lrm, up=False))
+        world.clock.after(500.0, partial(_switch, lrm, up=True))
         for seconds in (600.0, 800.0):
             world.clock.after(seconds, world._kill_one)
         world.clock.after(700.0, world._cancel_one)

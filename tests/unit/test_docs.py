@@ -247,9 +247,9 @@ def test_the_manual_is_whole() -> None:
 
 @pytest.mark.parametrize("kinds", [EVENT_TYPES, get_args(Action)], ids=["events", "actions"])
 def test_every_event_and_action_is_described(kinds: tuple[type, ...]) -> None:
-    """The page on the architecture names each of them, and none that is gone."""
+    """The page on the architecture names each of them."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert [one.__name__ for one in kinds if f"`{one.__name__}`" not in page] == []
+    assert [kind.__name__ for kind in kinds if f"`{kind.__name__}`" not in page] == []
 
 
 def test_every_room_is_described() -> None:

@@ -39,7 +39,6 @@ from tests.unit.scheduler.scheduler_site import (
     submissions,
 )
 
-
 LENGTHS = {"waited", "seconds"}
 """Fields of type float that are lengths of time."""
 
