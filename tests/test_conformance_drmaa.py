@@ -21,7 +21,7 @@ from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_
 from koala_drmaa import PLUGIN, DrmaaLrm, DrmaaSettings
 from koala_drmaa.environment import Loading
 from koala_drmaa.scripts import ScriptDelivery
-from tests.fakes.gridengine import FakeCell
+from tests.fakes.gridengine.cell import FakeCell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
