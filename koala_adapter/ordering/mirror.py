@@ -23,9 +23,9 @@ from koala_adapter.queueing.local_queue import LocalJob
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from koala_adapter.batchsystem.listing import Listing
     from koala_adapter.model import LrmJob, LrmJobId, Node
     from koala_adapter.ordering.allocation import Room
-    from koala_adapter.ordering.standing import Listing
     from koala_adapter.queueing.local_queue import ClusterScheduler
 
 Layout: TypeAlias = "tuple[tuple[str, int], ...]"

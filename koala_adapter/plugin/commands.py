@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
-from koala_adapter.plugin.limits import RequestWindow
+from koala_adapter.plugin.sharedwindow import SharedWindow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from anyio.abc import ByteReceiveStream
 
@@ -80,9 +81,14 @@ def login_name() -> str:
 class CommandRunner:
     """Runs the commands of one cluster within its stated bound of requests per minute."""
 
-    def __init__(self, *, per_minute: int = 60, environment: Mapping[str, str] | None = None) -> None:
-        """``environment`` is added to the built one for every command (``SLURM_CONF``, ``SGE_ROOT`` ...)."""
-        self.window = RequestWindow(per_minute)
+    def __init__(
+        self, *, per_minute: int = 60, environment: Mapping[str, str] | None = None, shared: Path | None = None
+    ) -> None:
+        """``environment`` is added to the built one for every command (``SLURM_CONF``, ``SGE_ROOT`` ...).
+
+        ``shared``: file by which all processes that ask this cluster keep within the bound together.
+        """
+        self.window = SharedWindow(per_minute, shared)
         self._environment = dict(environment or {})
 
     async def admit(self, *, urgent: bool = False) -> None:
@@ -90,9 +96,8 @@ class CommandRunner:
 
         For requests that are no commands (DRMAA calls); ``run`` does it by itself.
         """
-        while (wait := self.window.wait(anyio.current_time(), urgent=urgent)) > 0:  # noqa: ASYNC110 - time is the event
+        while (wait := self.window.take(urgent=urgent)) > 0:  # noqa: ASYNC110 - time is the event
             await anyio.sleep(wait)
-        self.window.record(anyio.current_time())
 
     async def run(
         self,

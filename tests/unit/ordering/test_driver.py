@@ -23,7 +23,7 @@ from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.standing import Rules
-from koala_adapter.ordering.watching import Pace, Watcher
+from koala_adapter.ordering.watching import Pace, PacedWatcher
 from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm
@@ -100,7 +100,7 @@ class Driven:
             patience=Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0),
             pins=self.record.pins,
         )
-        watcher = Watcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
+        watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
         manner = Manner(overtaking=True, guards=1)
         self.driver = Driver(self.lrm, watcher, self.mirror, manner, self.record, tell=self.happened.extend)
 
