@@ -22,4 +22,9 @@ def register_profiles() -> None:
 
 def examples(count: int) -> settings:
     """Return settings for ``count`` examples with all tests, and for as many times more in the night as elsewhere."""
-    return settings(max_examples=count * settings().max_examples // DEFAULT_EXAMPLES)
+    return settings(max_examples=repeated(count))
+
+
+def repeated(count: int) -> int:
+    """Return how often to do what a test does ``count`` times with all tests, and many times more in the night."""
+    return count * settings().max_examples // DEFAULT_EXAMPLES

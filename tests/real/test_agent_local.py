@@ -443,7 +443,7 @@ async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
         assert len(processes_with("sleep\x0061241", site)) == 2
         os.killpg(process.pid, signal.SIGKILL)
         await site.wait_for(AgentDisconnected)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while processes_with("sleep\x0061241", site) or any(site.directory.glob("koala-*")):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
 
@@ -456,7 +456,7 @@ async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> 
         await site.wait_for(AgentRegistered)
         site.center.launch(placeholder(), shell("t", "sleep 61238" if which == "task" else "sleep 61238; exit $?"))
         pid = (await site.wait_for(AgentTaskStarted)).pid
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not (found := processes_with("sleep\x0061238", site)):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         os.kill(pid if which == "task" else found[0], signal.SIGTERM)
