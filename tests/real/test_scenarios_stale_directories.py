@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.real.systems import GridEngineCell
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
 
 
 def running_directories(user: KoalaUser, traces: Traces, systems: str) -> tuple[str, set[Path]]:

@@ -15,7 +15,7 @@ from tests.real.wiki_serving import WikiServing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real]
 
 PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
 ENVIRONMENT = """\
