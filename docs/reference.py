@@ -90,7 +90,8 @@ def _help(name: str) -> str:
     command: click.Command = import_module("koala_adapter.cli.koala").koala
     context = _help_context(command, "koala", None)
     for word in name.split() if name != "koala" else ():
-        command = command.commands[word] if isinstance(command, click.Group) else command
+        if isinstance(command, click.Group):
+            command = command.resolve_command(context, [word])[1] or command
         context = _help_context(command, word, context)
     return f"```text\n{command.get_help(context)}\n```\n"
 

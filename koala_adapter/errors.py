@@ -139,3 +139,13 @@ class JournalBlockedError(JournalError):
     """The journal cannot be written at present, such as for want of space. What was to be written never happened."""
 
     transient = True
+
+
+class RecoveryError(JournalError):
+    """The scheduler's state cannot be built from the journal; what is in the journal is untouched."""
+
+
+class DefectError(KoalaError):
+    """koala itself failed on what was asked of it, and went on as if it had never been asked."""
+
+    exit_code = EXIT_SERVICE

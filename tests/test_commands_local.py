@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.api.hosting import ownership
+from koala_adapter.api.statedirectory import ownership
 from koala_adapter.plugin.commands import DEFAULT_TIMEOUT
 from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 

@@ -128,7 +128,7 @@ def live(koala: Koala, site: SiteConfig, scale: float) -> list[Event]:
     service.terminate()
     service.communicate()
     with closing(Journal(koala.state / "journal.sqlite")) as journal:
-        return list(journal.recover()[1])
+        return [event for _, event in journal.recover()[1]]
 
 
 def simulated(directory: Path, site: SiteConfig, scale: float) -> list[Event]:

@@ -14,7 +14,7 @@ import anyio
 import click
 from pydantic import TypeAdapter
 
-from koala_adapter.api.hosting import ownership, prepare_directory
+from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.context import command_body, json_option, pass_session

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from koala_adapter.api.hosting import ownership, prepare_directory
+from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.multicluster import KoalaSource

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import Effects
+from koala_adapter.scheduler.outcome import NOT_SEEN
 from koala_adapter.scheduler.placement.policies import may_split
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.scheduler.placement.waitinghistory import expected_wait
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
-
-NOT_SEEN = "not seen yet"
-"""Why nothing is placed on a cluster that has not been polled."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from koala_adapter.scheduler.claiming.waiting import (
     refuse_impossible,
     wake_for_scan,
 )
-from koala_adapter.scheduler.clock import advance, give_time
+from koala_adapter.scheduler.clock import advance, give_time, postpone
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.malleable.adaptation import after_scan, before_scan
@@ -81,6 +81,8 @@ class Scheduler:
         context = Context(state=self.state, queue=self._queue, now=now, roster=self._roster)
         if isinstance(event, ev.Configured):
             give_time(self.state, context.now)
+        elif isinstance(event, ev.TimersPostponed):
+            postpone(self.state, context.now, event.seconds)
         while (timer := self.state.due_timer(context.now)) is not None:
             self._fire(context, timer)
             _finish_ended(context)
@@ -160,7 +162,7 @@ class Scheduler:
             case ev.MoreRequested():
                 more_requested(context, event)
             case _:
-                pass  # TimeReached: nothing beyond the timers, which every event fires first
+                pass  # TimeReached, TimersPostponed: nothing beyond the timers, which every event fires first
 
     def _configured(self, context: Context, event: ev.Configured) -> None:
         self.state.parameters = event.parameters

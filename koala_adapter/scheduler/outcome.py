@@ -9,6 +9,9 @@ from enum import StrEnum
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_NOT_PLACED, EXIT_REFUSED, EXIT_WALLTIME
 from koala_adapter.model import EndReason
 
+NOT_SEEN = "not seen yet"
+"""Why nothing is placed on a cluster that has not been polled."""
+
 
 class JobState(StrEnum):
     """Where a job is. The last six are final."""

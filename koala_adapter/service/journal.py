@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -24,7 +25,7 @@ from koala_adapter.scheduler.records import State
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterable
     from pathlib import Path
     from typing import Self
 
@@ -36,7 +37,13 @@ CREATE TABLE IF NOT EXISTS snapshots (number INTEGER PRIMARY KEY, body TEXT NOT 
 CREATE TABLE IF NOT EXISTS tokens (batch TEXT PRIMARY KEY, hash TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS sessions (batch TEXT, element INTEGER, hash TEXT NOT NULL, PRIMARY KEY (batch, element));
 CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
+    body TEXT NOT NULL, failure TEXT NOT NULL);
 """
+TOLD_FOR = 86400.0
+"""Seconds for which the operator is told of an event that was set aside."""
+MOST_SET_ASIDE = 1000
+"""Events that the scheduler failed on and that are kept, the latest ones."""
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
 _STATE = TypeAdapter(State)
 _READING = TypeAdapter(ClockReading)
@@ -74,6 +81,35 @@ def _as_decided(body: str) -> str:
     return json.dumps(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """An event on which the scheduler failed, and which it therefore goes on without."""
+
+    number: int
+    time: float
+    """By the service clock."""
+    event_type: str
+    event: str
+    """The event itself, as JSON."""
+    failure: str
+    """The traceback."""
+
+    @property
+    def summary(self) -> str:
+        """The last line of the traceback: what went wrong."""
+        return self.failure.strip().rpartition("\n")[2]
+
+    def sentence(self, now: float) -> str:
+        """Say it to an operator, at a time of the service clock."""
+        what, ago = f"event {self.number} ({self.event_type})", max(0.0, now - self.time) / 60
+        return f"a defect of koala: {what} was set aside {ago:.0f} min ago: {self.summary}"
+
+
+def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
+    """Return what an operator is to be told, at a time of the service clock, of the events set aside of late."""
+    return [one.sentence(now) for one in set_aside if now - one.time <= TOLD_FOR]
+
+
 class Journal:
     """The database of one state directory."""
 
@@ -103,6 +139,9 @@ class Journal:
                 f"{path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
                 hint="use the version that wrote it until its jobs have ended",
             )
+        self._read_only = read_only
+        self._left_out: set[int] = {one.number for one in self.events_set_aside()}
+        """Numbers of the events that are set aside."""
 
     def __enter__(self) -> Self:
         """Return the journal itself."""
@@ -148,8 +187,11 @@ class Journal:
         except OSError as error:
             raise self._blocked(error.strerror or str(error)) from error
 
-    def recover(self) -> tuple[State | None, Iterator[Event]]:
-        """Return the latest snapshot of the scheduler's state (or None) and the events after it."""
+    def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
+        """Return the latest snapshot of the scheduler's state (or None) and the numbered events after it.
+
+        Those that are set aside are left out.
+        """
         row = self._execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
         try:
             state = None if row is None else _STATE.validate_json(_as_decided(row[1]))
@@ -157,14 +199,43 @@ class Journal:
             raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
         return state, self._events_after(0 if row is None else row[0])
 
-    def _events_after(self, number: int) -> Iterator[Event]:
+    def _events_after(self, number: int) -> Generator[tuple[int, Event], None, None]:
         rows = self._execute("SELECT number, type, body FROM events WHERE number > ? ORDER BY number", (number,))
         with closing(rows):
             for found, name, body in rows:
+                if found in self._left_out:
+                    continue
                 try:
-                    yield _EVENTS[name].validate_json(_as_decided(body) if name == Configured.__name__ else body)
+                    event = _EVENTS[name].validate_json(_as_decided(body) if name == Configured.__name__ else body)
                 except (KeyError, ValueError) as error:
                     raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
+                yield found, event
+
+    def set_aside(self, number: int, event: Event, failure: str) -> None:
+        """Leave an event out of every recovery from now on, and keep it with the traceback of what it led to.
+
+        Who only reads leaves it out for himself. Raises JournalBlockedError.
+        """
+        if not self._read_only:
+            name = type(event).__name__
+            body = _EVENTS[name].dump_json(event).decode()
+            self._execute(
+                "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?, ?)", (number, event.time, name, body, failure)
+            )
+            oldest = "SELECT number FROM set_aside ORDER BY number DESC LIMIT -1 OFFSET ?"
+            kept = "number > (SELECT coalesce(max(number), 0) FROM snapshots)"
+            self._execute(f"DELETE FROM set_aside WHERE number IN ({oldest}) AND NOT {kept}", (MOST_SET_ASIDE,))  # noqa: S608 - constants
+        self._left_out.add(number)
+
+    def events_set_aside(self) -> list[SetAside]:
+        """Return the events on which the scheduler failed, oldest first."""
+        if self._execute("SELECT 1 FROM sqlite_master WHERE name = 'set_aside'").fetchone() is None:
+            return []  # read only, and written by a version that did not know of any
+        rows = self._execute("SELECT number, time, type, body, failure FROM set_aside ORDER BY number")
+        return [
+            SetAside(number=number, time=time, event_type=name, event=body, failure=failure)
+            for number, time, name, body, failure in rows
+        ]
 
     def snapshot(self, state: State, number: int) -> None:
         """Store the state as of event ``number`` and drop what it makes superfluous."""
@@ -180,6 +251,10 @@ class Journal:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
             raise
+
+    def defects_told(self, now: float) -> list[str]:
+        """Return what an operator is to be told of the events that were set aside of late."""
+        return sentences(self.events_set_aside(), now)
 
     def value(self, key: str) -> str | None:
         """Return a single stored value."""

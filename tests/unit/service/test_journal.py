@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JournalError
 from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
@@ -56,11 +57,7 @@ def lived() -> Site:
 
 def recovered(journal: Journal) -> Scheduler:
     """Return the scheduler as a new process would have it."""
-    state, events = journal.recover()
-    scheduler = Scheduler(state)
-    for event in events:
-        scheduler.handle(event)
-    return scheduler
+    return rebuilt(journal, Scheduler)
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
@@ -160,7 +157,7 @@ def test_events_come_back_as_they_were(events: list[Event]) -> None:
     with TemporaryDirectory() as directory, Journal(Path(directory) / "journal.sqlite") as journal:
         for event in events:
             journal.append(event)
-        assert list(journal.recover()[1]) == events
+        assert [event for _, event in journal.recover()[1]] == events
 
 
 def test_numbers_of_jobs_are_never_given_twice(tmp_path: Path) -> None:
@@ -189,7 +186,7 @@ def test_a_killed_process_loses_nothing_that_it_appended(tmp_path: Path) -> None
     )
     assert done.returncode == -signal.SIGKILL
     with Journal(path) as journal:
-        assert [event.time for event in journal.recover()[1]] == [float(number) for number in range(100)]
+        assert [event.time for _, event in journal.recover()[1]] == [float(number) for number in range(100)]
 
 
 def test_a_failed_snapshot_does_not_hold_up_what_follows(journal: Journal, tmp_path: Path) -> None:
