@@ -95,6 +95,10 @@ class LrmUnsupportedError(LrmError):
     """The plugin cannot do this; :class:`koala_adapter.plugin.Capabilities` says so beforehand."""
 
 
+class TransitionError(KoalaError):
+    """A defect of the scheduler: a job or placeholder was to go to a state that does not follow the one it is in."""
+
+
 class ProtocolError(KoalaError):
     """A message that breaks a protocol of ours (agent channel or service socket)."""
 

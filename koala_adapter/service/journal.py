@@ -21,7 +21,7 @@ from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
-from koala_adapter.scheduler.records import State
+from koala_adapter.service.snapshots import head, restored, rows
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
@@ -29,11 +29,18 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-SCHEMA_VERSION = 1
+    from koala_adapter.scheduler.records import State
+
+SCHEMA_VERSION = 2
+_READABLE = frozenset({"1", "2"})
+"""Version 0.1 wrote the first."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS snapshots (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshot_rows (
+    number INTEGER, row INTEGER, part TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (number, row)
+);
 CREATE TABLE IF NOT EXISTS tokens (batch TEXT PRIMARY KEY, hash TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS sessions (batch TEXT, element INTEGER, hash TEXT NOT NULL, PRIMARY KEY (batch, element));
 CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
@@ -45,7 +52,6 @@ TOLD_FOR = 86400.0
 MOST_SET_ASIDE = 1000
 """Events that the scheduler failed on and that are kept, the latest ones."""
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
-_STATE = TypeAdapter(State)
 _READING = TypeAdapter(ClockReading)
 _MAY_PASS = frozenset(
     {
@@ -132,13 +138,13 @@ class Journal:
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
         found = self.value("schema")
-        if found is None and not read_only:
-            self.set_value("schema", str(SCHEMA_VERSION))
-        elif found not in {None, str(SCHEMA_VERSION)}:
+        if found is not None and found not in _READABLE:
             raise JournalError(
                 f"{path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
                 hint="use the version that wrote it until its jobs have ended",
             )
+        if found != str(SCHEMA_VERSION) and not read_only:
+            self.set_value("schema", str(SCHEMA_VERSION))
         self._read_only = read_only
         self._left_out: set[int] = {one.number for one in self.events_set_aside()}
         """Numbers of the events that are set aside."""
@@ -194,10 +200,16 @@ class Journal:
         """
         row = self._execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
         try:
-            state = None if row is None else _STATE.validate_json(_as_decided(row[1]))
+            state = None if row is None else restored(_as_decided(row[1]), self._snapshot_rows(row[0]))
         except ValueError as error:
             raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
         return state, self._events_after(0 if row is None else row[0])
+
+    def _snapshot_rows(self, number: int) -> list[tuple[str, str]]:
+        if not self._execute("SELECT 1 FROM sqlite_master WHERE name = 'snapshot_rows'").fetchone():
+            return []  # opened read-only, as version 0.1 left it
+        found = self._execute("SELECT part, body FROM snapshot_rows WHERE number = ? ORDER BY row", (number,))
+        return [(str(part), str(body)) for part, body in found]
 
     def _events_after(self, number: int) -> Generator[tuple[int, Event], None, None]:
         rows = self._execute("SELECT number, type, body FROM events WHERE number > ? ORDER BY number", (number,))
@@ -239,11 +251,26 @@ class Journal:
 
     def snapshot(self, state: State, number: int) -> None:
         """Store the state as of event ``number`` and drop what it makes superfluous."""
-        body = _STATE.dump_json(state).decode()
+        for _ in self.snapshot_in_groups(state, number):
+            pass
+
+    def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
+        """Do what :meth:`snapshot` does, with a pause after each group of records, in which others may go first.
+
+        The state must not change before the end. It counts only then: what an earlier one that was broken off has left
+        is ignored and removed.
+        """
+        if self._execute("SELECT 1 FROM snapshots WHERE number = ?", (number,)).fetchone():
+            return  # nothing has happened since
+        self._execute("DELETE FROM snapshot_rows WHERE number NOT IN (SELECT number FROM snapshots)")
+        for row, (part, body) in enumerate(rows(state)):
+            self._execute("INSERT INTO snapshot_rows VALUES (?, ?, ?, ?)", (number, row, part, body))
+            yield
         self._execute("BEGIN IMMEDIATE")
         try:
-            self._execute("INSERT OR REPLACE INTO snapshots (number, body) VALUES (?, ?)", (number, body))
+            self._execute("INSERT INTO snapshots (number, body) VALUES (?, ?)", (number, head(state)))
             self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
+            self._execute("DELETE FROM snapshot_rows WHERE number < ?", (number,))
             self._execute("DELETE FROM events WHERE number <= ?", (number,))
             self._execute("COMMIT")
         except JournalError:

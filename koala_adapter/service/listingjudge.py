@@ -150,8 +150,8 @@ class ListingJudge:
             return ()
         ending = {
             placeholder.lrm_id
-            for placeholder in state.placeholders.values()
-            if placeholder.cluster == self._cluster and placeholder.state is PlaceholderState.ENDING
+            for placeholder in state.placeholders.on(self._cluster).values()
+            if placeholder.state is PlaceholderState.ENDING
         }
         missed, self._not_cancelled = self._not_cancelled, set()
         return tuple(sorted(missed & ending))

@@ -24,6 +24,7 @@ from koala_adapter.vjm.events import (
     AgentTaskEnded,
     AgentTaskStarted,
 )
+from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from tests.real.agents import INDEX_VARIABLE, Site, placeholder
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ async def end_of(site: Site, task: str) -> TaskEnd:
 async def test_a_placeholder_becomes_a_process(site: Site, python: str) -> None:
     """With any Python: registers, runs a command, its output and exit code arrive, it goes when released."""
     async with site.serving():
-        script = re.sub(r"^for python in .*?;", f"for python in {python};", site.script(), flags=re.MULTILINE)
+        script = site.script().replace(" ".join(SYSTEM_PYTHONS), python)
         process = site.start_agent(3, script=script)
         registered = await site.wait_for(AgentRegistered)
         assert (registered.placeholder, registered.lrm_id, registered.first) == (placeholder(3), "77", True)

@@ -24,7 +24,7 @@ CORE = "koala_adapter"
 PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
 
-BOTTOM = (f"{CORE}.__version__", f"{CORE}.errors", f"{CORE}.model")
+BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
 
 FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
@@ -35,8 +35,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "context", "events", "outcome", "parameters", "pieces", "records", "roster", "spreading",
-    "timers",
+    "actions", "changes", "context", "events", "ledger", "outcome", "parameters", "pieces", "records", "roster",
+    "spreading", "tables", "timers", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -47,6 +47,7 @@ def _rooms(*names: str) -> tuple[str, ...]:
 
 
 MAY_IMPORT = {
+    f"{CORE}.endreason": (),
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
     f"{CORE}.host": _rooms("host"),
@@ -111,6 +112,7 @@ PURE = (
     f"{CORE}.queueing",
     f"{CORE}.wiki.codec",
     f"{CORE}.model",
+    f"{CORE}.endreason",
     f"{CORE}.errors",
     f"{CORE}.vjm.channel",
     "koala_drmaa.protocol",
