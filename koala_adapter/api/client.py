@@ -100,6 +100,10 @@ class Client:
         found = self._ask(requests.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 
+    def defects(self) -> list[str]:
+        """Return what is to be told of the events on which koala failed of late."""
+        return [str(one) for one in self._ask(requests.Request(operation="defects"))]
+
     def stop(self) -> None:
         """Ask the service to end; its jobs go on and are found again by the next one."""
         self._ask(requests.Request(operation="stop"))

@@ -13,7 +13,9 @@ from koala_adapter.errors import KoalaError, ProtocolError
 
 LINE_LIMIT = 16 * 1024 * 1024
 """Longest request or reply, bytes."""
-OPERATIONS = frozenset({"submit", "cancel", "job", "jobs", "watch", "clusters", "plan", "script", "ping", "stop"})
+OPERATIONS = frozenset(
+    {"submit", "cancel", "job", "jobs", "watch", "clusters", "plan", "script", "defects", "ping", "stop"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,8 @@ class Request:
     """What a client asks.
 
     ``submit`` (job: text of a job as JSON), ``cancel``, ``job``, ``jobs``, ``watch`` (a reply at each change until the
-    job is over), ``clusters``, ``plan``, ``script``, ``ping``, ``stop``.
+    job is over), ``clusters``, ``plan``, ``script``, ``defects`` (of koala itself, one sentence
+    each), ``ping``, ``stop``.
     """
 
     operation: str

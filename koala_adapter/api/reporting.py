@@ -147,7 +147,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         processors=None if record is None else record.processors,
         idle=None if record is None or record.processors is None else record.idle,
         others=None if record is None else _others(record),
-        threshold=driver.config.threshold,
+        threshold=driver.config.parameters.threshold,
         placeholders=0 if record is None else record.managed,
         placeholders_queued=0 if record is None else record.queued,
         available=0 if record is None else record.available,

@@ -54,7 +54,7 @@ class Server:
         self.stop_wanted = anyio.Event()
         self._conversations = 0
         self._ended = anyio.Event()
-        service.archive_with(lambda job_id: self._report_of(job_id).to_json())
+        service.archive.keep_with(lambda job_id: self._report_of(job_id).to_json())
 
     async def serve(self, listener: Listener[SocketStream]) -> None:
         """Serve whoever connects, and has connected before, until cancelled."""
@@ -126,6 +126,8 @@ class Server:
                 return self._plan(request)
             case "script":
                 return self._script(request)
+            case "defects":
+                return service.journal.defects_told(service.now())
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
 
     def _job(self, request: Request, job_id: JobId, now: float) -> Job:

@@ -41,6 +41,9 @@ class Knowing(Protocol):
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
 
+    def defects(self) -> list[str]:
+        """Return what is to be told of the events on which koala failed of late."""
+
 
 def knowing(session: Session) -> Knowing:
     """Return the service, or what its journal says when none runs; that is remarked."""
@@ -75,6 +78,8 @@ def status(session: Session, job_id: str | None, limit: int, as_json: bool) -> N
       koala status 12
     """
     source = knowing(session)
+    for defect in source.defects():
+        session.remark(defect)
     if job_id is None:
         reports = source.jobs(limit)
         if as_json:

@@ -35,11 +35,10 @@ class Capabilities:
     submit: bool = True
     """``submit`` works. Where it does not, no placeholder can go: the cluster is only scheduled from outside."""
     find_by_name: bool = True
-    """``jobs`` finds a submission by its name, also after a crash of ours."""
+    """``jobs`` finds a submission by its name, also after a crash of ours. Who can submit must: without it, one whose
+    outcome is unknown would be sent again."""
     observes_nodes: bool = True
     """``nodes`` tells the truth about idle processors (not only a configured number)."""
-    arrays: bool = True
-    """n placeholders go in as one request."""
     hold: bool = False
     pin: bool = False
     """``start_on`` can start a held job on chosen nodes."""
@@ -55,10 +54,8 @@ class Capabilities:
     requeue: bool = False
     signal: bool = False
     modify: bool = False
-    shrink: bool = False
     accounting: bool = False
     """``history`` can tell the end of jobs that have left the listing."""
-    events: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,4 +279,9 @@ class PluginDefinition:
     capabilities: Capabilities
     factory: Callable[[ClusterContext, Any], Lrm]
     """Makes the LRM of one cluster from its context and its validated settings."""
+    identified_by: tuple[str, ...] = ()
+    """Settings that together say which batch system it is, so that requests to the same one are counted together.
+
+    Empty: all settings, and the state directory, say so.
+    """
     interface_version: int = INTERFACE_VERSION

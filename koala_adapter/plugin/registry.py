@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from koala_adapter.errors import PluginError
-from koala_adapter.plugin.contract import INTERFACE_VERSION, PluginDefinition
+from koala_adapter.plugin.contract import INTERFACE_VERSION, Capabilities, PluginDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -62,4 +62,15 @@ def _contract_problem(name: str, definition: object) -> str | None:  # noqa: PLR
         return 'its settings model must have extra="forbid", or a misspelt key would go unnoticed'
     if not callable(definition.factory):
         return "factory must be callable"
+    return _capability_problem(definition.capabilities)
+
+
+def _capability_problem(capabilities: object) -> str | None:
+    if not isinstance(capabilities, Capabilities):
+        return f"capabilities must be Capabilities, not {type(capabilities).__name__}"
+    if capabilities.submit and not capabilities.find_by_name:
+        return (
+            "it can submit and cannot find its submissions by name (submit without find_by_name): one whose outcome is "
+            "unknown would be submitted again"
+        )
     return None

@@ -28,9 +28,10 @@ from koala_adapter.scheduler.claiming.waiting import (
     refuse_impossible,
     wake_for_scan,
 )
-from koala_adapter.scheduler.clock import advance, give_time
+from koala_adapter.scheduler.clock import advance, give_time, postpone
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
+from koala_adapter.scheduler.ledger import Ledger
 from koala_adapter.scheduler.malleable.adaptation import after_scan, before_scan
 from koala_adapter.scheduler.malleable.growing import stub_lost
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
@@ -59,7 +60,7 @@ class Scheduler:
     def __init__(self, state: State | None = None) -> None:
         """Start empty, or go on from a snapshot of :attr:`state`."""
         self.state = State() if state is None else state
-        self.state.recount()
+        self.ledger = Ledger(self.state)
         self._queue = PlacementQueue()
         rebuild(self._queue, self.state)
         self._roster = Roster(self.state.jobs.values())
@@ -78,9 +79,11 @@ class Scheduler:
         if isinstance(event, ev.JobSubmitted) and event.job.id in self.state.jobs:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
         now = advance(self.state, event.time)
-        context = Context(state=self.state, queue=self._queue, now=now, roster=self._roster)
+        context = Context(ledger=self.ledger, queue=self._queue, now=now, roster=self._roster)
         if isinstance(event, ev.Configured):
             give_time(self.state, context.now)
+        elif isinstance(event, ev.TimersPostponed):
+            postpone(self.state, context.now, event.seconds)
         while (timer := self.state.due_timer(context.now)) is not None:
             self._fire(context, timer)
             _finish_ended(context)
@@ -97,7 +100,7 @@ class Scheduler:
 
     def plan(self, job: Job, now: float) -> PlacementResult:
         """Return where a job would go now, without submitting it."""
-        context = Context(state=self.state, queue=self._queue, now=now, roster=self._roster)
+        context = Context(ledger=self.ledger, queue=self._queue, now=now, roster=self._roster)
         return place(context, _new_record(job), context.views())
 
     def job(self, job_id: str) -> JobRecord:
@@ -160,7 +163,7 @@ class Scheduler:
             case ev.MoreRequested():
                 more_requested(context, event)
             case _:
-                pass  # TimeReached: nothing beyond the timers, which every event fires first
+                pass  # TimeReached, TimersPostponed: nothing beyond the timers, which every event fires first
 
     def _configured(self, context: Context, event: ev.Configured) -> None:
         self.state.parameters = event.parameters
@@ -203,7 +206,7 @@ def _finish_ended(context: Context) -> None:
 
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
     record = _new_record(event.job)
-    context.state.jobs[event.job.id] = record
+    context.ledger.add_job(record)
     if event.job.placement not in POLICIES:
         known = ", ".join(sorted(POLICIES))
         refuse(context, record, f"there is no placement policy {event.job.placement!r}; there are: {known}")

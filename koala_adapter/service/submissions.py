@@ -48,7 +48,7 @@ class ScriptMaker:
             host=self.site.node_address(config),
             port=self.port,
             fingerprint=self.fingerprint,
-            lease=self.site.control_center.lease,
+            lease=self.site.parameters.lease,
             walltime=float(action.walltime),
         )
         script = render_job_script(
@@ -77,10 +77,10 @@ def sample_submissions(
 
     Raises LrmRejectedError when the cluster's directives cannot be applied.
     """
-    scheduler = scripts.site.scheduler
-    walltime = int(job.walltime + scheduler.launch_margin + scheduler.placeholder_life)
-    if config.walltime_limit is not None:
-        walltime = min(walltime, config.walltime_limit)
+    parameters = scripts.site.parameters
+    walltime = int(job.walltime + parameters.launch_margin + parameters.placeholder_life)
+    if (limit := config.parameters.walltime_limit) is not None:
+        walltime = min(walltime, limit)
     samples = []
     for number, component in enumerate(job.components, start=1):
         action = SubmitPlaceholders(

@@ -37,6 +37,8 @@ class DescriptionTests:
         more = [f.name for f in fields(Capabilities) if getattr(actual, f.name) and not getattr(stated, f.name)]
         assert isinstance(under_test.lrm, Lrm)
         assert not more, f"capabilities that the PluginDefinition does not state: {', '.join(more)}"
+        nameless = "it can submit and cannot find its submissions by name: an uncertain one would be sent again"
+        assert actual.find_by_name or not actual.submit, nameless
         assert under_test.definition.name == under_test.definition.name.lower()
         assert under_test.definition.summary
         for variable in (under_test.lrm.array_index_variable, under_test.lrm.job_id_variable):

@@ -63,8 +63,7 @@ class SubmissionTests:
         batch = trial.prepare(count=count)
         before = trial.requests()
         batch = await trial.send(batch)
-        if trial.lrm.capabilities.arrays:
-            assert trial.requests() - before == 1
+        assert trial.requests() - before == 1
         assert len(set(batch.ids)) == len(batch.ids) == count
         assert all(id_ and id_ == id_.strip() for id_ in batch.ids)
         jobs = await trial.until(lambda: trial.jobs(batch), lambda seen: len(seen) == count, what="all are listed")
@@ -93,7 +92,6 @@ class SubmissionTests:
     async def test_found_again_by_name(self, trial: Trial) -> None:
         """A submission is found by its name, by a prefix of it and among all, not by another name."""
         trial.need("submit")
-        trial.need("find_by_name")
         batch, other = await trial.submit(count=2), await trial.submit()
         prefix = batch.key[:-2]
 

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from koala_sge.settings import SgeSettings
 
 CAPABILITIES = Capabilities(
-    find_by_name=True,
-    observes_nodes=True,
-    arrays=True,
     hold=True,
     pin=True,
     pin_several=False,

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CAPABILITIES = Capabilities(submit=False, arrays=False, pin=True, suspend=True, requeue=True, signal=True, modify=True)
+CAPABILITIES = Capabilities(submit=False, pin=True, suspend=True, requeue=True, signal=True, modify=True)
 """What WIKI2 can."""
 
 WIKI_CAPABILITIES = replace(CAPABILITIES, find_by_name=False, requeue=False, signal=False)
@@ -283,4 +283,5 @@ PLUGIN = PluginDefinition(
     settings=WikiSettings,
     capabilities=CAPABILITIES,
     factory=WikiLrm,
+    identified_by=("host", "port"),
 )

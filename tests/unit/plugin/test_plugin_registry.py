@@ -63,6 +63,9 @@ OPEN = define(settings=OpenSettings)
 NO_MODEL = define(settings=dict)
 NO_CLASS = define(settings=ClosedSettings())
 NO_FACTORY = define(factory=None)
+NAMELESS = define(capabilities=Capabilities(find_by_name=False))
+OUTSIDE_ONLY = define(capabilities=Capabilities(submit=False, find_by_name=False))
+NO_CAPABILITIES = define(capabilities={"submit": True})
 NO_DEFINITION = {"name": "sample"}
 
 
@@ -74,6 +77,11 @@ def entry(attribute: str, *, name: str = "sample", module: str = __name__) -> En
 def test_good_plugins_are_found_by_name() -> None:
     """Definitions come back under the names of their entry points."""
     assert load_plugins([entry("GOOD"), entry("SECOND", name="second")]) == {"sample": GOOD, "second": SECOND}
+
+
+def test_without_submitting_nothing_must_be_found_by_name() -> None:
+    """A plugin for systems that are only scheduled from outside has no submissions that could be sent twice."""
+    assert load_plugins([entry("OUTSIDE_ONLY")]) == {"sample": OUTSIDE_ONLY}
 
 
 def test_no_plugins() -> None:
@@ -90,6 +98,8 @@ def test_no_plugins() -> None:
         (entry("NO_MODEL"), "pydantic model class"),
         (entry("NO_CLASS"), "pydantic model class"),
         (entry("NO_FACTORY"), "factory must be callable"),
+        (entry("NAMELESS"), "cannot find its submissions by name"),
+        (entry("NO_CAPABILITIES"), "capabilities must be Capabilities, not dict"),
         (entry("NO_DEFINITION"), "expected a PluginDefinition, found dict"),
         (entry("NOT_THERE"), "AttributeError"),
         (entry("PLUGIN", module="koala_no_such_module"), "ModuleNotFoundError"),
