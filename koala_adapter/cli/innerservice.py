@@ -13,6 +13,7 @@ import structlog
 from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.api.hosting import host
+from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import LOG_NAME
 from koala_adapter.cli.logstream import LogStream
 from koala_adapter.errors import ServiceUnavailableError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.context import Session
     from koala_adapter.cli.interrupts import Interrupts
+    from koala_adapter.model import JobId
 
 CLOSING = 10.0
 """Seconds that our own service may take to end once it has begun to."""
@@ -33,6 +35,11 @@ class InnerService:
 
     ended: bool = False
     """It ended by itself: it was stopped, or it failed."""
+
+    @staticmethod
+    def unfinished(session: Session) -> list[JobId]:
+        """Return the jobs that the journal has and that have not ended."""
+        return read_record(session.directory).unfinished
 
 
 @contextmanager

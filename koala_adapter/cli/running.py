@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.context import Session
     from koala_adapter.cli.innerservice import InnerService
-    from koala_adapter.model import Job, JobId
+    from koala_adapter.model import Job
 
 COMING_UP = 120.0
 """Seconds to wait for a service that somebody else is starting."""
@@ -132,26 +132,21 @@ def service(session: Session, interrupts: Interrupts) -> Iterator[float]:
             yield PATIENCE if inner is None else 0.0
     finally:
         # Only now, when nobody can submit any more, is it certain what is left.
-        if inner is not None and not inner.ended and (left := unfinished(session)):
+        if inner is not None and not inner.ended and (left := inner.unfinished(session)):
             text = f"not everything has ended yet (job {', '.join(left)}); a service in the background sees to it"
             go_on_in_background(session, text)
 
 
-def unfinished(session: Session) -> list[JobId]:
-    """Return the jobs that the journal has and that have not ended."""
-    from koala_adapter.api.offline import read_record
-
-    return read_record(session.directory).unfinished
-
-
 def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerService | None:
     """Become the service inside this process; None when another one comes up at the same moment."""
+    # Before anything is owned: these imports take longer than all that an interrupt could come upon after them.
+    from koala_adapter.cli.innerservice import inner_service
+
+    session.set_up_log()
     with session.progress.status("starting a service"):
         lock = unless_another_answers(session, lambda: stack.enter_context(ownership(session.directory, "koala run")))
     if lock is None:
         return None
-    from koala_adapter.cli.innerservice import inner_service
-
     return stack.enter_context(inner_service(session, interrupts))
 
 
