@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.ledger import Ledger
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.timetable import Timetable
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class Context:
     """State, queue and the actions collected so far, at one point in time."""
 
     ledger: Ledger
+    timetable: Timetable
     queue: PlacementQueue
     now: float
     effects: Effects = field(default_factory=Effects)

@@ -37,12 +37,13 @@ from koala_adapter.scheduler.malleable.growing import stub_lost
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
 from koala_adapter.scheduler.malleable.requests import more_requested
 from koala_adapter.scheduler.malleable.shrinking import processors_released
-from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_without_code
+from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policies import POLICIES
 from koala_adapter.scheduler.placement.policy import infeasibility
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
 from koala_adapter.scheduler.roster import Roster
 from koala_adapter.scheduler.timers import Timer, TimerKind
+from koala_adapter.scheduler.timetable import Timetable, change_due
 
 if TYPE_CHECKING:
     from koala_adapter.model import Job
@@ -61,6 +62,7 @@ class Scheduler:
         """Start empty, or go on from a snapshot of :attr:`state`."""
         self.state = State() if state is None else state
         self.ledger = Ledger(self.state)
+        self.timetable = Timetable(self.state)
         self._queue = PlacementQueue()
         rebuild(self._queue, self.state)
         self._roster = Roster(self.state.jobs.values())
@@ -68,7 +70,7 @@ class Scheduler:
     @property
     def next_wakeup(self) -> float | None:
         """Time at which a TimeReached event is wanted; None when nothing is awaited."""
-        return self.state.timers[0].at if self.state.timers else None
+        return self.timetable.next_at
 
     def handle(self, event: ev.Event) -> list[Action]:
         """Take in one event and return what is to be done now.
@@ -78,13 +80,13 @@ class Scheduler:
         """
         if isinstance(event, ev.JobSubmitted) and event.job.id in self.state.jobs:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
-        now = advance(self.state, event.time)
-        context = Context(ledger=self.ledger, queue=self._queue, now=now, roster=self._roster)
+        now = advance(self.state, self.timetable, event.time)
+        context = Context(ledger=self.ledger, timetable=self.timetable, queue=self._queue, now=now, roster=self._roster)
         if isinstance(event, ev.Configured):
-            give_time(self.state, context.now)
+            give_time(self.state, self.timetable, context.now)
         elif isinstance(event, ev.TimersPostponed):
-            postpone(self.state, context.now, event.seconds)
-        while (timer := self.state.due_timer(context.now)) is not None:
+            postpone(self.state, self.timetable, context.now, event.seconds)
+        while (timer := self.timetable.take_due(context.now)) is not None:
             self._fire(context, timer)
             _finish_ended(context)
         self._take_in(context, event)
@@ -100,7 +102,7 @@ class Scheduler:
 
     def plan(self, job: Job, now: float) -> PlacementResult:
         """Return where a job would go now, without submitting it."""
-        context = Context(ledger=self.ledger, queue=self._queue, now=now, roster=self._roster)
+        context = Context(ledger=self.ledger, timetable=self.timetable, queue=self._queue, now=now, roster=self._roster)
         return place(context, _new_record(job), context.views())
 
     def job(self, job_id: str) -> JobRecord:
@@ -184,9 +186,9 @@ class Scheduler:
             interval_scan(context)
         elif timer.kind is TimerKind.PAUSE:
             context.scan_wanted = True
-        elif timer.job_id is not None and timer.job_id in self.state.jobs:
+        elif timer.job_id is not None:
             _fire_job(context, timer, self.state.jobs[timer.job_id])
-        elif timer.placeholder is not None and timer.placeholder in self.state.placeholders:
+        elif timer.placeholder is not None:
             _fire_placeholder(context, timer, self.state.placeholders[timer.placeholder])
 
 
@@ -269,14 +271,12 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
     if timer.kind is TimerKind.LIFE:
         life_timer(context, record)
     elif timer.kind is TimerKind.RETAKE:
-        if record.state is JobState.CLAIMING and record.retake_at is not None and context.now >= record.retake_at:
-            retake(context, record)
+        retake(context, record)
     elif timer.kind is TimerKind.BACKOFF:
-        if record.state is JobState.WAITING and record.not_before is not None and context.now >= record.not_before:
-            enqueue(context, record)
+        enqueue(context, record)
     elif timer.kind is TimerKind.CHANGE:
-        change_timer(context, record)
-    elif timer.kind is TimerKind.WALLTIME and record.state in LAUNCHED_STATES:
+        change_timer(context, record, change_due(record, timer))
+    elif timer.kind is TimerKind.WALLTIME:
         detail = f"stopped at the job's walltime of {record.job.walltime} s"
         context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))
 
