@@ -44,7 +44,7 @@ def koala(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
         (["clusters"], ALONE | {"rich"}),
         (["clusters", "--json"], ALONE),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_asking_a_service_imports_little(koala: Koala, arguments: list[str], expected: frozenset[str]) -> None:
     """Values are read and shown with click, and with rich where something is drawn."""

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from koala_adapter.api import protocol as requests
 from koala_adapter.api.jsonvalues import from_json
-from koala_adapter.api.reports import ClusterReport, JobReport, PlanReport
+from koala_adapter.api.reports import JobReport
 from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.errors import ServiceUnavailableError
 from koala_adapter.scheduler.outcome import NOT_SEEN
-from koala_adapter.service.answers import SampleSubmission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from koala_adapter.api.clusterreports import ClusterReport, PlanReport
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
+    from koala_adapter.service.samples import SampleSubmission
 
 TIMEOUT = 30.0
 LOOK_AGAIN = 0.2
@@ -82,14 +83,20 @@ class Client:
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""
+        from koala_adapter.api.clusterreports import ClusterReport  # noqa: PLC0415 - most clients do not ask for them
+
         return [from_json(ClusterReport, one) for one in self._ask(requests.Request(operation="clusters"))]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
+        from koala_adapter.api.clusterreports import PlanReport  # noqa: PLC0415 - most clients do not ask for one
+
         return from_json(PlanReport, self._ask(requests.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
+        from koala_adapter.service.samples import SampleSubmission  # noqa: PLC0415 - most clients do not ask for one
+
         found = self._ask(requests.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.api.clusterreports import ClusterReport
 from koala_adapter.api.reporting import JOB_REPORT, job_report
-from koala_adapter.api.reports import ClusterReport, in_order
+from koala_adapter.api.reports import in_order
 from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock

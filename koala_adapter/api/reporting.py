@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from koala_adapter.api.reports import (
-    ClusterReport,
-    ComponentReport,
-    HoldReport,
-    JobReport,
-    PlannedComponent,
-    PlanReport,
-)
+from koala_adapter.api.clusterreports import ClusterReport, PlannedComponent, PlanReport
+from koala_adapter.api.reports import ComponentReport, HoldReport, JobReport
 from koala_adapter.scheduler.claiming.holds import hold_groups
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain

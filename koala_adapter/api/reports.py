@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people and programs are shown of jobs and clusters: plain values with a stable JSON form. Pure."""
+"""What people and programs are shown of jobs: plain values with a stable JSON form. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from koala_adapter.scheduler.outcome import JobOutcome, JobState  # noqa: TC001 - read at run time
-from koala_adapter.service.answers import NO_FILES, FilesReport
+from koala_adapter.service.filesreport import NO_FILES, FilesReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,56 +90,6 @@ class JobReport:
     def to_json(self) -> str:
         """Return the JSON form."""
         return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterReport:
-    """A cluster as ``koala clusters`` shows it."""
-
-    name: str
-    plugin: str
-    lrm: str | None
-    closed: str | None
-    """Why nothing is placed there at present; None: open."""
-    processors: int | None
-    idle: int | None
-    others: int | None
-    """Processors that nobody of ours occupies and that are not idle: jobs of others, and nodes that are down."""
-    threshold: int
-    placeholders: int
-    """All of ours that have not ended."""
-    placeholders_queued: int
-    available: int
-    polled_at: float | None
-    requests: int
-    """Requests to the LRM since the service started."""
-    largest_requests_per_minute: int
-    requests_per_minute: int
-    """The bound on them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedComponent:
-    """Where a component would go."""
-
-    component: str
-    cluster: str
-    processors: int
-    idle: int
-    """Processors that a claim would get there at once; what is beyond them waits in the queue of the LRM."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """Where a job would go now, as ``koala plan`` shows it."""
-
-    result: str
-    """``placed``, ``insufficient`` (not now) or ``infeasible`` (never)."""
-    reason: str
-    """Why it is not placed; empty when it is."""
-    components: tuple[PlannedComponent, ...]
-    closed: dict[str, str]
-    """Clusters on which nothing is placed at present, and why."""
 
 
 def in_order(report: JobReport) -> tuple[int, str]:

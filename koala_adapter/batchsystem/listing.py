@@ -53,6 +53,14 @@ class Listing:
         return sum(node.processors_idle for node in self.nodes)
 
 
+def is_another(job: LrmJob, submitted_at: float | None) -> bool:
+    """Tell whether a batch system has given the number of a former job to this one.
+
+    One that was queued again has a new time of submission.
+    """
+    return not job.requeues and submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
+
+
 @contextmanager
 def answering(cluster: str) -> Iterator[None]:
     """Take a defect of a plugin for an LRM that does not answer: it costs that cluster's jobs time, not the service.

@@ -19,7 +19,8 @@ from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.api.reports import ClusterReport, JobReport
+    from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.context import Session
 
 ASKING = 60.0

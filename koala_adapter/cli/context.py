@@ -12,7 +12,6 @@ import json
 import os
 import re
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from pathlib import Path
@@ -201,6 +200,8 @@ def fail(error: Exception) -> NoReturn:
         sys.exit(EXIT_FAILURE)
     root = click.get_current_context().find_object(Session)
     if root is not None and root.verbose:
+        import traceback
+
         traceback.print_exception(error)
     show_error(
         KoalaError(

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from koala_adapter.api.reports import ClusterReport, JobReport
+    from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.reports import JobReport
     from koala_adapter.plugin import Lrm
 
 BUSY = "gamma"

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from koala_adapter.api.reports import PlannedComponent, PlanReport
+    from koala_adapter.api.clusterreports import PlannedComponent, PlanReport
     from koala_adapter.cli.context import Session
     from koala_adapter.model import Job
-    from koala_adapter.service.answers import SampleSubmission
+    from koala_adapter.service.samples import SampleSubmission
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""

@@ -15,6 +15,7 @@ import click
 from pydantic import TypeAdapter
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
+from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.tables import seconds
@@ -28,7 +29,6 @@ from koala_adapter.ordering.entries import Happening
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.patience import PATIENCE, Patience
-from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.timeofday import as_read, report_as_read
@@ -261,7 +261,7 @@ async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:
 
 
 async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path) -> None:
-    record = StartRecord(path)
+    record = StartLog(path)
     watcher = PacedWatcher(lrm, pace, on_trouble=screen.trouble, clock=ServiceClock(before=record.clock))
     record.note_clock(watcher.clock.reading())
     mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)

@@ -14,7 +14,8 @@ from koala_adapter.scheduler.outcome import JobState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.api.reports import ClusterReport, ComponentReport, JobReport
+    from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.reports import ComponentReport, JobReport
 
 _STYLES = {
     JobState.WAITING: "yellow",

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import structlog
 
 from koala_adapter.errors import JobRefusedError, RecoveryError
+from koala_adapter.scheduler.events import BatchUncertain, PlaceholderSilent
+from koala_adapter.scheduler.outcome import PlaceholderState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Collection, Generator, Iterable
 
+    from koala_adapter.model import BatchKey
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
@@ -74,6 +77,25 @@ def _replay(scheduler: Scheduler, events: Iterable[tuple[int, Event]]) -> tuple[
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a defect
             return number, event, failure_text(error)
     return None
+
+
+def doubts(state: State, *, now: float, why: str, under_way: Collection[BatchKey]) -> list[Event]:
+    """Return the events that doubt what only a process knew, or an event that is set aside told.
+
+    Submissions whose outcome is not known, but for those ``under_way`` that this process is sending, and agents, all of
+    which have yet to come back.
+    """
+    found: list[Event] = [
+        BatchUncertain(time=now, batch=batch.key, reason=f"{why} meanwhile")
+        for batch in state.batches.values()
+        if batch.lrm_ids is None and batch.key not in under_way
+    ]
+    found += [
+        PlaceholderSilent(time=now, placeholder=placeholder.id, detail=why)
+        for placeholder in state.placeholders.values()
+        if placeholder.host and placeholder.state is not PlaceholderState.ENDING
+    ]
+    return found
 
 
 def failure_text(error: Exception) -> str:

@@ -236,8 +236,6 @@ class Wait:
     """How long one submission waited in the queue of its LRM: an entry of a cluster's waiting history."""
 
     batch: BatchKey
-    at: float
-    """Submission."""
     seconds: float
     """Until the latest of its placeholders that is held by now."""
 

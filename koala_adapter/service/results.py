@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
-from koala_adapter.service.answers import FilesReport
+from koala_adapter.service.filesreport import FilesReport
 from koala_adapter.vjm.channel import FileAck, TaskFiles
 
 if TYPE_CHECKING:

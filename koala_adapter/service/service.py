@@ -15,14 +15,13 @@ import anyio
 import structlog
 
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.recovery import rebuilt
+from koala_adapter.driver.recovery import doubts, rebuilt
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
 from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
@@ -317,17 +316,9 @@ class Service:
             log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
 
     def _doubt(self, why: str) -> None:
-        """Doubt what only a process knew: submissions under way, and agents that have yet to come back."""
-        now = self.now()
-        for batch in list(self.state.batches.values()):
-            if batch.lrm_ids is None and batch.key not in self._just_submitted():
-                self.post(ev.BatchUncertain(time=now, batch=batch.key, reason=f"{why} meanwhile"))
-        for placeholder in list(self.state.placeholders.values()):
-            if placeholder.host and placeholder.state is not PlaceholderState.ENDING:
-                self.post(ev.PlaceholderSilent(time=now, placeholder=placeholder.id, detail=why))
-
-    def _just_submitted(self) -> set[str]:
-        return {key for driver in self.clusters.values() for key in driver.judge.under_way}
+        under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}
+        for event in doubts(self.state, now=self.now(), why=why, under_way=under_way):
+            self.post(event)
 
     async def _keep_trying(self) -> None:
         """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""

@@ -38,7 +38,7 @@ from tests.real.user import KoalaUser, part
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster")]
 
 OWNER = "daemon"
 THIEF = "nobody"

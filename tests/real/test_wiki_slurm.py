@@ -25,7 +25,7 @@ from tests.real.wiki_serving import WikiServing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
 
 PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 SLEEPER = "#!/bin/sh\nexec sleep 600\n"

@@ -11,6 +11,7 @@ import ast
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ CORE = "koala_adapter"
 PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
 
-BOTTOM = (f"{CORE}.__version__", f"{CORE}.errors", f"{CORE}.model")
+BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
 
 FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
@@ -47,6 +48,7 @@ def _rooms(*names: str) -> tuple[str, ...]:
 
 
 MAY_IMPORT = {
+    f"{CORE}.endreason": (),
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
     f"{CORE}.host": _rooms("host"),
@@ -111,6 +113,7 @@ PURE = (
     f"{CORE}.queueing",
     f"{CORE}.wiki.codec",
     f"{CORE}.model",
+    f"{CORE}.endreason",
     f"{CORE}.errors",
     f"{CORE}.vjm.channel",
     "koala_drmaa.protocol",
@@ -163,9 +166,15 @@ def within(name: str, parts: Iterable[str]) -> bool:
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
+@cache
+def tree(source: str) -> ast.Module:
+    """Parse a module, once for all tests that look at it."""
+    return ast.parse(source)
+
+
 def imports(module: Module) -> Iterator[Import]:
     """Yield all that a module imports, wherever in the file it does so."""
-    for node in ast.walk(ast.parse(module.source)):
+    for node in ast.walk(tree(module.source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(target=alias.name, line=node.lineno)
@@ -203,7 +212,7 @@ def direction_violations(module: Module) -> list[str]:
 
 def is_pure(module: Module) -> bool:
     """Tell whether a module must do no input or output and read no clock, by rule or by its own word."""
-    docstring = ast.get_docstring(ast.parse(module.source)) or ""
+    docstring = ast.get_docstring(tree(module.source)) or ""
     return within(module.name, PURE) or PURE_CLAIM.search(docstring) is not None
 
 
@@ -214,7 +223,7 @@ def purity_violations(module: Module) -> list[str]:
         for item in imports(module)
         if item.target.partition(".")[0] in WORLD and not within(item.target, HARMLESS)
     ]
-    for node in ast.walk(ast.parse(module.source)):
+    for node in ast.walk(tree(module.source)):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in WORLD_CALLS:
                 found.append(f"{module.path}:{node.lineno}: {module.name} is pure, it may not call {name}()")

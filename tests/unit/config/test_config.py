@@ -222,6 +222,10 @@ def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, ex
         (one_cluster("") + "[scheduler]\nbackoff = 7200", r"scheduler: longest_backoff|longest_backoff: found 3600"),
         (one_cluster("") + '[scheduler]\nplacement = "worstfit"', r'is "worst-fit" or .*; did you mean "worst-fit"'),
         (
+            one_cluster("") + "[scheduler]\nlease = 50",
+            r":6: scheduler.lease: unknown key, .*finished_kept; it belongs in \[control_center\]$",
+        ),
+        (
             one_cluster("") + '[scheduler]\napproach = "pwq"',
             r'^s.toml:6: scheduler.approach: found "pwq", allowed is "none" or "pra" or "pwa"; did you mean "pwa"\?$',
         ),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
 
@@ -30,6 +31,8 @@ class Defects:
 
     before: Callable[[Event], bool] = field(default=lambda _: False)
     """Fails once the clock has been moved and nothing else has changed."""
+    within: Callable[[Event], bool] = field(default=lambda _: False)
+    """Fails when the event has been taken in, and what follows from it has not been done."""
     after: Callable[[Event], bool] = field(default=lambda _: False)
     """Fails when everything has changed, and the actions are lost."""
 
@@ -54,3 +57,8 @@ class FailingScheduler(Scheduler):
         if self._defects.after(event):
             raise InjectedError(f"after {type(event).__name__}")
         return actions
+
+    def _take_in(self, context: Context, event: Event) -> None:
+        super()._take_in(context, event)
+        if self._defects.within(event):
+            raise InjectedError(f"within {type(event).__name__}")

@@ -17,8 +17,9 @@ from koala_adapter.queueing.policies import make_cluster_scheduler
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from koala_adapter.batchsystem.startlog import Pin
     from koala_adapter.model import Queue
-    from koala_adapter.ordering.entries import Happening, Kind, Pin, Start
+    from koala_adapter.ordering.entries import Happening, Kind, Start
 
 PATIENCE = Patience(start=10.0, backoff=5.0, refused=60.0, longest=600.0)
 

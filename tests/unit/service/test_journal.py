@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.driver.recovery import rebuilt
@@ -26,6 +26,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.journal import Journal
+from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import STATE, Site, component, job
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ _events: st.SearchStrategy[Event] = st.one_of(
 
 
 @given(st.lists(_events, max_size=5))
-@settings(deadline=None, max_examples=50)
+@examples(40)
 def test_events_come_back_as_they_were(events: list[Event]) -> None:
     """Whatever people and batch systems call things."""
     with TemporaryDirectory() as directory, Journal(Path(directory) / "journal.sqlite") as journal:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.model import ClusterName, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.plugin import Capabilities
 from koala_adapter.wiki.codec.protocol import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
-from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.options import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.sources import Place, Source, Survey
@@ -160,11 +160,12 @@ class Server:
         self.now = NOW
         self.set_by = 0.0
         """Seconds by which somebody has set the time of day, ``now``."""
-        self.intents = Intents(path / "starts")
+        path.mkdir(exist_ok=True)
+        self.starts = StartLog(path / "starts.sqlite")
         self.resource = WikiResource(
             self.source,
             key,
-            self.intents,
+            self.starts,
             self.options,
             clock=lambda: self.now,
             steady=lambda: self.now - self.set_by,
