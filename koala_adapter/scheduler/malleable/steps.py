@@ -40,7 +40,8 @@ def start_step(
     context: Context, cluster: ClusterRecord, direction: Direction, value: int, *, reason: str, thorough: bool = False
 ) -> None:
     """Begin to grow or shrink the running jobs of a cluster on which no step is under way."""
-    cluster.step = ClusterStep(step=Step(direction=direction, remaining=value, thorough=thorough), reason=reason)
+    step = Step(direction=direction, remaining=value, thorough=thorough)
+    cluster.step = ClusterStep(step=step, reason=reason, value=value)
     continue_step(context, cluster)
 
 
@@ -74,7 +75,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
             cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
             cluster.levelled = len(context.roster.on(cluster.parameters.name))
             context.state.set_timer(cluster.levelled_until, TimerKind.PAUSE)
-    elif step.remaining > 0:
+    elif step.remaining > 0 and step.remaining >= current.value:  # what helped a little is worth another step
         cluster.no_shrink_before = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
         context.state.set_timer(cluster.no_shrink_before, TimerKind.PAUSE)
 
