@@ -63,6 +63,8 @@ class ClusterStep:
     """Messages of the present round that are not settled."""
     reason: str = ""
     """What the processors are for, for people."""
+    value: int = 0
+    """Processors that it began with."""
 
 
 @dataclass(frozen=True, slots=True)

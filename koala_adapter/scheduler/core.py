@@ -14,7 +14,7 @@ from koala_adapter.model import EndReason, JobId
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler import sightings as reports
 from koala_adapter.scheduler.claiming.batches import batch_failed, batch_submitted, batch_uncertain
-from koala_adapter.scheduler.claiming.claims import retake, scan_queue
+from koala_adapter.scheduler.claiming.claims import retake
 from koala_adapter.scheduler.claiming.holds import holds_seen
 from koala_adapter.scheduler.claiming.lifecycle import ending_timer, registration_timer
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
@@ -32,8 +32,9 @@ from koala_adapter.scheduler.clock import advance, give_time, postpone
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.ledger import Ledger
-from koala_adapter.scheduler.malleable.adaptation import after_scan, before_scan
+from koala_adapter.scheduler.malleable.adaptation import RecordedSites
 from koala_adapter.scheduler.malleable.growing import stub_lost
+from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
 from koala_adapter.scheduler.malleable.requests import more_requested
 from koala_adapter.scheduler.malleable.shrinking import processors_released
@@ -91,12 +92,7 @@ class Scheduler:
             _finish_ended(context)
         self._take_in(context, event)
         _finish_ended(context)
-        while context.scan_wanted:
-            context.scan_wanted = False
-            kept = before_scan(context) if len(self._roster) else {}
-            scan_queue(context)
-            if len(self._roster):
-                after_scan(context, kept)
+        JobManagement(RecordedSites(context)).decide()
         wake_for_scan(context)
         return context.effects.actions()
 

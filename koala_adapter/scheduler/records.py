@@ -292,6 +292,11 @@ class ClusterRecord:
     """Waiting history, oldest first, bounded (selection.py)."""
 
     @property
+    def name(self) -> ClusterName:
+        """Its name in the site file."""
+        return self.parameters.name
+
+    @property
     def capacity(self) -> int:
         """Most placeholders we may ever have there: what is beyond the threshold is left to local users."""
         return max(0, (self.processors or 0) - self.parameters.threshold)

@@ -39,7 +39,8 @@ def start_step(
     context: Context, cluster: ClusterRecord, direction: Direction, value: int, *, reason: str, thorough: bool = False
 ) -> None:
     """Begin to grow or shrink the running jobs of a cluster on which no step is under way."""
-    cluster.step = ClusterStep(step=Step(direction=direction, remaining=value, thorough=thorough), reason=reason)
+    step = Step(direction=direction, remaining=value, thorough=thorough)
+    cluster.step = ClusterStep(step=step, reason=reason, value=value)
     continue_step(context, cluster)
 
 
@@ -73,7 +74,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
             cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
             cluster.levelled = len(context.roster.on(cluster.parameters.name))
             context.timetable.for_cluster(cluster, cluster.levelled_until)
-    elif step.remaining > 0:
+    elif step.remaining > 0 and step.remaining >= current.value:  # what helped a little is worth another step
         cluster.no_shrink_before = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
         context.timetable.for_cluster(cluster, cluster.no_shrink_before)
 

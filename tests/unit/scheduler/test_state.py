@@ -27,6 +27,7 @@ from koala_adapter.scheduler.records import (
     Wait,
 )
 from koala_adapter.scheduler.timers import Due
+from koala_adapter.scheduler.timetable import Timetable
 from tests.unit.scheduler.scheduler_site import (
     STATE,
     WELL,
@@ -240,7 +241,7 @@ def test_points_in_time_of_what_records_hold_are_moved() -> None:
     change = Change(number=1, processors=1, phase=ChangePhase.ASKED, due=Due(5000.0, 1))
     site.record("1").claims[0].change = change
     site.now -= 500.0
-    advance(site.state, site.scheduler.timetable, site.now)
+    advance(site.state, Timetable(site.state), site.now)
     assert change.due == Due(4500.0, 1)
 
 
