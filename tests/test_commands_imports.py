@@ -30,23 +30,30 @@ def koala(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Koala]:
         one.close()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["status"], ALONE | {"rich"}),
-        (["status", "--json"], ALONE),
-        (["status", "1"], ALONE | {"rich"}),
-        (["status", "1", "--json"], ALONE),
-        (["explain", "1"], ALONE | {"rich"}),
-        (["explain", "1", "--json"], ALONE),
-        (["logs", "1"], ALONE),
-        (["cancel", "1", "--json"], ALONE),
-        (["clusters"], ALONE | {"rich"}),
-        (["clusters", "--json"], ALONE),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_asking_a_service_imports_little(koala: Koala, arguments: list[str], expected: frozenset[str]) -> None:
+EXPECTED = {
+    "status": ALONE | {"rich"},
+    "status --json": ALONE,
+    "status 1": ALONE | {"rich"},
+    "status 1 --json": ALONE,
+    "explain 1": ALONE | {"rich"},
+    "explain 1 --json": ALONE,
+    "logs 1": ALONE,
+    "cancel 1 --json": ALONE,
+    "clusters": ALONE | {"rich"},
+    "clusters --json": ALONE,
+}
+
+
+@pytest.mark.parametrize("command", EXPECTED)
+def test_asking_a_service_imports_little(koala: Koala, command: str) -> None:
     """Values are read and shown with click, and with rich where something is drawn."""
-    found = imported_packages(koala.command(*arguments)[1:], koala.environment)
-    assert found == expected
+    found = imported_packages(koala.command(*command.split())[1:], koala.environment)
+    assert found == EXPECTED[command]
+
+
+@pytest.mark.parametrize("command", ["plan", "submit"])
+def test_handing_a_job_to_a_service_imports_nothing_of_a_service(koala: Koala, command: str) -> None:
+    """The site file needs the plugins; certificates and logs are the service's own affair."""
+    found = imported_packages(koala.command(command, koala.job("true"))[1:], koala.environment)
+    assert {"click", "koala_slurm", "pydantic"} <= found
+    assert found.isdisjoint({"cryptography", "structlog"})

@@ -204,6 +204,7 @@ def cluster_reports(session: Session) -> list[ClusterReport]:
     from koala_adapter.api.offline import answer_report, ask_clusters, read_record
     from koala_adapter.api.statedirectory import prepare_directory
 
+    session.set_up_log()
     prepare_directory(session.directory)
     record = read_record(session.directory)
     with session.progress.status("asking the clusters") as display:

@@ -73,7 +73,6 @@ class Session:
         """The installed plugins. Raises PluginError."""
         from koala_adapter.plugin import load_plugins
 
-        self.set_up_log()
         return load_plugins()
 
     @cached_property
@@ -116,7 +115,7 @@ class Session:
         return load_job(path, job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.site)
 
     def set_up_log(self) -> None:
-        """Have parts that log do so as the options say; to be called before any of them is used."""
+        """Have parts that log do so as the options say; to be called by who imports them while a command runs."""
         from koala_adapter.cli.logsettings import set_up_log
 
         set_up_log(shown=self.log_shown)

@@ -39,6 +39,7 @@ class InnerService:
 def inner_service(session: Session, interrupts: Interrupts) -> Iterator[InnerService]:
     """Run a service inside this process during the block, the only part of this that an interrupt may end."""
     inner = InnerService()
+    session.set_up_log()
     with log_to_file(session), interrupts.put_off(), start_blocking_portal() as portal:
         with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
             future, server = portal.start_task(host, session.site, session.plugins, session.directory)

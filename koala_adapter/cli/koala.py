@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,9 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
     # What a server did is told to its administrator without being asked for.
     told = verbose or context.invoked_subcommand in {"serve", "wiki"}
     context.obj = Session(site_option=site, state_option=state, verbose=verbose, log_shown=told)
+    # The command has been imported by now, with what it uses that logs; what it imports later is its own affair.
+    if told or "structlog" in sys.modules:
+        context.obj.set_up_log()
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -72,6 +72,7 @@ def planned(session: Session, job: Job) -> PlanReport:
         from koala_adapter.api.reporting import plan_report
         from koala_adapter.api.statedirectory import prepare_directory
 
+        session.set_up_log()
         prepare_directory(session.directory)
         record = read_record(session.directory)
         anyio.run(
@@ -160,6 +161,7 @@ def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[l
     if cluster not in configs:
         known = ", ".join(configs)
         raise ConfigurationError(f"no cluster {cluster!r}; there are: {known}", hint="give --cluster NAME")
+    session.set_up_log()
     prepare_directory(session.directory)
     record = read_record(session.directory)
     own = certificate.load_or_create(session.directory / "certificate")

@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-import structlog
-
 from koala_adapter.host.clock import boot_id, seconds_since_boot
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_adapter.plugin.limits import WINDOW, RequestWindow
@@ -32,8 +30,6 @@ LOCKED_AT_MOST = 5.0
 UNUSED_AFTER = 86_400.0
 """Seconds after which the file of a batch system that nobody asked is removed."""
 SUFFIX = ".requests"
-
-log = structlog.get_logger()
 
 
 def window_path(directory: Path, *identity: str) -> Path:
@@ -130,7 +126,11 @@ class SharedWindow:
     def _go_alone(self, why: str) -> None:
         """Keep within the bound without the others, until the file can be used again."""
         if not self._alone:
-            log.warning("requests of other processes cannot be counted", path=str(self._path), error=why)
+            import structlog  # noqa: PLC0415 - every command that reads the site imports this module
+
+            structlog.get_logger().warning(
+                "requests of other processes cannot be counted", path=str(self._path), error=why
+            )
         self._alone = True
 
 

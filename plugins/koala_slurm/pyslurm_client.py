@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import structlog
-
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_slurm.controller import release_of
 from koala_slurm.listing import ENVIRONMENT, parse_row
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROGRAM = Path(__file__).with_name("pyslurm_reader.py")
-
-log = structlog.get_logger()
 
 
 def reader_command(what: str, user: str = "") -> tuple[str, ...]:
@@ -98,7 +94,9 @@ class PyslurmReader:
                 return await read()
             except LrmError as error:
                 self.trouble = error.message
-                log.warning(
+                import structlog  # noqa: PLC0415 - every command that reads the site imports this module
+
+                structlog.get_logger().warning(
                     "pyslurm is not used any more, squeue and sinfo are", cluster=self._cluster, why=self.trouble
                 )
         return await fallback()

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -13,6 +16,24 @@ from click.testing import CliRunner
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.ondemand import OnDemandCommand
 from tests.imported import imported_packages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LATE = """\
+import sys, types
+
+def recorded(*_, **__):
+    import structlog
+    structlog.get_logger().info("a thing that is logged")
+    sys.exit(0)
+
+name = "koala_adapter.api.offline"
+sys.modules[name] = types.ModuleType(name)
+sys.modules[name].recorded = recorded
+from koala_adapter.cli.koala import koala
+"""
+"""A program in whose ``koala status`` what reads the journal logs a line, and is not imported before."""
 
 
 def called(name: str) -> click.Command:
@@ -61,3 +82,12 @@ def test_unknown_command_is_refused() -> None:
     result = CliRunner().invoke(koala, ["stat"])
     assert result.exit_code == click.UsageError.exit_code
     assert "No such command 'stat'" in result.output
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_a_command_imports_late_logs_as_the_options_say(tmp_path: Path, *, verbose: bool) -> None:
+    """Not among the results, and only if asked for."""
+    program = f"{LATE}koala({['--verbose'] * verbose + ['--state', str(tmp_path), 'status']!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == ""
+    assert ("a thing that is logged" in done.stderr) == verbose
