@@ -52,7 +52,7 @@ def knowing(session: Session) -> Knowing:
     """Return the service, or what its journal says when none runs; that is remarked."""
     if session.client.running():
         return session.client
-    record = recorded(session.directory, archived=MANY)
+    record = recorded(session.directory, session.policies, archived=MANY)
     left = ", ".join(record.unfinished)
     session.remark("no service runs; this is what its journal says")
     if left:
@@ -189,7 +189,7 @@ def cluster_reports(session: Session) -> list[ClusterReport]:
     if session.client.running():
         return session.client.clusters()
     prepare_directory(session.directory)
-    record = read_record(session.directory)
+    record = read_record(session.directory, session.policies)
     with session.progress.status("asking the clusters") as display:
 
         def tell(names: str) -> None:

@@ -77,7 +77,7 @@ def planned(session: Session, job: Job) -> PlanReport:
             session.client.wait_until_seen(FIRST_LOOK)
             return session.client.plan(job)
         prepare_directory(session.directory)
-        record = read_record(session.directory)
+        record = read_record(session.directory, session.policies)
         anyio.run(
             lambda: ask_clusters(
                 session.site,
@@ -159,7 +159,7 @@ def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[l
         known = ", ".join(configs)
         raise ConfigurationError(f"no cluster {cluster!r}; there are: {known}", hint="give --cluster NAME")
     prepare_directory(session.directory)
-    record = read_record(session.directory)
+    record = read_record(session.directory, session.policies)
     own = certificate.load_or_create(session.directory / "certificate")
     port = session.site.control_center.port or record.port
     scripts = ScriptMaker(

@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 import click
@@ -138,7 +139,11 @@ def service(session: Session, interrupts: Interrupts) -> Iterator[float]:
             yield PATIENCE if inner is None else 0.0
     finally:
         # Only now, when nobody can submit any more, is it certain what is left.
-        if inner is not None and not inner.ended and (left := read_record(session.directory).unfinished):
+        if (
+            inner is not None
+            and not inner.ended
+            and (left := read_record(session.directory, session.policies).unfinished)
+        ):
             text = f"not everything has ended yet (job {', '.join(left)}); a service in the background sees to it"
             go_on_in_background(session, text)
 
@@ -166,7 +171,9 @@ def inner_service(session: Session, interrupts: Interrupts) -> Iterator[InnerSer
     inner = InnerService()
     with log_to_file(session), interrupts.put_off(), start_blocking_portal() as portal:
         with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
-            future, server = portal.start_task(host, session.site, session.plugins, session.directory)
+            future, server = portal.start_task(
+                partial(host, policies=session.policies), session.site, session.plugins, session.directory
+            )
         try:
             with interrupts.let_in():
                 yield inner

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from koala_adapter.model import ClusterName
 from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class Parameters:
     """Who comes first when processors are free, running malleable jobs or waiting jobs (PAPERS 1.3)."""
     malleability_policy: str = "egs-repeated"
     """Which running malleable jobs grow and shrink, by how much: fpsma, egs (as published), egs-repeated (until the
-    value is reached), equipartition or folding."""
+    value is reached), equipartition or folding, or one that a site brings along."""
     answer_timeout: float = 60.0
     """An application that has not answered a message after this declines it."""
     release_timeout: float = 300.0
@@ -61,10 +60,6 @@ class Parameters:
     """After so many interval scans in the placement queue, later jobs no longer take the room that a job needs."""
     finished_kept: int = 1000
     """So many finished jobs are remembered."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a malleability policy that there is not."""
-        _check_policy(self.malleability_policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +81,3 @@ class ClusterParameters:
     """MiB/s from the submitting host to its nodes; None: not known."""
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
     """MiB/s to its nodes from other clusters, where known."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a malleability policy that there is not."""
-        if self.malleability_policy is not None:
-            _check_policy(self.malleability_policy)
-
-
-def _check_policy(name: str) -> None:
-    if name not in MALLEABILITY_POLICIES:
-        known = ", ".join(sorted(MALLEABILITY_POLICIES))
-        raise ValueError(f"there is no malleability policy {name!r}; there are: {known}")

@@ -23,11 +23,13 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
 from koala_adapter.service.eventqueue import EventQueue
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.reception import Reception
+from koala_adapter.service.recovery import require_policies
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.submissions import (
@@ -74,17 +76,19 @@ class Service:
         directory: Path,
         *,
         clocks: HostClocks | None = None,
+        policies: Policies = OWN,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
-        ``clocks``: None: those of this machine.
+        ``clocks``: None: those of this machine. Raises ConfigurationError, with nothing changed, when a policy that the
+        journal needs is not among ``policies``.
         """
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
         self._since_snapshot = 0
         self._with_secrets = set(self.journal.batches_with_secrets())
-        self.scheduler = self._recovered()
+        self.scheduler = self._recovered(policies)
         self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=self.scheduler.state.now)
         self.journal.note_clock(self.clock.reading())
         self._queue = EventQueue(self.journal, handle=self._take_in, act_on=self._act, settled=self._tell)
@@ -140,9 +144,11 @@ class Service:
         """Why the journal cannot be written at present, and so nothing is decided; empty while it can."""
         return self._queue.trouble
 
-    def _recovered(self) -> Scheduler:
-        state, events = self.journal.recover()
-        scheduler = Scheduler(state)
+    def _recovered(self, policies: Policies) -> Scheduler:
+        state, found = self.journal.recover()
+        events = list(found)
+        require_policies(state, events, policies)
+        scheduler = Scheduler(state, policies)
         for event in events:
             self._handle(scheduler, event)
         return scheduler
@@ -308,11 +314,15 @@ class Service:
     def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
 
-        Raises JobRefusedError when its input files cannot be kept, and JournalBlockedError when the journal cannot be
-        written: then there is no such job.
+        Raises JobRefusedError when its input files cannot be kept or its placement policy is not here, and
+        JournalBlockedError when the journal cannot be written: then there is no such job.
         """
         self._queue.require_journal()
         job = make_job(self._new_job_id(), self.now())
+        if job.placement not in self.scheduler.policies.placement_names:
+            known = ", ".join(sorted(self.scheduler.policies.placement_names))
+            message = f"the service has no placement policy {job.placement!r}; it has {known}"
+            raise JobRefusedError(message, hint="restart it if the policy has been installed meanwhile")
         try:
             self.applications.keep_input(job)
         except OSError as error:

@@ -35,8 +35,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "context", "events", "outcome", "parameters", "pieces", "records", "roster", "spreading",
-    "timers",
+    "actions", "changes", "context", "events", "outcome", "parameters", "pieces", "policies", "records", "roster",
+    "spreading", "timers",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -52,7 +52,10 @@ MAY_IMPORT = {
     f"{CORE}.host": _rooms("host"),
     f"{CORE}.net": _rooms("net"),
     f"{CORE}.plugin": _rooms("plugin"),
-    f"{CORE}.config": _rooms("plugin", "config"),
+    f"{CORE}.policies": _rooms("policies", "scheduler", "queueing"),
+    f"{CORE}.policies.definition": _rooms("policies.definition"),
+    f"{CORE}.policies.entrypoints": _rooms("policies.definition", "policies.entrypoints"),
+    f"{CORE}.config": _rooms("plugin", "config", "policies.definition", "policies.entrypoints"),
     f"{CORE}.scheduler": _rooms("scheduler"),
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),

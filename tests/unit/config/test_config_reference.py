@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.plugin import PluginDefinition
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 CONF = ROOT / "conf"
 EXAMPLES = sorted(CONF.glob("*.toml"))
 NOT_DEFAULT = {("beta", "threshold"), ("here", "enabled")}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 NOWHERE = Path("/nonexistent-directory-of-a-test")
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = "walltime = 60\n"
 COMPONENT = '[[components]]\ncommand = ["a"]\nprocessors = 1\n'
 
