@@ -7,6 +7,9 @@ moldable, of three priorities. Measured is the time of one event, as the median 
 - the smallest site of the run (10 clusters, 100 jobs) is the baseline of the ratios, and
 - a naive scan that asks the placement policy about every waiting job is what a poll with room is compared with.
 
+Then one poll of a cluster with 100 placeholders, from its listing to the scheduler's answer: alone, and as one of many
+clusters with as many placeholders each. The ratio should be 1.
+
 The growth exponent is the slope of log(time) over log(jobs): 0 is no growth, 1 is linear.
 
     python benchmarks/scheduler.py [--clusters 10,1000] [--jobs 100,1000,10000,100000] [--repeat 15] [--json]
@@ -29,7 +32,19 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, JobKind, PlaceholderId, TaskEnd
+from koala_adapter.model import (
+    ClusterName,
+    Component,
+    EndReason,
+    Job,
+    JobId,
+    JobKind,
+    LrmJob,
+    LrmJobId,
+    LrmJobState,
+    PlaceholderId,
+    TaskEnd,
+)
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders
@@ -37,6 +52,8 @@ from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.waiting import place
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.service.holds import new_holds
+from koala_adapter.service.reconciliation import Witness
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
@@ -49,6 +66,8 @@ FEW = 4
 """Processors that come free when there is room."""
 NAIVE_MOST = 2000
 """More jobs than these are not asked about one by one; the time is taken to be proportional."""
+ON_EACH = 100
+"""Placeholders on each cluster while the poll of one is measured."""
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 
 
@@ -196,12 +215,60 @@ def _naive(site: FullSite, jobs: int) -> float:
     state = site.scheduler.state
     waiting = [record for record in state.jobs.values() if record.queued_at_scan is not None]
     asked = waiting[:NAIVE_MOST]
-    context = Context(state=state, queue=PlacementQueue(), now=site.now)
+    context = Context(ledger=site.scheduler.ledger, queue=PlacementQueue(), now=site.now)
     views = dict(context.views())
     begin = time.perf_counter()
     for record in asked:
         place(context, record, views)
     return (time.perf_counter() - begin) * max(1.0, jobs / max(1, len(asked)))
+
+
+def poll_of_one(clusters: int, repeat: int) -> float:
+    """Return the median seconds for all that one poll costs, while so many clusters have placeholders in their queues.
+
+    The collector of garbage, whose work grows with the objects that there are, is switched off.
+    """
+    site = FullSite(0, 0)
+    names = [ClusterName(f"cluster{number}") for number in range(clusters)]
+    parameters = tuple(ClusterParameters(name=name, placeholders_in_flight=ON_EACH) for name in names)
+    site.post(ev.Configured(time=site.now, parameters=Parameters(), clusters=parameters))
+    for name in names:
+        site.post(ev.ClusterPolled(time=site.now, cluster=name, processors=ON_EACH, idle=0, ours=0))
+    for name in names:
+        claimed = site.make(Component(name="c", command=("x",), minimum=ON_EACH, maximum=ON_EACH, cluster=name))
+        (submission,) = site.post(ev.JobSubmitted(time=site.now, job=claimed))
+        assert isinstance(submission, SubmitPlaceholders)
+        ids = tuple(LrmJobId(f"{submission.batch}_{index}") for index in range(1, ON_EACH + 1))
+        site.post(ev.BatchSubmitted(time=site.now, batch=submission.batch, lrm_ids=ids))
+    site.now += 1.0
+    gc.collect()
+    gc.disable()
+    try:
+        return statistics.median(_poll(site, names[number % clusters]) for number in range(repeat))
+    finally:
+        gc.enable()
+
+
+def _poll(site: FullSite, name: ClusterName) -> float:
+    """Return the seconds for judging a listing that shows nothing new, and for telling the scheduler of it."""
+    state, witness = site.scheduler.state, Witness(cluster=name, user="alice")
+    listing = tuple(
+        LrmJob(
+            id=one.lrm_id or LrmJobId(""),
+            name=one.id.batch,
+            state=LrmJobState.QUEUED,
+            user="alice",
+            processors=1,
+            array_index=one.id.index,
+        )
+        for one in state.placeholders.values()
+        if one.cluster == name
+    )
+    begin = time.perf_counter()
+    witness.examine(state, listing, read_at=site.now, now=site.now, in_contact=lambda _: False, settled=lambda _: True)
+    new_holds(state, name, listing, now=site.now, told=True)
+    site.post(ev.ClusterPolled(time=site.now, cluster=name, processors=ON_EACH, idle=0, ours=0))
+    return time.perf_counter() - begin
 
 
 def exponent(points: list[tuple[int, float]]) -> float:
@@ -247,13 +314,20 @@ def main() -> None:
     parser.add_argument("--jobs", default="100,1000,10000,100000")
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--poll-clusters", type=int, default=1000, help="clusters beside the one that is polled")
     given = parser.parse_args()
     clusters, jobs = ([int(one) for one in text.split(",")] for text in (given.clusters, given.jobs))
     results = [measured(many, waiting, given.repeat) for many in clusters for waiting in jobs]
+    alone, among = poll_of_one(1, 51), poll_of_one(given.poll_clusters, 51)
     if given.json:
-        print(json.dumps({"results": [asdict(one) for one in results], "growth": growth(results)}, indent=2))
+        polls = {"alone": alone, "among": among, "clusters": given.poll_clusters, "ratio": among / alone}
+        found = {"results": [asdict(one) for one in results], "growth": growth(results), "poll": polls}
+        print(json.dumps(found, indent=2))
     else:
         shown(results)
+        print(f"milliseconds of one poll of a cluster with {ON_EACH} placeholders, from its listing to the answer")
+        print(f"alone {alone * 1e3:.3f}, among {given.poll_clusters} such clusters {among * 1e3:.3f}:", end=" ")
+        print(f"ratio {among / alone:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what in docs/ is made from the program: JSON Schemas, keys in site-file.md and jobfile.md, help in cli.md.
+"""Writes what in docs/ is made from the program: JSON Schemas, and keys, help texts and tables of states in pages.
 
 Run it after a change of a model or a command: ``python docs/reference.py``. A test fails while a file is out of date.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ from koala_adapter.config.jobfile import ComponentTable, JobHeader
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
 from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
 from koala_adapter.plugin import PluginDefinition
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.transitions import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from koala_adapter.simulation.platform import (
     BackgroundLoad,
     ClusterModel,
@@ -33,10 +35,12 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+AnyState = TypeVar("AnyState", JobState, PlaceholderState)
 DOCS = Path(__file__).parent
 OURS = ("drmaa", "local", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HELP = re.compile(r"(<!-- help: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+STATES = re.compile(r"(<!-- transitions: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS: dict[str, type[BaseModel]] = {
     "control_center": ControlCenterConfig,
     "scheduler": SchedulerConfig,
@@ -82,7 +86,18 @@ def generated() -> dict[Path, str]:
         )
     page = DOCS / "cli.md"
     contents[page] = HELP.sub(lambda mark: f"{mark[1]}{_help(mark[2])}{mark[3]}", page.read_text(encoding="utf-8"))
+    page = DOCS / "architecture.md"
+    tables = {"jobs": _transitions(JOB_TRANSITIONS), "placeholders": _transitions(PLACEHOLDER_TRANSITIONS)}
+    contents[page] = STATES.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
     return contents
+
+
+def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:
+    """Return the table of what follows each state, and when."""
+    rows: list[str] = [
+        f"| {source.value} | {to.value} | {why} |" for source, targets in table.items() for to, why in targets.items()
+    ]
+    return "\n".join(["", "| from | to | when |", "|---|---|---|", *rows, "", ""])
 
 
 def _help(name: str) -> str:
@@ -90,7 +105,8 @@ def _help(name: str) -> str:
     command: click.Command = import_module("koala_adapter.cli.koala").koala
     context = _help_context(command, "koala", None)
     for word in name.split() if name != "koala" else ():
-        command = command.commands[word] if isinstance(command, click.Group) else command
+        if isinstance(command, click.Group):
+            command = command.resolve_command(context, [word])[1] or command
         context = _help_context(command, word, context)
     return f"```text\n{command.get_help(context)}\n```\n"
 

@@ -95,6 +95,10 @@ class LrmUnsupportedError(LrmError):
     """The plugin cannot do this; :class:`koala_adapter.plugin.Capabilities` says so beforehand."""
 
 
+class TransitionError(KoalaError):
+    """A defect of the scheduler: a job or placeholder was to go to a state that does not follow the one it is in."""
+
+
 class ProtocolError(KoalaError):
     """A message that breaks a protocol of ours (agent channel or service socket)."""
 
@@ -139,3 +143,13 @@ class JournalBlockedError(JournalError):
     """The journal cannot be written at present, such as for want of space. What was to be written never happened."""
 
     transient = True
+
+
+class RecoveryError(JournalError):
+    """The scheduler's state cannot be built from the journal; what is in the journal is untouched."""
+
+
+class DefectError(KoalaError):
+    """koala itself failed on what was asked of it, and went on as if it had never been asked."""
+
+    exit_code = EXIT_SERVICE

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from koala_adapter.endreason import EndReason as EndReason  # noqa: PLC0414 - a noun like those here, only quicker to import
+
 JobId = NewType("JobId", str)
 ClusterName = NewType("ClusterName", str)
 LrmJobId = NewType("LrmJobId", str)
@@ -177,20 +179,6 @@ class LrmJobState(StrEnum):
     ENDING = "ending"
     ENDED = "ended"
     UNKNOWN = "unknown"
-
-
-class EndReason(StrEnum):
-    """Why a process, a placeholder or a job ended."""
-
-    EXITED = "exited"
-    SIGNALLED = "signalled"
-    WALLTIME = "walltime"
-    MEMORY = "memory"
-    NODE_LOST = "node lost"
-    CANCELLED = "cancelled"
-    LOST = "lost"
-    LAUNCH_FAILED = "launch failed"
-    NOT_PLACED = "not placed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

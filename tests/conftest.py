@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 import structlog
 
+from tests.examples import register_profiles
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+
+register_profiles()
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 

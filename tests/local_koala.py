@@ -17,7 +17,7 @@ import anyio
 
 import koala_adapter
 import koala_local
-from koala_adapter.api.hosting import prepare_directory
+from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.plugin import Submission, load_plugins

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.api.hosting import ownership
+from koala_adapter.api.statedirectory import ownership
 from koala_adapter.plugin.commands import DEFAULT_TIMEOUT
 from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 
@@ -543,7 +543,7 @@ def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala) -> None:
     assert "7 of 8 are held" in done.stdout
     assert "completed" in done.stdout
     assert [path.name for path in koala.directory.iterdir()] == ["site.toml"]
-    assert processes_naming("koala-demo-") == []
+    assert processes_naming(str(koala.directory)) == []
 
 
 def test_interrupted_demo_leaves_nothing(koala: Koala) -> None:

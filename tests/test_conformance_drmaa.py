@@ -21,7 +21,7 @@ from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_
 from koala_drmaa import PLUGIN, DrmaaLrm, DrmaaSettings
 from koala_drmaa.environment import Loading
 from koala_drmaa.scripts import ScriptDelivery
-from tests.fakes.gridengine import FakeCell
+from tests.fakes.gridengine.cell import FakeCell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -170,7 +170,7 @@ async def test_hanging_library(lrm: DrmaaLrm, cell: FakeCell) -> None:
     """A call that does not return is given up after the time-out, its process is killed, and the next one works."""
     cell.misbehave("hang")
     hung = helper_of(lrm)
-    with anyio.fail_after(15), pytest.raises(LrmUnavailableError, match="did not answer"):
+    with anyio.fail_after(60), pytest.raises(LrmUnavailableError, match="did not answer"):
         await lrm.submit(submission("hung"))
     cell.misbehave("hang", on=False)
     assert not alive(hung)

@@ -10,7 +10,7 @@ import pytest
 from koala_adapter.model import LrmJobId, LrmJobState, NodeState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
 from koala_sge import PLUGIN, SgeSettings
-from tests.fakes.gridengine import FakeCell
+from tests.fakes.gridengine.cell import FakeCell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

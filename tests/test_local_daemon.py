@@ -21,6 +21,7 @@ from koala_adapter.model import EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import LrmUnderTest, Trial, new_context
 from koala_local.lrm import PLUGIN, LocalLrm
 from koala_local.protocol import Fields, decode, encode
+from koala_local.server import READ_SECONDS
 from koala_local.settings import LocalSettings
 from tests.local_daemon import daemon_pid, end_daemon
 
@@ -190,7 +191,7 @@ async def test_walltime_runs_on_over_a_kill(trial: Trial) -> None:
     batch = await trial.submit(walltime=2)
     await trial.wait_running(batch)
     await kill(trial)
-    with anyio.fail_after(12):
+    with anyio.fail_after(60):
         await trial.wait_ended(batch)
     assert (await job_of(trial, batch)).end is EndReason.WALLTIME
 
@@ -367,5 +368,5 @@ async def test_client_that_says_nothing_disturbs_nobody(trial: Trial) -> None:
     """While one connection is silent, others are answered."""
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(state_of(trial) / "socket"))
-        with anyio.fail_after(5):
+        with anyio.fail_after(READ_SECONDS / 2):
             assert await trial.lrm.version()

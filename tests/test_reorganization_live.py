@@ -47,7 +47,6 @@ def koala(tmp_path: Path) -> Iterator[Koala]:
         yield made
 
 
-@pytest.mark.timeout(240)
 def test_exchanged_placeholders_run_their_new_jobs(koala: Koala) -> None:
     """A waits for beta; B starts in what A holds on alpha; A starts in B's places, also after a kill of the service."""
     for name, text in (("wide", WIDE), ("narrow", NARROW)):

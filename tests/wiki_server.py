@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio.from_thread import start_blocking_portal
 
+from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.model import ClusterName
-from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.options import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.serving import serve
@@ -69,11 +69,14 @@ class WikiServer:
         )
         lrm = self._make()
         await lrm.start()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        starts = StartLog(self._directory / "starts.sqlite")
         try:
             source = LrmSource(ClusterName("local"), lrm)
             await serve(
-                WikiResource(source, self._key, Intents(self._directory), options, clock=time.time),
+                WikiResource(source, self._key, starts, options, clock=time.time),
                 task_status=task_status,
             )
         finally:
+            starts.close()
             await lrm.close()

@@ -5,24 +5,24 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter.api import protocol as requests
-from koala_adapter.api.reports import CLUSTER_REPORT, JOB_REPORT, PLAN_REPORT
-from koala_adapter.api.server import socket_path
-from koala_adapter.config.jobfile import job_to_dict
+from koala_adapter.api.jsonvalues import from_json
+from koala_adapter.api.reports import JobReport
+from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.errors import ServiceUnavailableError
-from koala_adapter.scheduler.context import NOT_SEEN
-from koala_adapter.service.submissions import SAMPLE
+from koala_adapter.scheduler.outcome import NOT_SEEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from koala_adapter.api.clusterreports import ClusterReport, PlanReport
     from koala_adapter.api.protocol import Reply, Request
-    from koala_adapter.api.reports import ClusterReport, JobReport, PlanReport
     from koala_adapter.model import Job
-    from koala_adapter.service.submissions import SampleSubmission
+    from koala_adapter.service.samples import SampleSubmission
 
 TIMEOUT = 30.0
 LOOK_AGAIN = 0.2
@@ -65,34 +65,44 @@ class Client:
 
     def submit(self, job: Job) -> str:
         """Submit a job and return its id (the one in ``job`` is not used)."""
-        result = self._ask(requests.Request(operation="submit", job=job_to_dict(job)))
+        result = self._ask(requests.Request(operation="submit", job=asdict(job)))
         return str(result["job_id"])
 
     def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report."""
-        return JOB_REPORT.validate_python(self._ask(requests.Request(operation="cancel", job_id=job_id)))
+        return from_json(JobReport, self._ask(requests.Request(operation="cancel", job_id=job_id)))
 
     def job(self, job_id: str) -> JobReport:
         """Return the report of a job. Raises JobNotFoundError."""
-        return JOB_REPORT.validate_python(self._ask(requests.Request(operation="job", job_id=job_id)))
+        return from_json(JobReport, self._ask(requests.Request(operation="job", job_id=job_id)))
 
     def jobs(self, limit: int = 50) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
         found = self._ask(requests.Request(operation="jobs", limit=limit))
-        return [JOB_REPORT.validate_python(one) for one in found]
+        return [from_json(JobReport, one) for one in found]
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""
-        return [CLUSTER_REPORT.validate_python(one) for one in self._ask(requests.Request(operation="clusters"))]
+        from koala_adapter.api.clusterreports import ClusterReport  # noqa: PLC0415 - most clients do not ask for them
+
+        return [from_json(ClusterReport, one) for one in self._ask(requests.Request(operation="clusters"))]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
-        return PLAN_REPORT.validate_python(self._ask(requests.Request(operation="plan", job=job_to_dict(job))))
+        from koala_adapter.api.clusterreports import PlanReport  # noqa: PLC0415 - most clients do not ask for one
+
+        return from_json(PlanReport, self._ask(requests.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
-        found = self._ask(requests.Request(operation="script", job=job_to_dict(job), cluster=cluster))
-        return [SAMPLE.validate_python(one) for one in found]
+        from koala_adapter.service.samples import SampleSubmission  # noqa: PLC0415 - most clients do not ask for one
+
+        found = self._ask(requests.Request(operation="script", job=asdict(job), cluster=cluster))
+        return [from_json(SampleSubmission, one) for one in found]
+
+    def defects(self) -> list[str]:
+        """Return what is to be told of the events on which koala failed of late."""
+        return [str(one) for one in self._ask(requests.Request(operation="defects"))]
 
     def stop(self) -> None:
         """Ask the service to end; its jobs go on and are found again by the next one."""
@@ -124,7 +134,7 @@ class Client:
                 except OSError as error:
                     raise self._unavailable(error) from error
                 request, last = b"", reply.last
-                yield JOB_REPORT.validate_python(reply.result)
+                yield from_json(JobReport, reply.result)
 
     def _ask(self, request: Request, *, timeout: float = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
         with self._connect(timeout=timeout) as connection, connection.makefile("rb") as lines:

@@ -7,24 +7,26 @@ Nothing here changes anything: not the journal, not the LRMs, and not what a ser
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.api.reports import JOB_REPORT, ClusterReport, in_order, job_report
+from koala_adapter.api.clusterreports import ClusterReport
+from koala_adapter.api.reporting import JOB_REPORT, job_report
+from koala_adapter.api.reports import in_order
+from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import LrmJobState
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
-from koala_adapter.scheduler.records import State
 from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.service.information import read_cluster
-from koala_adapter.service.journal import Journal
-from koala_adapter.service.recovery import require_policies
+from koala_adapter.service.journal import Journal, SetAside, sentences
+from koala_adapter.service.recovery import WithPolicies
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.siteparameters import configuration
 
@@ -56,6 +58,8 @@ class Record:
     archived: Mapping[str, JobReport] = field(default_factory=dict)
     """Finished jobs by id, oldest first."""
     clock: ServiceClock = field(default_factory=ServiceClock)
+    set_aside: tuple[SetAside, ...] = ()
+    """Events on which the scheduler failed."""
 
     @property
     def now(self) -> float:
@@ -67,6 +71,10 @@ class Record:
         """Jobs that have no outcome yet or whose placeholders are not all gone."""
         jobs = self.scheduler.state.jobs.items()
         return [id_ for id_, record in jobs if not record.state.final or record.live]
+
+    def defects(self) -> list[str]:
+        """Return what is to be told of the events on which koala failed of late."""
+        return sentences(self.set_aside, self.now)
 
     def job(self, job_id: str) -> JobReport:
         """Return the report of a job. Raises JobNotFoundError."""
@@ -100,14 +108,7 @@ def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Re
     if not (directory / JOURNAL_NAME).exists():
         return Record(directory=directory, scheduler=Scheduler(policies=policies))
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
-        state, found = journal.recover()
-        events = list(found)
-        require_policies(state, events, policies)
-        scheduler = Scheduler(state or State(), policies)
-        for event in events:
-            # As in the service: a defect costs the event that shows it.
-            with suppress(Exception):
-                scheduler.handle(event)
+        scheduler = rebuilt(WithPolicies(journal, policies), partial(Scheduler, policies=policies))
         reports = [JOB_REPORT.validate_json(text) for text in reversed(journal.latest_archived(archived))]
         return Record(
             directory=directory,
@@ -116,6 +117,7 @@ def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Re
             instance=journal.value("instance") or NO_INSTANCE,
             port=int(journal.value("port") or "0"),
             archived={report.id: report for report in reports},
+            set_aside=tuple(journal.events_set_aside()),
         )
 
 
@@ -225,7 +227,7 @@ def answer_report(record: Record, answer: Answer) -> ClusterReport:
         processors=None if reading is None else reading.processors,
         idle=None if reading is None else reading.idle,
         others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours),
-        threshold=answer.config.threshold,
+        threshold=answer.config.parameters.threshold,
         placeholders=len(states),
         placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
         available=known.available if reading is not None else 0,

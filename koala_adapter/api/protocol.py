@@ -4,37 +4,39 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from dataclasses import dataclass, fields
+from typing import Any
 
 from koala_adapter import errors
+from koala_adapter.api.jsonvalues import from_json, parse
 from koala_adapter.errors import KoalaError, ProtocolError
 
 LINE_LIMIT = 16 * 1024 * 1024
 """Longest request or reply, bytes."""
+OPERATIONS = frozenset(
+    {"submit", "cancel", "job", "jobs", "watch", "clusters", "plan", "script", "defects", "ping", "stop"}
+)
 
 
-class Request(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
     """What a client asks.
 
     ``submit`` (job: text of a job as JSON), ``cancel``, ``job``, ``jobs``, ``watch`` (a reply at each change until the
-    job is over), ``clusters``, ``plan``, ``script``, ``ping``, ``stop``.
+    job is over), ``clusters``, ``plan``, ``script``, ``defects`` (of koala itself, one sentence
+    each), ``ping``, ``stop``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    operation: Literal["submit", "cancel", "job", "jobs", "watch", "clusters", "plan", "script", "ping", "stop"]
+    operation: str
     job_id: str = ""
     job: dict[str, Any] | None = None
     cluster: str = ""
     limit: int = 50
 
 
-class Reply(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
     """One answer; ``error`` set means refused. A watch has many, the last with ``last`` true."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     result: Any = None
     error: str = ""
@@ -43,8 +45,6 @@ class Reply(BaseModel):
     last: bool = True
 
 
-_REQUEST = TypeAdapter(Request)
-_REPLY = TypeAdapter(Reply)
 _ERRORS = {
     name: found for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, KoalaError)
 }
@@ -52,23 +52,27 @@ _ERRORS = {
 
 def encode(message: Request | Reply) -> bytes:
     """Return the line of a message."""
-    return json.dumps(message.model_dump(mode="json"), separators=(",", ":")).encode() + b"\n"
+    members = {one.name: getattr(message, one.name) for one in fields(message)}
+    return json.dumps(members, separators=(",", ":")).encode() + b"\n"
 
 
 def decode_request(line: bytes) -> Request:
     """Return the request of a line. Raises ProtocolError."""
     try:
-        return _REQUEST.validate_json(line)
-    except ValidationError as error:
-        raise ProtocolError(f"malformed request: {error.errors(include_url=False)[0]['msg']}") from None
+        request = from_json(Request, parse(line), others=False)
+    except ProtocolError as error:
+        raise ProtocolError(f"malformed request: {error.message}") from None
+    if request.operation not in OPERATIONS:
+        raise ProtocolError(f"malformed request: there is no operation {request.operation!r}")
+    return request
 
 
 def decode_reply(line: bytes) -> Reply:
     """Return the reply of a line. Raises ProtocolError."""
     try:
-        return _REPLY.validate_json(line)
-    except ValidationError as error:
-        raise ProtocolError(f"malformed reply: {error.errors(include_url=False)[0]['msg']}") from None
+        return from_json(Reply, parse(line), others=False)
+    except ProtocolError as error:
+        raise ProtocolError(f"malformed reply: {error.message}") from None
 
 
 def refusal(error: KoalaError) -> Reply:

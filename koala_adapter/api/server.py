@@ -12,21 +12,20 @@ import structlog
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol as requests
-from koala_adapter.api.reports import (
+from koala_adapter.api.reporting import (
     CLUSTER_REPORT,
     JOB_REPORT,
     PLAN_REPORT,
-    JobReport,
     cluster_report,
-    in_order,
     job_report,
-    of_the_past,
     plan_report,
 )
+from koala_adapter.api.reports import in_order, of_the_past
+from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.net.unixsocket import checked_path, same_user
+from koala_adapter.net.peers import same_user
 from koala_adapter.service.submissions import SAMPLE, sample_submissions
 
 if TYPE_CHECKING:
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
     from anyio.abc import Listener, SocketStream
 
     from koala_adapter.api.protocol import Request
+    from koala_adapter.api.reports import JobReport
     from koala_adapter.model import Job
     from koala_adapter.service.service import Service
 
-SOCKET_NAME = "koala.sock"
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
 
@@ -55,7 +54,7 @@ class Server:
         self.stop_wanted = anyio.Event()
         self._conversations = 0
         self._ended = anyio.Event()
-        service.archive_with(lambda job_id: self._report_of(job_id).to_json())
+        service.archive.keep_with(lambda job_id: self._report_of(job_id).to_json())
 
     async def serve(self, listener: Listener[SocketStream]) -> None:
         """Serve whoever connects, and has connected before, until cancelled."""
@@ -127,6 +126,8 @@ class Server:
                 return self._plan(request)
             case "script":
                 return self._script(request)
+            case "defects":
+                return service.journal.defects_told(service.now())
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
 
     def _job(self, request: Request, job_id: JobId, now: float) -> Job:
@@ -216,8 +217,3 @@ async def listening(directory: Path) -> AsyncIterator[Listener[SocketStream]]:
 
 def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
     return JOB_REPORT.dump_python(report, mode="json")
-
-
-def socket_path(directory: Path) -> Path:
-    """Return the path of the socket in a state directory. Raises ConfigurationError when the kernel cannot take it."""
-    return checked_path(directory / SOCKET_NAME)

@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback from the first moment on, imports included."""
     try:
         survive_hangup()
-        from koala_adapter.cli.koala import koala  # noqa: PLC0415 - takes most of the time there is to interrupt
+        from koala_adapter.cli.koala import koala
 
         koala(prog_name="koala")
     except KeyboardInterrupt:

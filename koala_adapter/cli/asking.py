@@ -7,26 +7,20 @@ Without a service, those that only ask read the journal and say so.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import anyio
 import click
 
-from koala_adapter.api.hosting import prepare_directory
-from koala_adapter.api.offline import answer_report, ask_clusters, read_record, recorded
-from koala_adapter.api.reports import CLUSTER_REPORT, JOB_REPORT
-from koala_adapter.cli import ordertext
 from koala_adapter.cli.context import command_body, json_option, pass_session
-from koala_adapter.cli.output import LogPrinter
-from koala_adapter.cli.tables import clusters_table, job_lines, jobs_table
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
-from koala_adapter.ordering.answering import EXPLANATION, ask_explanation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.api.reports import ClusterReport, JobReport
+    from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.context import Session
 
 ASKING = 60.0
@@ -47,11 +41,17 @@ class Knowing(Protocol):
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
 
+    def defects(self) -> list[str]:
+        """Return what is to be told of the events on which koala failed of late."""
+
 
 def knowing(session: Session) -> Knowing:
     """Return the service, or what its journal says when none runs; that is remarked."""
     if session.client.running():
         return session.client
+    from koala_adapter.api.offline import recorded
+
+    session.set_up_log()
     record = recorded(session.directory, session.policies, archived=MANY)
     left = ", ".join(record.unfinished)
     session.remark("no service runs; this is what its journal says")
@@ -78,17 +78,23 @@ def status(session: Session, job_id: str | None, limit: int, as_json: bool) -> N
       koala status 12
     """
     source = knowing(session)
+    for defect in source.defects():
+        session.remark(defect)
     if job_id is None:
         reports = source.jobs(limit)
         if as_json:
-            session.print_json([JOB_REPORT.dump_python(report, mode="json") for report in reports])
+            session.print_json([asdict(report) for report in reports])
         else:
+            from koala_adapter.cli.tables import jobs_table
+
             session.console.print(jobs_table(reports) if reports else "no jobs")
         return
     report = source.job(job_id)
     if as_json:
-        session.print_json(JOB_REPORT.dump_python(report, mode="json"))
+        session.print_json(asdict(report))
     else:
+        from koala_adapter.cli.tables import job_lines
+
         session.console.print(*job_lines(report), sep="\n", soft_wrap=True)
 
 
@@ -113,7 +119,7 @@ def cancel(session: Session, job_id: str, no_wait: bool, as_json: bool) -> None:
             for report in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
                 display.update(f"cancelling: {report.placeholders_left} placeholders left")
     if as_json:
-        session.print_json(JOB_REPORT.dump_python(report, mode="json"))
+        session.print_json(asdict(report))
     else:
         left = f", {report.placeholders_left} placeholders still ending" if report.placeholders_left else ""
         session.console.print(f"job {report.id}: {report.state.value}{left}")
@@ -153,6 +159,9 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
 
 
 def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
+    from koala_adapter.cli import ordertext
+    from koala_adapter.ordering.answering import EXPLANATION, ask_explanation
+
     known = [known.name for known in session.site.clusters]
     if cluster not in known:
         hint = "a job of koala itself is asked for by its number alone"
@@ -179,8 +188,10 @@ def clusters(session: Session, as_json: bool) -> None:
     """
     reports = cluster_reports(session)
     if as_json:
-        session.print_json([CLUSTER_REPORT.dump_python(report, mode="json") for report in reports])
+        session.print_json([asdict(report) for report in reports])
     else:
+        from koala_adapter.cli.tables import clusters_table
+
         session.console.print(clusters_table(reports, time.time()))
 
 
@@ -188,6 +199,11 @@ def cluster_reports(session: Session) -> list[ClusterReport]:
     """Return the clusters as the service sees them, or as they answer now."""
     if session.client.running():
         return session.client.clusters()
+    import anyio
+
+    from koala_adapter.api.offline import answer_report, ask_clusters, read_record
+    from koala_adapter.api.statedirectory import prepare_directory
+
     prepare_directory(session.directory)
     record = read_record(session.directory, session.policies)
     with session.progress.status("asking the clusters") as display:
@@ -216,6 +232,8 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     Example:
       koala logs 12 -f
     """
+    from koala_adapter.cli.output import LogPrinter
+
     source = knowing(session)
     report = source.job(job_id)
     if component is not None and component not in {one.name for one in report.components}:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from koala_adapter.api.hosting import prepare_directory
+from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.checks import ClusterCheck, check_host
 from koala_adapter.cli.context import EXIT_FAILURE, command_body, json_option, pass_session
 from koala_adapter.cli.trial import TrialCenter

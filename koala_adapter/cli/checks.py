@@ -15,7 +15,7 @@ import anyio
 
 from koala_adapter import __version__
 from koala_adapter.api.offline import close_lrm
-from koala_adapter.api.server import socket_path
+from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.cli.trial import Trial
 from koala_adapter.config.sitemodel import ANY_ADDRESS, shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
@@ -202,10 +202,11 @@ class ClusterCheck:
         reading = await read_cluster(self.config, lrm, name_prefix="koala-", user=login_name(), read_at=0.0)
         if not reading.processors:
             raise LrmError("it lists no processors", hint="check the queue, and the settings, of this cluster")
-        threshold = f", {self.config.threshold} of them left to local users" if self.config.threshold else ""
-        if self.config.threshold >= reading.processors:
+        kept = self.config.parameters.threshold
+        threshold = f", {kept} of them left to local users" if kept else ""
+        if kept >= reading.processors:
             raise LrmError(
-                f"threshold {self.config.threshold} leaves nothing of its {reading.processors} processors",
+                f"threshold {kept} leaves nothing of its {reading.processors} processors",
                 hint="lower `threshold` in the site file",
             )
         nodes = f"{len(reading.nodes)} node{'s' if len(reading.nodes) != 1 else ''}"
@@ -229,7 +230,7 @@ class ClusterCheck:
     def _described(self, queue: Queue) -> str:
         if not queue.up:
             raise LrmError(f"{queue.name} is not open", hint="wait until it is, or name another `queue`")
-        limit, ours = queue.walltime_limit, self.config.walltime_limit
+        limit, ours = queue.walltime_limit, self.config.parameters.walltime_limit
         if limit is None:
             return f"{queue.name}, no walltime limit"
         if ours is not None and ours > limit:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command shares: which site, which state directory, how to print, and how errors reach a person."""
+"""What every command shares: which site, which state directory, how to print, and how errors reach a person.
+
+A command waits for no import but those of what it uses, so here they are done by what needs them.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,21 @@ import json
 import os
 import re
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import click
-from rich.console import Console
 
-from koala_adapter.api.client import Client
-from koala_adapter.api.hosting import check_directory
-from koala_adapter.config.jobfile import load_job
-from koala_adapter.config.sitefile import find_site_file, load_site, state_directory
 from koala_adapter.errors import KoalaError
-from koala_adapter.model import JobId
-from koala_adapter.plugin import load_plugins
-from koala_adapter.plugin.commands import login_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from rich.console import Console
+
+    from koala_adapter.api.client import Client
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job
     from koala_adapter.plugin import PluginDefinition
@@ -54,6 +51,8 @@ class Session:
     site_option: Path | None
     state_option: Path | None
     verbose: bool = False
+    log_shown: bool = False
+    """Parts that log do so on standard error."""
 
     @cached_property
     def console(self) -> Console:
@@ -73,28 +72,38 @@ class Session:
     @cached_property
     def plugins(self) -> Mapping[str, PluginDefinition]:
         """The installed plugins. Raises PluginError."""
+        from koala_adapter.plugin import load_plugins
+
+        self.set_up_log()
         return load_plugins()
 
     @cached_property
     def policies(self) -> Policies:
         """What the scheduler may use: koala's own policies and the installed ones. Raises PluginError."""
-        from koala_adapter.policies.loading import load_policies  # noqa: PLC0415 - most commands decide nothing
+        from koala_adapter.policies.loading import load_policies
 
         return load_policies()
 
     @cached_property
     def site_file(self) -> Path:
         """The site file. Raises ConfigurationError when there is none."""
+        from koala_adapter.config.locations import find_site_file
+
         return find_site_file(self.site_option)
 
     @cached_property
     def site(self) -> SiteConfig:
         """The validated site. Raises ConfigurationError."""
+        from koala_adapter.config.sitefile import load_site
+
         return load_site(self.site_file, self.plugins)
 
     @cached_property
     def directory(self) -> Path:
         """The state directory, there or not. Raises ConfigurationError when it is somebody else's."""
+        from koala_adapter.api.statedirectory import check_directory
+        from koala_adapter.config.locations import state_directory
+
         directory = state_directory(self.state_option)
         check_directory(directory)
         return directory
@@ -102,11 +111,23 @@ class Session:
     @cached_property
     def client(self) -> Client:
         """The service of the state directory, whether it runs or not."""
+        from koala_adapter.api.client import Client
+
         return Client(self.directory)
 
     def job(self, path: Path) -> Job:
         """Read a job file against the site. The id is given by the service at submission."""
+        from koala_adapter.config.jobfile import load_job
+        from koala_adapter.model import JobId
+        from koala_adapter.plugin.commands import login_name
+
         return load_job(path, job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.site)
+
+    def set_up_log(self) -> None:
+        """Have parts that log do so as the options say; to be called before any of them is used."""
+        from koala_adapter.cli.logsettings import set_up_log
+
+        set_up_log(shown=self.log_shown)
 
     def remark(self, text: str) -> None:
         """Tell a person, on standard error, something that is no result."""
@@ -119,6 +140,8 @@ class Session:
 
 def make_console(file: IO[str]) -> Console:
     """Return a console on a standard stream, as wide as the terminal, or as wide as needed without one."""
+    from rich.console import Console
+
     if file.isatty():
         return Console(file=file, highlight=False)
     width = None if os.environ.get("COLUMNS") else WIDE
@@ -185,6 +208,8 @@ def fail(error: Exception) -> NoReturn:
         sys.exit(EXIT_FAILURE)
     root = click.get_current_context().find_object(Session)
     if root is not None and root.verbose:
+        import traceback
+
         traceback.print_exception(error)
     show_error(
         KoalaError(

@@ -24,15 +24,15 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from koala_adapter.api.hosting import ownership
 from koala_adapter.api.offline import close_lrm
+from koala_adapter.api.statedirectory import ownership
 from koala_adapter.cli.context import Session, command_body, pass_session
 from koala_adapter.cli.demofiles import JOB, LOCAL_USER, PROGRAM, SITE
 from koala_adapter.cli.following import closing
+from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.output import LogPrinter
 from koala_adapter.cli.planning import free_port
-from koala_adapter.cli.running import inner_service
 from koala_adapter.cli.tables import styled
 from koala_adapter.errors import KoalaError
 from koala_adapter.model import BatchKey, LrmJobState
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from koala_adapter.api.reports import ClusterReport, JobReport
+    from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.reports import JobReport
     from koala_adapter.plugin import Lrm
 
 BUSY = "gamma"

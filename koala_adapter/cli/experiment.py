@@ -43,7 +43,7 @@ def list_experiments(session: Session, as_json: bool) -> None:
     Example:
       koala experiment list
     """
-    from koala_adapter.simulation.experiments import framework  # noqa: PLC0415 - other commands need not wait for it
+    from koala_adapter.simulation.experiments import framework
 
     found = [framework.load_experiment(name) for name in framework.experiment_names()]
     if as_json:
@@ -98,10 +98,10 @@ def run(
     Example:
       koala experiment run vjm-deadlock --out results
     """
-    from koala_adapter.cli.simulating import progress_display, told  # noqa: PLC0415 - other commands need not wait
-    from koala_adapter.simulation.experiments.framework import load_experiment, tally  # noqa: PLC0415 - likewise
-    from koala_adapter.simulation.figures import check_matplotlib  # noqa: PLC0415 - likewise
-    from koala_adapter.simulation.report import write_experiment  # noqa: PLC0415 - likewise
+    from koala_adapter.cli.simulating import progress_display, told
+    from koala_adapter.simulation.experiments.framework import load_experiment, tally
+    from koala_adapter.simulation.figures import check_matplotlib
+    from koala_adapter.simulation.report import write_experiment
 
     chosen = load_experiment(name)
     check_matplotlib()

@@ -3,65 +3,44 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING
 
 import click
-import structlog
 
 from koala_adapter import __version__
-from koala_adapter.cli.asking import cancel, clusters, explain, logs, status
-from koala_adapter.cli.checking import check
 from koala_adapter.cli.context import Session
-from koala_adapter.cli.demonstration import demo
-from koala_adapter.cli.experiment import experiment
-from koala_adapter.cli.logstream import LogStream
-from koala_adapter.cli.planning import plan, script
-from koala_adapter.cli.reaping import reap
-from koala_adapter.cli.running import run, submit
-from koala_adapter.cli.schedule import schedule
-from koala_adapter.cli.serving import serve
-from koala_adapter.cli.simulate import simulate
+from koala_adapter.cli.ondemand import OnDemandCommand, OnDemandGroup, as_written
 from koala_adapter.cli.terminal import hangup_once
-from koala_adapter.cli.wiki import wiki
 
 if TYPE_CHECKING:
     from types import FrameType
 
 PATH = click.Path(path_type=Path)
 COMMANDS = (
-    run,
-    submit,
-    status,
-    cancel,
-    logs,
-    explain,
-    plan,
-    script,
-    clusters,
-    check,
-    reap,
-    serve,
-    schedule,
-    demo,
-    simulate,
-    experiment,
-    wiki,
+    ("run", "running", "Run a job to its end and exit with its exit code."),
+    ("submit", "running", "Hand a job to the service, and start one if none runs."),
+    ("status", "asking", "Show the jobs, or one job in detail."),
+    ("cancel", "asking", "End a job and everything of it in all batch systems."),
+    ("logs", "asking", "Print what the processes of a job wrote."),
+    ("explain", "asking", "Say why a job waits, what it holds, and what would let it start."),
+    ("plan", "planning", "Show where a job would go now."),
+    ("script", "planning", "Show exactly what would be submitted to a cluster."),
+    ("clusters", "asking", "Show the clusters: what is idle, what we hold, how often we ask."),
+    ("check", "checking", "Check this host, the site file and each cluster."),
+    ("reap", "reaping", "Find placeholders that no job owns any more, and cancel them."),
+    ("serve", "serving", "Run the service in the foreground until it is stopped."),
+    ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
+    ("demo", "demonstration", "See it work: one job on three clusters at once, in ten seconds."),
+    ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
+    ("experiment", "experiment", "Repeat the published evaluations."),
+    ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
+"""Name, module and first sentence of each, in the order in which a person comes to need them."""
 
 
-class OrderedGroup(click.Group):
-    """Lists the commands in the order in which a person comes to need them, not in that of the alphabet."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - the signature of click
-        """Return the names of the commands."""
-        return list(self.commands)
-
-
-@click.group(cls=OrderedGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=OnDemandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option(
     "--site", type=PATH, help="Site file. Default: $KOALA_SITE, ~/.config/koala/site.toml, /etc/koala/site.toml."
 )
@@ -84,40 +63,18 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
       240 refused, 241 not placed, 242 lost, 243 cancelled, 244 walltime exceeded,
       245 bad configuration, 246 no service, 247 batch system; else the job's own
     """
-    # What a server did is told to its administrator without being asked for.
-    told = verbose or context.invoked_subcommand in {"serve", "wiki"}
-    level = logging.INFO if told else logging.CRITICAL
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.ExceptionRenderer(),
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(sys.stderr))),
-    )
     # In the orderly way in which Ctrl-C ends a command: what it has in the clusters goes with it.
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, hangup_once(_interrupt))
-    if level > logging.INFO:
-        # What asyncio complains of on its own is for us, not for the person at the terminal.
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    context.obj = Session(site_option=site, state_option=state, verbose=verbose)
+    # What a server did is told to its administrator without being asked for.
+    told = verbose or context.invoked_subcommand in {"serve", "wiki"}
+    context.obj = Session(site_option=site, state_option=state, verbose=verbose, log_shown=told)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-def as_written(command: click.Command) -> None:
-    """Have click leave alone the paragraphs of a help text that are marked so, as a raw docstring marks them."""
-    command.help = (command.help or "").replace("\\b\n", "\b\n")
-    for inner in command.commands.values() if isinstance(command, click.Group) else ():
-        as_written(inner)
-
-
-for one in COMMANDS:
-    koala.add_command(one)
+for name, module, sentence in COMMANDS:
+    koala.add_command(OnDemandCommand(name, f"koala_adapter.cli.{module}", sentence))
 as_written(koala)

@@ -19,7 +19,7 @@ from koala_adapter.errors import JobNotFoundError, KoalaError, LrmError, LrmNotF
 from koala_adapter.model import ClusterName, EndReason, LrmJob, LrmJobId, LrmJobState, Node
 from koala_adapter.plugin import Capabilities
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.wiki.sources import Listing, Source
+from koala_adapter.wiki.sources import Source, Survey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class KoalaSource(Source):
         self._clusters = clusters
         self._client = client
 
-    async def read(self) -> Listing:
+    async def read(self) -> Survey:
         """Read all clusters and the queue side by side. Raises LrmUnavailableError when no cluster answers."""
         nodes: dict[ClusterName, tuple[Node, ...]] = {}
         places: dict[tuple[ClusterName, LrmJobId], str] = {}
@@ -77,12 +77,13 @@ class KoalaSource(Source):
         if not nodes:
             raise LrmUnavailableError("no cluster answers")
         names = _unique_names(nodes)
-        shown = tuple(
-            (cluster, replace(node, name=names[cluster, node.name])) for cluster in nodes for node in nodes[cluster]
-        )
+        shown = {
+            cluster: tuple(replace(node, name=names[cluster, node.name]) for node in listed)
+            for cluster, listed in nodes.items()
+        }
         where = {key: names.get((key[0], node), node) for key, node in places.items()}
         jobs = tuple(_job(report, where) for report in await self._reports())
-        return Listing(nodes=shown, jobs=jobs, clusters=frozenset(nodes))
+        return Survey(nodes=shown, jobs=jobs)
 
     async def _reports(self) -> list[JobReport]:
         try:

@@ -6,40 +6,30 @@ from __future__ import annotations
 import shlex
 import socket
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import anyio
 import click
 from rich.markup import escape
-from rich.syntax import Syntax
 from rich.table import Table
 
-from koala_adapter.api.hosting import prepare_directory
-from koala_adapter.api.offline import NO_INSTANCE, ask_clusters, read_record
-from koala_adapter.api.reports import PLAN_REPORT, plan_report
 from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError
-from koala_adapter.service.clusterdriver import make_lrm
-from koala_adapter.service.submissions import SAMPLE, ScriptMaker, sample_submissions
-from koala_adapter.vjm import certificate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
-    from koala_adapter.api.reports import PlannedComponent, PlanReport
+    from koala_adapter.api.clusterreports import PlannedComponent, PlanReport
     from koala_adapter.cli.context import Session
     from koala_adapter.model import Job
-    from koala_adapter.service.submissions import SampleSubmission
+    from koala_adapter.service.samples import SampleSubmission
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""
 FIRST_LOOK = 30.0
 """Seconds within which a service that has just started should have seen its clusters."""
-UNCERTAIN = (
-    f"No service has run here yet: the first one replaces {NO_INSTANCE} in the names, and may choose another port."
-)
 EXIT_CODES = {"placed": 0, "insufficient": EXIT_NOT_PLACED, "infeasible": EXIT_REFUSED}
 
 
@@ -64,7 +54,7 @@ def plan(session: Session, job_file: Path, as_json: bool) -> None:
     job = session.job(job_file)
     report = planned(session, job)
     if as_json:
-        session.print_json(PLAN_REPORT.dump_python(report, mode="json"))
+        session.print_json(asdict(report))
     else:
         show_plan(report, job, session.console)
     raise SystemExit(EXIT_CODES[report.result])
@@ -76,6 +66,12 @@ def planned(session: Session, job: Job) -> PlanReport:
         if session.client.running():
             session.client.wait_until_seen(FIRST_LOOK)
             return session.client.plan(job)
+        import anyio
+
+        from koala_adapter.api.offline import ask_clusters, read_record
+        from koala_adapter.api.reporting import plan_report
+        from koala_adapter.api.statedirectory import prepare_directory
+
         prepare_directory(session.directory)
         record = read_record(session.directory, session.policies)
         anyio.run(
@@ -143,7 +139,7 @@ def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> Non
     else:
         samples, note = samples_without_service(session, job, cluster)
     if as_json:
-        found = [SAMPLE.dump_python(sample, mode="json") for sample in samples]
+        found = [asdict(sample) for sample in samples]
         session.print_json({"cluster": cluster, "submissions": found, "note": note})
         return
     for sample in samples:
@@ -154,6 +150,12 @@ def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> Non
 
 def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[list[SampleSubmission], str]:
     """Return the submissions as the next service would make them, and what in them is not certain yet."""
+    from koala_adapter.api.offline import NO_INSTANCE, read_record
+    from koala_adapter.api.statedirectory import prepare_directory
+    from koala_adapter.service.clusterdriver import make_lrm
+    from koala_adapter.service.submissions import ScriptMaker, sample_submissions
+    from koala_adapter.vjm import certificate
+
     configs = {config.name: config for config in session.site.clusters}
     if cluster not in configs:
         known = ", ".join(configs)
@@ -167,7 +169,10 @@ def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[l
     )
     lrm, _ = make_lrm(configs[cluster], session.plugins, session.directory)
     samples = sample_submissions(scripts, job, configs[cluster], lrm, record.instance)
-    return samples, "" if record.instance != NO_INSTANCE else UNCERTAIN
+    if record.instance != NO_INSTANCE:
+        return samples, ""
+    first = f"the first one replaces {NO_INSTANCE} in the names, and may choose another port"
+    return samples, f"No service has run here yet: {first}."
 
 
 def free_port() -> int:
@@ -185,6 +190,8 @@ def show_sample(sample: SampleSubmission, cluster: str, console: Console) -> Non
     words = [f"{name}={shlex.quote(value)}" for name, value in sample.environment.items()]
     console.print(" ".join([*words, shlex.join(sample.command)]), markup=False, soft_wrap=True)
     if console.is_terminal:
+        from rich.syntax import Syntax
+
         console.print(Syntax(sample.script, "sh", background_color="default", word_wrap=False), soft_wrap=True)
     else:
         console.print(sample.script, markup=False, soft_wrap=True, end="")

@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 from rich.markup import escape
 from rich.table import Table
 
-from koala_adapter.api.hosting import prepare_directory
 from koala_adapter.api.offline import close_lrm, read_record
+from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.errors import EXIT_LRM, LrmError
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState, PlaceholderId

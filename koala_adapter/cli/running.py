@@ -3,27 +3,19 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 import time
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TextIO, TypeVar, cast
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
 
 import click
-import structlog
-from anyio.from_thread import start_blocking_portal
 
-from koala_adapter.api.hosting import LOG_NAME, host, ownership, start_in_background
-from koala_adapter.api.offline import read_record
-from koala_adapter.api.reports import JOB_REPORT
+from koala_adapter.api.background import start_in_background
+from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli.asking import PATIENCE, lost
 from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
-from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.interrupts import Interrupts
-from koala_adapter.cli.logstream import LogStream
 from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
 
 if TYPE_CHECKING:
@@ -32,10 +24,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.context import Session
-    from koala_adapter.model import Job
+    from koala_adapter.cli.innerservice import InnerService
+    from koala_adapter.model import Job, JobId
 
-CLOSING = 10.0
-"""Seconds that our own service may take to end once it has begun to."""
 COMING_UP = 120.0
 """Seconds to wait for a service that somebody else is starting."""
 OTHER_START = 2.0
@@ -67,8 +58,10 @@ def run(session: Session, job_file: Path, as_json: bool, quiet: bool) -> None:
     job = session.job(job_file)
     report = run_job(session, job, quiet=quiet or as_json)
     if as_json:
-        session.print_json(JOB_REPORT.dump_python(report, mode="json"))
+        session.print_json(asdict(report))
     elif not quiet:
+        from koala_adapter.cli.following import closing
+
         closing(report, session.progress)
     sys.exit(0 if report.outcome is None else report.outcome.exit_code)
 
@@ -139,13 +132,16 @@ def service(session: Session, interrupts: Interrupts) -> Iterator[float]:
             yield PATIENCE if inner is None else 0.0
     finally:
         # Only now, when nobody can submit any more, is it certain what is left.
-        if (
-            inner is not None
-            and not inner.ended
-            and (left := read_record(session.directory, session.policies).unfinished)
-        ):
+        if inner is not None and not inner.ended and (left := unfinished(session)):
             text = f"not everything has ended yet (job {', '.join(left)}); a service in the background sees to it"
             go_on_in_background(session, text)
+
+
+def unfinished(session: Session) -> list[JobId]:
+    """Return the jobs that the journal has and that have not ended."""
+    from koala_adapter.api.offline import read_record
+
+    return read_record(session.directory, session.policies).unfinished
 
 
 def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerService | None:
@@ -154,66 +150,15 @@ def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerSer
         lock = unless_another_answers(session, lambda: stack.enter_context(ownership(session.directory, "koala run")))
     if lock is None:
         return None
+    from koala_adapter.cli.innerservice import inner_service
+
     return stack.enter_context(inner_service(session, interrupts))
-
-
-@dataclass(slots=True)
-class InnerService:
-    """A service inside this process."""
-
-    ended: bool = False
-    """It ended by itself: it was stopped, or it failed."""
-
-
-@contextmanager
-def inner_service(session: Session, interrupts: Interrupts) -> Iterator[InnerService]:
-    """Run a service inside this process during the block, the only part of this that an interrupt may end."""
-    inner = InnerService()
-    with log_to_file(session), interrupts.put_off(), start_blocking_portal() as portal:
-        with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
-            future, server = portal.start_task(
-                partial(host, policies=session.policies), session.site, session.plugins, session.directory
-            )
-        try:
-            with interrupts.let_in():
-                yield inner
-        except ServiceUnavailableError:
-            # It is our own that is gone, so we know why.
-            error = future.exception(timeout=CLOSING)
-            if error is not None:
-                raise error from None
-            raise
-        finally:
-            inner.ended = future.done()
-            if not inner.ended:
-                portal.call(server.quiet)  # or asyncio would grumble about a read that is both done and cancelled
-            future.cancel()
-
-
-@contextmanager
-def log_to_file(session: Session) -> Iterator[None]:
-    """Have a service inside this process log where one in the background does, not among what people read."""
-    if session.verbose:
-        yield
-        return
-    former = structlog.get_config()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    file = os.fdopen(os.open(session.directory / LOG_NAME, flags, 0o600), "a", buffering=1)
-    structlog.configure(
-        processors=[*former["processors"][:-1], structlog.dev.ConsoleRenderer(colors=False)],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(file))),
-    )
-    try:
-        yield
-    finally:
-        structlog.configure(**former)
-        with suppress(OSError):  # what a full disk did not take
-            file.close()
 
 
 def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
     """Submit a job and follow it to its end; an interrupt cancels it and follows on, a second one only cancels."""
+    from koala_adapter.cli.following import Display, follow
+
     with Interrupts() as interrupts, service(session, interrupts) as patience:
         display = Display(session.progress, quiet=quiet)
         job_id = ""

@@ -14,7 +14,8 @@ import anyio
 import click
 from pydantic import TypeAdapter
 
-from koala_adapter.api.hosting import ownership, prepare_directory
+from koala_adapter.api.statedirectory import ownership, prepare_directory
+from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.queuepolicy import QueuePolicy
@@ -29,11 +30,10 @@ from koala_adapter.ordering.entries import Happening
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.patience import PATIENCE, Patience
-from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.timeofday import as_read, report_as_read
-from koala_adapter.ordering.watching import Pace, Watcher
+from koala_adapter.ordering.watching import Pace, PacedWatcher, start_plugin
 from koala_adapter.queueing.policies import METRICS, PriorityWeights, make_cluster_scheduler
 from koala_adapter.service.clusterdriver import make_lrm
 
@@ -184,7 +184,7 @@ def schedule(
       koala schedule --cluster a --policy firstfit --depth 4
       koala schedule --cluster a --shadow      what would change?
     """
-    from koala_adapter.policies.loading import load_queue_policy  # noqa: PLC0415 - other commands need not wait for it
+    from koala_adapter.policies.loading import load_queue_policy
 
     config = _cluster(session, name)
     definition = session.plugins[config.plugin]
@@ -238,17 +238,16 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
     screen = Screen(session, config.name, plan)
     shortest = max(SHORTEST, shortest_poll_interval(config.requests_per_minute, 2 * lrm.requests_per_poll))
     pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
-    watcher = Watcher(lrm, pace, on_trouble=screen.trouble)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-            await watcher.start()
+            await start_plugin(lrm, on_trouble=screen.trouble)
             if plan.shadow:
-                await _shadow(watcher, plan, screen)
+                await _shadow(PacedWatcher(lrm, pace, on_trouble=screen.trouble), plan, screen)
             else:
-                record = directory / RECORD
-                await _require_rights(lrm, session, first=not record.exists())
-                await _schedule(lrm, watcher, plan, screen, record)
+                path = directory / RECORD
+                await _require_rights(lrm, session, first=not path.exists())
+                await _schedule(lrm, pace, plan, screen, path)
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError):
@@ -269,9 +268,9 @@ async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:
             session.remark(f"{result.subject}: {result.found}; {result.remedy}")
 
 
-async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, path: Path) -> None:
-    record = StartRecord(path)
-    watcher.clock = ServiceClock(before=record.clock)
+async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path) -> None:
+    record = StartLog(path)
+    watcher = PacedWatcher(lrm, pace, on_trouble=screen.trouble, clock=ServiceClock(before=record.clock))
     record.note_clock(watcher.clock.reading())
     mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)
     try:
@@ -291,7 +290,7 @@ async def _schedule(lrm: Lrm, watcher: Watcher, plan: Plan, screen: Screen, path
         screen.farewell(overview(mirror))
 
 
-async def _shadow(watcher: Watcher, plan: Plan, screen: Screen) -> None:
+async def _shadow(watcher: PacedWatcher, plan: Plan, screen: Screen) -> None:
     shadow = Shadow(plan.make_scheduler, plan.rules)
     try:
         with screen:

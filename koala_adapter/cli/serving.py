@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
-from koala_adapter.api.hosting import READY, host, ownership, wait_until_unowned
+from koala_adapter.api.background import READY
+from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import read_record
+from koala_adapter.api.statedirectory import ownership, wait_until_unowned
 from koala_adapter.cli.context import command_body, pass_session
 
 if TYPE_CHECKING:

@@ -74,11 +74,11 @@ def simulate(
       koala simulate *.swf.gz -p fcfs -p easy -p conservative --out comparison
       koala simulate model:lublin --jobs 20000 --processors 256 --seed 7 --json
     """
-    from koala_adapter.cli import simulating  # noqa: PLC0415 - other commands need not wait for all of this
-    from koala_adapter.policies.loading import load_queue_policy  # noqa: PLC0415 - likewise
-    from koala_adapter.simulation.comparison import Case  # noqa: PLC0415 - likewise
-    from koala_adapter.simulation.figures import check_matplotlib  # noqa: PLC0415 - likewise
-    from koala_adapter.simulation.replay import Policy  # noqa: PLC0415 - likewise
+    from koala_adapter.cli import simulating
+    from koala_adapter.policies.loading import load_queue_policy
+    from koala_adapter.simulation.comparison import Case
+    from koala_adapter.simulation.figures import check_matplotlib
+    from koala_adapter.simulation.replay import Policy
 
     if platform is not None and processors is not None:
         raise click.UsageError("--platform and --processors both say how many processors there are: give one.")

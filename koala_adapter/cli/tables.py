@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from koala_adapter.config.fields import show_duration, show_size
-from koala_adapter.config.tomlfile import printable
+from koala_adapter.config.showing import printable, show_duration, show_size
 from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.api.reports import ClusterReport, ComponentReport, JobReport
+    from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.reports import ComponentReport, JobReport
 
 _STYLES = {
     JobState.WAITING: "yellow",

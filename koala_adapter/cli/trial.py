@@ -194,7 +194,7 @@ class Trial:
                 remove_token(token_file)
 
     async def _submit(self) -> tuple[LrmJobId, ...]:
-        limit = self._config.walltime_limit
+        limit = self._config.parameters.walltime_limit
         walltime = int(self._timeout + COMMAND_TIME + GOING_TIME)
         action = SubmitPlaceholders(
             batch=self._id.batch,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from koala_adapter.api.hosting import ownership, prepare_directory
+from koala_adapter.api.statedirectory import ownership, prepare_directory
+from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.multicluster import KoalaSource
 from koala_adapter.errors import ConfigurationError, LrmError
@@ -22,7 +23,7 @@ from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.codec.messages import parse_request
 from koala_adapter.wiki.codec.words import Dialect
-from koala_adapter.wiki.intents import Intents
+from koala_adapter.wiki.earliernotes import take_over_notes
 from koala_adapter.wiki.keyfile import load_key
 from koala_adapter.wiki.listener import is_loopback
 from koala_adapter.wiki.memory import Memory
@@ -238,23 +239,28 @@ async def _close(lrm: Lrm) -> None:
 
 
 async def _run(session: Session, source: Source, directory: Path, key: Key, options: ServerOptions) -> None:
-    resource = WikiResource(
-        source,
-        key,
-        Intents(directory / "starts"),
-        options,
-        clock=time.time,
-        steady=seconds_since_boot,
-        memory=Memory(directory / "running.json"),
-    )
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
-        port = await tasks.start(serve_wiki, resource)
-        session.progress.print(
-            f"{source.name} is served to {options.dialect} on {options.listen} port {port}",
-            markup=False,
-            soft_wrap=True,
+    starts = StartLog(directory / "starts.sqlite")
+    try:
+        take_over_notes(directory / "starts", starts)
+        resource = WikiResource(
+            source,
+            key,
+            starts,
+            options,
+            clock=time.time,
+            steady=seconds_since_boot,
+            memory=Memory(directory / "running.json"),
         )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+            port = await tasks.start(serve_wiki, resource)
+            session.progress.print(
+                f"{source.name} is served to {options.dialect} on {options.listen} port {port}",
+                markup=False,
+                soft_wrap=True,
+            )
+    finally:
+        starts.close()
 
 
 async def _stop_on_signal(scope: anyio.CancelScope) -> None:

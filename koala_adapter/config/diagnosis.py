@@ -304,10 +304,10 @@ def _unit(field: FieldInfo | None) -> str:
 
 
 def _unknown_key(key: str, table: type[BaseModel] | None, root: type[BaseModel]) -> str:
-    """Say that a key is unknown, with the nearest known one, or the table in which the key belongs."""
+    """Say that a key is unknown, with the table in which it belongs, or the nearest one that is known here."""
     known = list(table.model_fields) if table is not None else []
     homes = [header for header, keys in _tables(root).items() if key in keys]
-    advice = nearest(key, known) or (f"; it belongs in {homes[0]}" if homes else "")
+    advice = f"; it belongs in {homes[0]}" if homes else nearest(key, known)
     return f"unknown key, allowed is {', '.join(known) or 'no key at all'}{advice}"
 
 

@@ -100,21 +100,9 @@ def parse_duration(value: object) -> object:
     raise NotAllowedError(DURATION_WORDS)
 
 
-def show_duration(seconds: float) -> str:
-    """Return seconds as ``HH:MM:SS`` when they are whole, for messages."""
-    if seconds != int(seconds):
-        return f"{seconds:g} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02}:{minutes:02}:{rest:02}"
-
-
-def show_size(size: int) -> str:
-    """Return a number of bytes in the unit that a person would choose, for messages."""
-    power = max(0, (size.bit_length() - 1) // 10)
-    if power == 0:
-        return "1 byte" if size == 1 else f"{size} bytes"
-    return f"{size / 1024**power:.4g} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power - 1]}"
+def policy_schema(own: Collection[str]) -> JsonDict:
+    """Return the JSON Schema of a policy's name: koala's own are offered, any other is possible."""
+    return {"anyOf": [{"enum": [*own]}, {"type": "string", "pattern": NAME_PATTERN}]}
 
 
 def known_policy(value: object, kind: PolicyKind, own: Collection[str]) -> object:
@@ -171,7 +159,7 @@ def _no_null(value: str) -> str:
 PlacementName = Annotated[
     str,
     PlainValidator(partial(known_policy, kind=PolicyKind.PLACEMENT, own=PLACEMENTS)),
-    WithJsonSchema({"anyOf": [{"enum": list(PLACEMENTS)}, {"type": "string", "pattern": NAME_PATTERN}]}),
+    WithJsonSchema(policy_schema(PLACEMENTS)),
 ]
 Whole = Annotated[int, Strict()]
 Flag = Annotated[bool, Strict()]

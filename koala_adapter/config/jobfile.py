@@ -26,10 +26,10 @@ from koala_adapter.config.fields import (
     Title,
     Whole,
     WholeSeconds,
-    show_duration,
 )
 from koala_adapter.config.inputfiles import InputFileTable, collect_input_files
 from koala_adapter.config.outputfiles import MOST_PATTERNS, OutputPattern
+from koala_adapter.config.showing import show_duration
 from koala_adapter.config.tomlfile import LONGEST_SHOWN, parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Launcher
@@ -329,7 +329,7 @@ def _site_problems(
 ) -> list[tuple[KeyPath, str]]:
     """Return what makes a job impossible at ``site``, by the place in its file."""
     found: list[tuple[KeyPath, str]] = []
-    wanted = (walltime or 0) + site.scheduler.launch_margin
+    wanted = (walltime or 0) + site.parameters.launch_margin
     enabled = {cluster.name: cluster for cluster in site.enabled_clusters}
     for index, name in pinned:
         path = ("components", index, "cluster")
@@ -339,11 +339,11 @@ def _site_problems(
             known = [cluster.name for cluster in site.clusters]
             disabled = "a cluster that is disabled in the site file; " if name in known else ""
             found.append((path, disabled + not_among(name, enabled, what="a cluster of the site")))
-        elif (limit := enabled[name].walltime_limit) is not None and wanted > limit:
+        elif (limit := enabled[name].parameters.walltime_limit) is not None and wanted > limit:
             found.append((("walltime",), _too_long(wanted, limit, site, f'cluster "{name}" grants')))
     if any(path == ("walltime",) for path, _ in found):
         return found
-    limits = [cluster.walltime_limit for cluster in enabled.values()]
+    limits = [cluster.parameters.walltime_limit for cluster in enabled.values()]
     known_limits = [limit for limit in limits if limit is not None]
     if known_limits and len(known_limits) == len(limits) and wanted > max(known_limits):
         found.append((("walltime",), _too_long(wanted, max(known_limits), site, "every cluster grants")))
@@ -351,7 +351,7 @@ def _site_problems(
 
 
 def _too_long(wanted: int, limit: int, site: SiteConfig, who: str) -> str:
-    margin = site.scheduler.launch_margin
+    margin = site.parameters.launch_margin
     longest = show_duration(max(0, limit - margin))
     return (
         f"found {show_duration(wanted - margin)}, allowed is at most {longest}: {who} at most {show_duration(limit)}, "

@@ -61,6 +61,15 @@ def state_directory(explicit: Path | None = None, environment: Mapping[str, str]
     return base / "koala"
 
 
+def requests_directory(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return where all processes of this user, whatever their state directory, count what they ask batch systems.
+
+    It is not created here. None when there is no home directory to put it in.
+    """
+    base = _base_directory(os.environ if environment is None else environment, "XDG_STATE_HOME", ".local/state")
+    return None if base is None else base / "koala" / "requests"
+
+
 def _user_site_file(environment: Mapping[str, str]) -> Path | None:
     base = _base_directory(environment, "XDG_CONFIG_HOME", ".config")
     return base / "koala" / "site.toml" if base is not None else None

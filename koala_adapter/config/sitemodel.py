@@ -19,24 +19,27 @@ from koala_adapter.config.fields import (
     Flag,
     FlagName,
     Host,
-    MebibytesPerSecond,
     Name,
     PlacementName,
     QueueName,
     Seconds,
     Whole,
-    WholeSeconds,
 )
+from koala_adapter.config.parametertables import values_of, with_parameters
 from koala_adapter.model import ClusterName, Directives
 from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - named here to be told from an address that nodes can reach
 HEARTBEATS_PER_LEASE = 3
 FIRST_UNPRIVILEGED_PORT = 1024
+TIMES_OF_AGENTS = ("lease", "registration_timeout")
+"""Parameters of the scheduler that the control center keeps to as well: they stand in its table."""
 REQUESTS_PER_POLL = 2
 """One listing of jobs and one of nodes: the least that a poll costs."""
 
 
+@with_parameters(Parameters, only=TIMES_OF_AGENTS)
 class ControlCenterConfig(BaseModel, frozen=True, extra="forbid"):
     """Where the control center listens, how nodes reach it, and how long agents and it wait for each other."""
 
@@ -55,26 +58,12 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid"):
         description="Host name or IP address by which nodes reach it. Default: the address it listens on when that is "
         "a single one, else this host's name.",
     )
-    lease: Seconds = Field(
-        default=300,
-        ge=1,
-        le=86_400,
-        json_schema_extra=SECONDS,
-        description="An agent without contact for so long ends its application and itself. At least three heartbeats.",
-    )
     heartbeat: Seconds = Field(
         default=20,
         ge=0.1,
         le=3600,
         json_schema_extra=SECONDS,
         description="Time between two signs of life of an agent.",
-    )
-    registration_timeout: Seconds = Field(
-        default=120,
-        ge=1,
-        le=86_400,
-        json_schema_extra=SECONDS,
-        description="A placeholder that runs in its LRM, but whose agent has not reported for so long, is MISSING.",
     )
     output_files_per_rank_mib: Whole = Field(
         default=100,
@@ -101,11 +90,12 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         problems = []
+        lease = Parameters(**values_of(Parameters, self)).lease
         if 0 < self.port < FIRST_UNPRIVILEGED_PORT:
             problems.append((("port",), f"found {self.port}, allowed is 0, or 1024 to 65535: lower ones need root"))
-        if self.lease < HEARTBEATS_PER_LEASE * self.heartbeat:
+        if lease < HEARTBEATS_PER_LEASE * self.heartbeat:
             least = HEARTBEATS_PER_LEASE * self.heartbeat
-            text = f"found {self.lease:g}, allowed is at least three heartbeats ({least:g} seconds)"
+            text = f"found {lease:g}, allowed is at least three heartbeats ({least:g} seconds)"
             problems.append((("lease",), text))
         if self.address in ANY_ADDRESS:
             text = f"found {show_value(self.address)}, allowed is an address that nodes can connect to"
@@ -115,16 +105,10 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
+@with_parameters(Parameters, without=TIMES_OF_AGENTS)
 class SchedulerConfig(BaseModel, frozen=True, extra="forbid"):
     """How jobs are placed, how long processors are held for a job, and when a cluster is paused."""
 
-    scan_interval: Seconds = Field(
-        default=15,
-        ge=0.05,
-        le=3600,
-        json_schema_extra=SECONDS,
-        description="Time between two scans of the placement queue.",
-    )
     placement: PlacementName = Field(
         default="worst-fit",
         description="Placement policy of jobs that name none. worst-fit: the cluster with the most idle processors. "
@@ -132,80 +116,12 @@ class SchedulerConfig(BaseModel, frozen=True, extra="forbid"):
         "clusters as possible. flexible-cluster-minimization: the same, and flexible components are split. "
         "waiting-history: where earlier placeholders waited least.",
     )
-    cluster_cost: Seconds = Field(
-        default=30,
-        ge=0,
-        le=604_800,
-        json_schema_extra=SECONDS,
-        description="Only waiting-history: how much longer a job may be expected to wait to use one cluster less.",
-    )
-    placeholder_life: Seconds = Field(
-        default=900,
-        ge=1,
-        le=604_800,
-        json_schema_extra=SECONDS,
-        description=(
-            "Life cycle: how long, at most, a held placeholder waits for the others of its job before it is handed "
-            "back."
-        ),
-    )
-    backoff: Seconds = Field(
-        default=60,
-        ge=0.1,
-        le=86_400,
-        json_schema_extra=SECONDS,
-        description=(
-            "Shortest pause before a job whose placeholders were handed back tries again; it doubles with each try. "
-            "It should be longer than the batch systems need to give to others what was handed back."
-        ),
-    )
-    longest_backoff: Seconds = Field(
-        default=3600,
-        ge=0.1,
-        le=604_800,
-        json_schema_extra=SECONDS,
-        description="Upper bound of that pause.",
-    )
-    maximum_tries: Whole = Field(
-        default=1000,
-        ge=1,
-        le=1_000_000,
-        description="Placement tries after which the submission of a job fails, where the job file gives no number.",
-    )
-    missing_limit: Whole = Field(
-        default=3,
-        ge=1,
-        le=1000,
-        description="So many MISSING placeholders in a row pause a cluster.",
-    )
-    pause: Seconds = Field(
-        default=600,
-        ge=1,
-        le=86_400,
-        json_schema_extra=SECONDS,
-        description="How long a cluster is paused.",
-    )
-    launch_margin: WholeSeconds = Field(
-        default=120,
-        ge=0,
-        le=86_400,
-        json_schema_extra=SECONDS,
-        description="Added to the walltime that is requested from LRMs, for launching and ending.",
-    )
-    reuse: Flag = Field(
-        default=True,
-        description="Hand the placeholders of a finished job to a waiting job of the same user, if they last.",
-    )
-    reorganize: Flag = Field(
-        default=True,
-        description="Resource reorganization: before held placeholders are handed back at the end of their life, give "
-        "them to another job of the same user that waits for that cluster, in exchange for its place in the queue.",
-    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.longest_backoff < self.backoff:
-            text = f"found {self.longest_backoff:g}, allowed is at least backoff ({self.backoff:g} seconds)"
+        chosen = Parameters(**values_of(Parameters, self))
+        if chosen.longest_backoff < chosen.backoff:
+            text = f"found {chosen.longest_backoff:g}, allowed is at least backoff ({chosen.backoff:g} seconds)"
             raise inconsistent((("longest_backoff",), text))
         return self
 
@@ -245,8 +161,9 @@ class NoSettings(BaseModel, frozen=True, extra="forbid"):
     """Settings of a plugin that has none."""
 
 
-class ClusterConfig(BaseModel, frozen=True, extra="forbid"):
-    """One cluster: one batch system, the plugin that speaks to it, and the limits to be kept there."""
+@with_parameters(ClusterParameters)
+class _PlacedCluster(BaseModel, frozen=True, extra="forbid"):
+    """A cluster as the scheduler knows it: a class of its own so that its keys come before the others."""
 
     name: Name = Field(description="Name of the cluster in job files, commands and reports.")
     plugin: Name = Field(
@@ -256,22 +173,14 @@ class ClusterConfig(BaseModel, frozen=True, extra="forbid"):
         default=True,
         description="false: nothing is placed there, and it is not asked unless placeholders are left there.",
     )
-    threshold: Whole = Field(
-        default=0,
-        ge=0,
-        le=10_000_000,
-        description="Idle processors always left to local users.",
-    )
+
+
+class ClusterConfig(_PlacedCluster):
+    """One cluster: one batch system, the plugin that speaks to it, and the limits to be kept there."""
+
     queue: QueueName | None = Field(
         default=None,
         description="Partition (Slurm) or queue (Grid Engine) for placeholders. Default: the LRM's own default.",
-    )
-    walltime_limit: WholeSeconds | None = Field(
-        default=None,
-        ge=1,
-        le=315_360_000,
-        json_schema_extra=SECONDS,
-        description="Longest walltime that this cluster grants. Default: no limit known.",
     )
     requests_per_minute: Whole = Field(
         default=60,
@@ -285,24 +194,6 @@ class ClusterConfig(BaseModel, frozen=True, extra="forbid"):
         le=3600,
         json_schema_extra=SECONDS,
         description="Time between two looks at jobs and nodes. Must fit requests_per_minute.",
-    )
-    placeholders_in_flight: Whole = Field(
-        default=500,
-        ge=1,
-        le=1_000_000,
-        description="Most placeholders that are queued here at once (the site's limit of submitted jobs per user).",
-    )
-    files: tuple[AbsolutePath, ...] = Field(
-        default=(),
-        description="Only close-to-files: files, and directories with all below them, that the nodes see under the "
-        "same path as this host. Input files from there count as near; ranks are sent them in any case.",
-    )
-    bandwidth: MebibytesPerSecond | None = Field(
-        default=None,
-        gt=0,
-        le=1_000_000,
-        json_schema_extra={"x-unit": "MiB/s"},
-        description="Only close-to-files: how fast files get from this host to the nodes. Default: not known.",
     )
     memory_mib: Whole | None = Field(
         default=None,
@@ -339,6 +230,11 @@ class ClusterConfig(BaseModel, frozen=True, extra="forbid"):
         """The name as the model's type."""
         return ClusterName(self.name)
 
+    @property
+    def parameters(self) -> ClusterParameters:
+        """What the scheduler is told of it."""
+        return ClusterParameters(name=self.cluster_name, **values_of(ClusterParameters, self))
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         shortest = shortest_poll_interval(self.requests_per_minute)
@@ -371,6 +267,11 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid"):
     def enabled_clusters(self) -> tuple[ClusterConfig, ...]:
         """The clusters on which something may be placed."""
         return tuple(cluster for cluster in self.clusters if cluster.enabled)
+
+    @property
+    def parameters(self) -> Parameters:
+        """What the scheduler is told of the site, but for the name of the instance."""
+        return Parameters(**values_of(Parameters, self.control_center, self.scheduler))
 
     def cluster(self, name: str) -> ClusterConfig:
         """Return the cluster called ``name``. Raises KeyError when there is none."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from koala_adapter.config.showing import printable
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -132,11 +133,6 @@ def show_text(text: str) -> str:
     short = text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
     escaped = short.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{printable(escaped)}"'
-
-
-def printable(text: str) -> str:
-    """Return ``text`` with whatever a terminal would act on escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _content(path: Path) -> bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of listed jobs is compared: whether it is the same job, its place in the order, its shape, its nodes. Pure."""
+"""What of listed jobs is compared: their place in the order, their shape, their nodes. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, LrmJobId
 
 _DIGITS = re.compile(r"(\d+)")
-
-
-def is_another(job: LrmJob, submitted_at: float | None) -> bool:
-    """Tell whether a batch system has given the number of a former job to this one.
-
-    One that was queued again has a new time of submission.
-    """
-    return not job.requeues and submitted_at != job.submitted_at and None not in {submitted_at, job.submitted_at}
 
 
 def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int], ...]) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from koala_adapter.batchsystem.startlog import Pin, Wishes
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on
-from koala_adapter.ordering.entries import Happening, Kind, Phase, Pin, Start, Wishes
+from koala_adapter.ordering.entries import Happening, Kind, Phase, Start
 from koala_adapter.ordering.guards import Guard, Release, guard_for, guarded
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from koala_adapter.batchsystem.listing import Listing
+    from koala_adapter.batchsystem.startlog import StartLog
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.deciding import Manner
     from koala_adapter.ordering.entries import Happening, Start
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.ordering.record import StartRecord
-    from koala_adapter.ordering.standing import Listing
-    from koala_adapter.ordering.watching import Watcher
+    from koala_adapter.ordering.watching import PacedWatcher
     from koala_adapter.plugin import Lrm
 
 AT_ONCE = 8
@@ -43,10 +43,10 @@ class Driver:
     def __init__(
         self,
         lrm: Lrm,
-        watcher: Watcher,
+        watcher: PacedWatcher,
         mirror: Mirror,
         manner: Manner,
-        record: StartRecord,
+        record: StartLog,
         *,
         tell: Callable[[Sequence[Happening]], None],
     ) -> None:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import LrmJobId  # noqa: TC001 - the codec of the record reads annotations at run time
+from koala_adapter.model import LrmJobId  # noqa: TC001 - the codec of happenings reads annotations at run time
 
 if TYPE_CHECKING:
+    from koala_adapter.batchsystem.startlog import Pin
     from koala_adapter.model import LrmJob
     from koala_adapter.ordering.allocation import Allocation
     from koala_adapter.queueing.local_queue import LocalJob
@@ -26,64 +27,6 @@ class Phase(StrEnum):
     RETURNING = "returning"
     """It did not start in time, or was queued again, and is to be put in hold and untied from its nodes."""
     RUNNING = "running"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What of a job a batch system may show differently once we have tied it to nodes."""
-
-    processors: int
-    requested_nodes: tuple[str, ...] = ()
-    nodes_wanted: int | None = None
-    nodes_least: int = 1
-    nodes_most: int | None = None
-    tasks_per_node: int | None = None
-
-    @classmethod
-    def of(cls, job: LrmJob) -> Wishes:
-        """Return those of a job that is not tied."""
-        return cls(
-            processors=job.processors,
-            requested_nodes=job.requested_nodes,
-            nodes_wanted=job.nodes_wanted,
-            nodes_least=job.nodes_least,
-            nodes_most=job.nodes_most,
-            tasks_per_node=job.tasks_per_node,
-        )
-
-    def restored(self, job: LrmJob) -> LrmJob:
-        """Return a job as it was before it was tied."""
-        return replace(
-            job,
-            processors=self.processors,
-            requested_nodes=self.requested_nodes,
-            nodes_wanted=self.nodes_wanted,
-            nodes_least=self.nodes_least,
-            nodes_most=self.nodes_most,
-            tasks_per_node=self.tasks_per_node,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
-    """What is on record of a start before it is asked for, so that a kill at any time loses and doubles nothing."""
-
-    job_id: LrmJobId
-    submitted_at: float | None
-    """Tells the job from a later one of the same number."""
-    nodes: tuple[tuple[str, int], ...]
-    wishes: Wishes
-    """What its user insists on: what the batch system shows from now on is ours."""
-    at: float
-    """Like all times but ``submitted_at`` by our own clock."""
-    failures: int = 0
-    """How many starts have failed; one that was cut short by our own end did not."""
-    not_before: float = 0.0
-    """After a failed start: when the next one may be tried."""
-    failure: str = ""
-    """Why the last start failed, or that the job was queued again."""
-    started: bool = False
-    """It ran there: kept until it is over, because the batch system may queue it again."""
 
 
 @dataclass(slots=True, eq=False)

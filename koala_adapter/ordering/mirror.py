@@ -11,10 +11,11 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
+from koala_adapter.batchsystem.listing import is_another
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
-from koala_adapter.ordering.comparing import difference, in_order, is_another, shape, turn
-from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase, Pin
+from koala_adapter.ordering.comparing import difference, in_order, shape, turn
+from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase
 from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.pools import Pools, pools_of, serves
 from koala_adapter.ordering.standing import WAITING, Rules, Standing, array_of, estimate, layout_of, standing
@@ -23,9 +24,10 @@ from koala_adapter.queueing.local_queue import LocalJob
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from koala_adapter.batchsystem.listing import Listing
+    from koala_adapter.batchsystem.startlog import Pin
     from koala_adapter.model import LrmJob, LrmJobId, Node
     from koala_adapter.ordering.allocation import Room
-    from koala_adapter.ordering.standing import Listing
     from koala_adapter.queueing.local_queue import ClusterScheduler
 
 Layout: TypeAlias = "tuple[tuple[str, int], ...]"

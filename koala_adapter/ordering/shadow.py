@@ -21,8 +21,8 @@ from koala_adapter.ordering.standing import Rules, Standing, estimate, standing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from koala_adapter.batchsystem.listing import Listing
     from koala_adapter.model import LrmJob, LrmJobId
-    from koala_adapter.ordering.standing import Listing
     from koala_adapter.queueing.local_queue import ClusterScheduler
 
 SAME = 2.0

@@ -17,7 +17,7 @@ from koala_adapter.ordering.pools import serves
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from koala_adapter.model import LrmJob, Node, Queue
+    from koala_adapter.model import LrmJob, Queue
 
 OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
 """States in which a job has its processors. Suspended jobs keep their memory and come back; ending ones still clean."""
@@ -47,29 +47,6 @@ class Rules:
     """Elements of a job array can only be started one after the other."""
     default_walltime: int = 86_400
     """Seconds for jobs that say nothing where the queue has no limit either."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """What the batch system showed at one time."""
-
-    read_at: float
-    """When it was asked for, by our own clock, which nobody sets; all that is decided goes by it."""
-    jobs: tuple[LrmJob, ...]
-    nodes: tuple[Node, ...]
-    queues: Mapping[str, Queue]
-    """By name; empty when it tells of none."""
-    offset: float = 0.0
-    """Seconds to add to a time of our clock for the time of day, in which the batch system writes its own times."""
-
-    @property
-    def time_of_day(self) -> float:
-        """When it was asked for, in the words of the batch system."""
-        return self.read_at + self.offset
-
-    def moment(self, time_of_day: float) -> float:
-        """Return the time by our clock of what the batch system dates so, as the time of day is set now."""
-        return time_of_day - self.offset
 
 
 def standing(job: LrmJob, rules: Rules, *, now: float, ours: bool = False) -> tuple[Standing, str]:

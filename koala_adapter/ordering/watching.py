@@ -1,33 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at a batch system again and again, with restraint: one listing for everybody, fewer when it fails."""
+"""Looking at a batch system at intervals, or earlier when something will have changed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
-from koala_adapter.errors import LrmError, LrmUnavailableError
+from koala_adapter.batchsystem.listing import answering, read_listing
+from koala_adapter.batchsystem.watcher import Watcher
+from koala_adapter.errors import LrmError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.ordering.standing import Listing
 from koala_adapter.plugin.limits import CircuitBreaker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
+    from koala_adapter.batchsystem.listing import Listing
     from koala_adapter.model import Queue
     from koala_adapter.plugin import Lrm
-
-T = TypeVar("T")
 
 QUEUES_AGAIN = 60.0
 """Seconds after which the queues are listed again: they change rarely."""
 SLOWEST_START = 60.0
-
-log = structlog.get_logger()
+CLUSTER = "the cluster that is scheduled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,56 +38,63 @@ class Pace:
     """Between two looks at least."""
 
 
-class Watcher:
+async def start_plugin(lrm: Lrm, *, on_trouble: Callable[[str], None]) -> None:
+    """Make a plugin ready, however long its batch system does not answer.
+
+    ``on_trouble`` hears when it does not answer (why), and when it answers after that (empty).
+    """
+    pause, failed = 1.0, False
+    while True:
+        try:
+            with answering(CLUSTER):
+                await lrm.start()
+        except LrmError as error:
+            if not failed:
+                on_trouble(str(error))
+            failed = True
+            await anyio.sleep(pause)
+            pause = min(SLOWEST_START, pause * 2)
+        else:
+            break
+    if failed:
+        on_trouble("")
+
+
+class PacedWatcher:
     """Lists one batch system at intervals, or earlier when it is told that something will have changed."""
 
-    def __init__(self, lrm: Lrm, pace: Pace, *, on_trouble: Callable[[str], None]) -> None:
-        """``on_trouble`` hears when the batch system stops answering (why), and when it answers again (empty)."""
-        self.clock = ServiceClock()
-        """By which all is dated; whoever drives this may give another one before the first look."""
+    def __init__(
+        self, lrm: Lrm, pace: Pace, *, on_trouble: Callable[[str], None], clock: ServiceClock | None = None
+    ) -> None:
+        """``lrm`` has been started. ``clock``: by which all is dated; None: a new one.
+
+        ``on_trouble`` hears when the batch system stops answering (why), and when it answers again (empty).
+        """
+        self.clock = clock or ServiceClock()
         self._lrm = lrm
         self._pace = pace
-        self._on_trouble = on_trouble
-        self._breaker = CircuitBreaker(pause=pace.interval)
+        self._watcher = Watcher(
+            self._read,
+            breaker=CircuitBreaker(pause=pace.interval),
+            on_trouble=lambda error: on_trouble("" if error is None else str(error)),
+        )
         self._wanted = anyio.Event()
         self._queues: Mapping[str, Queue] = {}
         self._queues_at = -inf
-        self.failure: str | None = None
-        self.looks = 0
 
-    async def start(self) -> None:
-        """Make the plugin ready, however long its batch system does not answer."""
-        pause = 1.0
-        while True:
-            try:
-                await self._answering(self._lrm.start)
-            except LrmError as error:
-                self._trouble(str(error))
-                await anyio.sleep(pause)
-                pause = min(SLOWEST_START, pause * 2)
-            else:
-                return
+    @property
+    def failure(self) -> str | None:
+        """Why the last look was not answered; None when it was."""
+        return None if self._watcher.failure is None else str(self._watcher.failure)
 
     async def look(self) -> Listing | None:
         """Return a listing; None when the batch system does not answer now."""
-        if not self._breaker.may_ask(anyio.current_time()):
+        if self._watcher.resting:
             return None
-        read_at, offset = self.clock.now(), self.clock.offset
         try:
-            # Jobs first: a job that starts between the two makes us think less is free, never more.
-            jobs = await self._answering(self._lrm.jobs)
-            nodes = await self._answering(self._lrm.nodes)
-            if anyio.current_time() > self._queues_at + QUEUES_AGAIN:
-                self._queues = {queue.name: queue for queue in await self._answering(self._lrm.queues)}
-                self._queues_at = anyio.current_time()
-        except LrmError as error:
-            self._breaker.failed(anyio.current_time())
-            self._trouble(str(error))
+            return await self._watcher.look()
+        except LrmError:
             return None
-        self._breaker.succeeded()
-        self._trouble("")
-        self.looks += 1
-        return Listing(read_at=read_at, jobs=jobs, nodes=nodes, queues=self._queues, offset=offset)
 
     def look_soon(self) -> None:
         """Have the next look come as early as the bounds allow."""
@@ -104,17 +109,10 @@ class Watcher:
                 await self._wanted.wait()
         self._wanted = anyio.Event()
 
-    def _trouble(self, why: str) -> None:
-        if (self.failure or "") != why and (not self.failure or not why):
-            self._on_trouble(why)
-        self.failure = why or None
-
-    async def _answering(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Take a defect of a plugin for a batch system that does not answer: it is asked again."""
-        try:
-            return await ask()
-        except LrmError:
-            raise
-        except Exception as error:
-            log.exception("a plugin failed")
-            raise LrmUnavailableError(f"its plugin failed: {error!r}") from error
+    async def _read(self) -> Listing:
+        listing = await read_listing(self._lrm, cluster=CLUSTER, read_at=self.clock.now(), offset=self.clock.offset)
+        if anyio.current_time() > self._queues_at + QUEUES_AGAIN:
+            with answering(CLUSTER):
+                self._queues = {queue.name: queue for queue in await self._lrm.queues()}
+            self._queues_at = anyio.current_time()
+        return replace(listing, queues=self._queues)

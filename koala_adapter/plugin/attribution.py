@@ -40,6 +40,11 @@ def possibly_ours(listing: Iterable[LrmJob], *, user: str, name_prefix: str) -> 
     return tuple(job for job in listing if job.name.startswith(name_prefix) and _may_be_users(job, user))
 
 
+def placeholder_of(job: LrmJob) -> PlaceholderId:
+    """Return which placeholder a job is by its name, if it is one of ours."""
+    return PlaceholderId(batch=BatchKey(job.name), index=job.array_index or 1)
+
+
 def attribute(listing: Iterable[LrmJob], known: Mapping[PlaceholderId, LrmJobId | None], *, user: str) -> Attribution:
     """Find the jobs of known placeholders in a listing. ``known``: their ids in the LRM; None or empty: not told yet.
 
@@ -48,7 +53,7 @@ def attribute(listing: Iterable[LrmJob], known: Mapping[PlaceholderId, LrmJobId 
     jobs: dict[PlaceholderId, LrmJob] = {}
     unaccounted: list[LrmJob] = []
     for job in listing:
-        id_ = PlaceholderId(batch=BatchKey(job.name), index=job.array_index or 1)
+        id_ = placeholder_of(job)
         if id_ not in known:
             if is_users(job, user):
                 unaccounted.append(job)

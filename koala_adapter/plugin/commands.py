@@ -11,17 +11,18 @@ import os
 import pwd
 import signal
 import subprocess
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
-from koala_adapter.plugin.limits import RequestWindow
+from koala_adapter.plugin.sharedwindow import SharedWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from anyio.abc import ByteReceiveStream
 
@@ -80,9 +81,14 @@ def login_name() -> str:
 class CommandRunner:
     """Runs the commands of one cluster within its stated bound of requests per minute."""
 
-    def __init__(self, *, per_minute: int = 60, environment: Mapping[str, str] | None = None) -> None:
-        """``environment`` is added to the built one for every command (``SLURM_CONF``, ``SGE_ROOT`` ...)."""
-        self.window = RequestWindow(per_minute)
+    def __init__(
+        self, *, per_minute: int = 60, environment: Mapping[str, str] | None = None, shared: Path | None = None
+    ) -> None:
+        """``environment`` is added to the built one for every command (``SLURM_CONF``, ``SGE_ROOT`` ...).
+
+        ``shared``: file by which all processes that ask this cluster keep within the bound together.
+        """
+        self.window = SharedWindow(per_minute, shared)
         self._environment = dict(environment or {})
 
     async def admit(self, *, urgent: bool = False) -> None:
@@ -90,9 +96,8 @@ class CommandRunner:
 
         For requests that are no commands (DRMAA calls); ``run`` does it by itself.
         """
-        while (wait := self.window.wait(anyio.current_time(), urgent=urgent)) > 0:  # noqa: ASYNC110 - time is the event
+        while (wait := self.window.take(urgent=urgent)) > 0:  # noqa: ASYNC110 - time is the event
             await anyio.sleep(wait)
-        self.window.record(anyio.current_time())
 
     async def run(
         self,
@@ -124,9 +129,30 @@ class CommandRunner:
         return CommandResult(argv=tuple(argv), returncode=returncode, stdout=stdout, stderr=stderr)
 
 
+@contextmanager
+def _in_memory(data: bytes) -> Iterator[int]:
+    """Have a child read ``data`` from a file that has no name.
+
+    Not from a pipe: if we were killed while a command reads, it would take the beginning for all of it, and submit the
+    first half of a job script.
+    """
+    descriptor = os.memfd_create("stdin")
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
     """Run a command in a session of its own; when the wait is cancelled, kill it with everything it started."""
-    process = await anyio.open_process(list(argv), env=environment, start_new_session=True, stderr=subprocess.PIPE)
+    with _in_memory(stdin) as source:
+        process = await anyio.open_process(
+            list(argv), stdin=source, env=environment, start_new_session=True, stderr=subprocess.PIPE
+        )
     output: dict[str, bytes] = {}
 
     async def read(name: str, stream: ByteReceiveStream | None) -> None:
@@ -136,10 +162,6 @@ async def _communicate(argv: Sequence[str], stdin: bytes, environment: Mapping[s
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read, "stdout", process.stdout)
             tasks.start_soon(read, "stderr", process.stderr)
-            if process.stdin is not None:
-                with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ConnectionError):
-                    await process.stdin.send(stdin)
-                await process.stdin.aclose()
         await process.wait()
     finally:
         if process.returncode is None:

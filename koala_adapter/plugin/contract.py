@@ -279,4 +279,9 @@ class PluginDefinition:
     capabilities: Capabilities
     factory: Callable[[ClusterContext, Any], Lrm]
     """Makes the LRM of one cluster from its context and its validated settings."""
+    identified_by: tuple[str, ...] = ()
+    """Settings that together say which batch system it is, so that requests to the same one are counted together.
+
+    Empty: all settings, and the state directory, say so.
+    """
     interface_version: int = INTERFACE_VERSION

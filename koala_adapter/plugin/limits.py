@@ -7,6 +7,10 @@ Time (seconds, any monotonic origin) is always given by the caller.
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 WINDOW = 60.0
 URGENT_SHARE = 0.2
@@ -16,14 +20,19 @@ URGENT_SHARE = 0.2
 class RequestWindow:
     """At most ``per_minute`` requests in any 60 seconds; a share is kept for urgent ones."""
 
-    def __init__(self, per_minute: int) -> None:
-        """``per_minute``: the stated upper bound, at least 2."""
+    def __init__(self, per_minute: int, times: Iterable[float] = ()) -> None:
+        """``per_minute``: the stated upper bound, at least 2. ``times``: those of requests that went before."""
         self.per_minute = max(2, per_minute)
         self._ordinary = max(1, int(self.per_minute * (1 - URGENT_SHARE)))
-        self._times: deque[float] = deque()
+        self._times = deque(sorted(times))
         self.total = 0
         self.largest = 0
         """Largest number of requests seen in any 60 seconds."""
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Times of the requests of the last 60 seconds, in order."""
+        return tuple(self._times)
 
     def wait(self, now: float, *, urgent: bool = False) -> float:
         """Return 0.0 when a request may go now, else the seconds to wait before asking again."""

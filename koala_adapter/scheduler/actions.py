@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
 from koala_adapter.scheduler.outcome import JobOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """Something to be done in the world."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitPlaceholders(Action):
+class SubmitPlaceholders:
     """Submit ``count`` placeholders to a cluster in one request, under the name ``batch``."""
 
     batch: BatchKey
@@ -26,7 +22,7 @@ class SubmitPlaceholders(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndPlaceholders(Action):
+class EndPlaceholders:
     """End placeholders: release those whose agents listen, cancel the others through the LRM.
 
     ``force``: cancel all of them through the LRM, because telling them has not been enough.
@@ -54,7 +50,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchJob(Action):
+class LaunchJob:
     """Turn the held placeholders of a job into its application. Doing it twice must be harmless."""
 
     job_id: JobId
@@ -62,7 +58,7 @@ class LaunchJob(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferProcessors(Action):
+class OfferProcessors:
     """Ask a running malleable application how many of ``processors`` further ones it would take: OfferAnswered.
 
     They are not there yet: those that it accepts are gathered while it keeps running.
@@ -76,7 +72,7 @@ class OfferProcessors(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestProcessors(Action):
+class RequestProcessors:
     """Ask a running malleable application to give up ``processors``: OfferAnswered, then ProcessorsReleased.
 
     The number must be accommodated as far as the application's minimum allows.
@@ -90,7 +86,7 @@ class RequestProcessors(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeProcessors(Action):
+class TakeProcessors:
     """Turn stubs that are all held into processes of a running application, which takes them in: RankStarted for each.
 
     Doing it twice must be harmless.
@@ -104,7 +100,7 @@ class TakeProcessors(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferWithdrawn(Action):
+class OfferWithdrawn:
     """Tell a running application that the processors it accepted cannot be had; it goes on as it is."""
 
     job_id: JobId
@@ -115,7 +111,7 @@ class OfferWithdrawn(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorsGranted(Action):
+class ProcessorsGranted:
     """Tell an application how many of the processors that it asked for (MoreRequested) it gets.
 
     They come by TakeProcessors, with the number given here.
@@ -133,7 +129,7 @@ class ProcessorsGranted(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPlaceholderOutput(Action):
+class ReadPlaceholderOutput:
     """Find out what a MISSING placeholder wrote, if its output can be read from here."""
 
     cluster: ClusterName
@@ -142,7 +138,7 @@ class ReadPlaceholderOutput(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFinished(Action):
+class JobFinished:
     """A job has its outcome; its last placeholders may still be ending."""
 
     job_id: JobId
@@ -150,11 +146,27 @@ class JobFinished(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutcomeCorrected(Action):
+class OutcomeCorrected:
     """The LRM told why a job ended whose agent could not know it, before the last of its placeholders was gone."""
 
     job_id: JobId
     outcome: JobOutcome
+
+
+Action: TypeAlias = (
+    SubmitPlaceholders
+    | EndPlaceholders
+    | LaunchJob
+    | OfferProcessors
+    | RequestProcessors
+    | TakeProcessors
+    | OfferWithdrawn
+    | ProcessorsGranted
+    | ReadPlaceholderOutput
+    | JobFinished
+    | OutcomeCorrected
+)
+"""All that the scheduler can want: :func:`koala_adapter.driver.effector.carry_out` knows each."""
 
 
 @dataclass(slots=True)

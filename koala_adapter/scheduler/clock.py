@@ -71,6 +71,15 @@ def give_time(state: State, now: float) -> None:
     heapq.heapify(state.timers)
 
 
+def postpone(state: State, now: float, seconds: float) -> None:
+    """Have the timers that are due fire ``seconds`` later."""
+    due: list[Timer] = []
+    while (timer := state.due_timer(now)) is not None:
+        due.append(timer)
+    for timer in due:
+        state.set_timer(now + seconds, timer.kind, job_id=timer.job_id, placeholder=timer.placeholder)
+
+
 def _put_off(state: State, timer: Timer, now: float) -> float:
     """Return when a timer fires that was set before the service was down."""
     if timer.kind in AWAITS_AGENTS and timer.at <= now:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import Effects
+from koala_adapter.scheduler.outcome import NOT_SEEN
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.scheduler.placement.waitinghistory import expected_wait
 from koala_adapter.scheduler.policies import OWN, Policies
@@ -19,18 +20,16 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, Component
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
+    from koala_adapter.scheduler.ledger import Ledger
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
-
-NOT_SEEN = "not seen yet"
-"""Why nothing is placed on a cluster that has not been polled."""
 
 
 @dataclass(slots=True)
 class Context:
     """State, queue and the actions collected so far, at one point in time."""
 
-    state: State
+    ledger: Ledger
     queue: PlacementQueue
     now: float
     policies: Policies = OWN
@@ -46,6 +45,12 @@ class Context:
     lost_stubs: list[PlaceholderRecord] = field(default_factory=list)
     """Placeholders gathered for growing jobs that are gone or going, to be dealt with once the event's own handling is
     through."""
+    state: State = field(init=False)
+    """What the ledger keeps: everybody reads it."""
+
+    def __post_init__(self) -> None:
+        """Read what the ledger writes."""
+        self.state = self.ledger.state
 
     def view(self, cluster: ClusterRecord) -> ClusterView:
         """Return what a placement policy may know of a cluster."""

@@ -28,9 +28,10 @@ from koala_adapter.scheduler.claiming.waiting import (
     refuse_impossible,
     wake_for_scan,
 )
-from koala_adapter.scheduler.clock import advance, give_time
+from koala_adapter.scheduler.clock import advance, give_time, postpone
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
+from koala_adapter.scheduler.ledger import Ledger
 from koala_adapter.scheduler.malleable.adaptation import after_scan, before_scan
 from koala_adapter.scheduler.malleable.growing import stub_lost
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
@@ -60,7 +61,7 @@ class Scheduler:
         """Start empty, or go on from a snapshot of :attr:`state`, with the same ``policies`` as before."""
         self.policies = policies
         self.state = State() if state is None else state
-        self.state.recount()
+        self.ledger = Ledger(self.state)
         self._queue = PlacementQueue(policies)
         rebuild(self._queue, self.state)
         self._roster = Roster(self.state.jobs.values())
@@ -85,6 +86,8 @@ class Scheduler:
         context = self._context(now)
         if isinstance(event, ev.Configured):
             give_time(self.state, context.now)
+        elif isinstance(event, ev.TimersPostponed):
+            postpone(self.state, context.now, event.seconds)
         while (timer := self.state.due_timer(context.now)) is not None:
             self._fire(context, timer)
             _finish_ended(context)
@@ -116,7 +119,7 @@ class Scheduler:
         return self._queue.place_in_order(job_id)
 
     def _context(self, now: float) -> Context:
-        return Context(state=self.state, queue=self._queue, now=now, policies=self.policies, roster=self._roster)
+        return Context(ledger=self.ledger, queue=self._queue, now=now, policies=self.policies, roster=self._roster)
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -167,7 +170,7 @@ class Scheduler:
             case ev.MoreRequested():
                 more_requested(context, event)
             case _:
-                pass  # TimeReached: nothing beyond the timers, which every event fires first
+                pass  # TimeReached, TimersPostponed: nothing beyond the timers, which every event fires first
 
     def _configured(self, context: Context, event: ev.Configured) -> None:
         self.state.parameters = event.parameters
@@ -210,7 +213,7 @@ def _finish_ended(context: Context) -> None:
 
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
     record = _new_record(event.job)
-    context.state.jobs[event.job.id] = record
+    context.ledger.add_job(record)
     if event.job.placement not in context.policies.placement_names:
         known = ", ".join(sorted(context.policies.placement_names))
         refuse(context, record, f"there is no placement policy {event.job.placement!r}; there are: {known}")

@@ -43,6 +43,13 @@ class TimeReached(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimersPostponed(Event):
+    """The scheduler failed on the timers that are due: they are tried again ``seconds`` later."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted(Event):
     """A user handed in a job."""
 
@@ -237,6 +244,7 @@ class MoreRequested(Event):
 EVENT_TYPES: tuple[type[Event], ...] = (
     Configured,
     TimeReached,
+    TimersPostponed,
     JobSubmitted,
     CancelRequested,
     ClusterPolled,

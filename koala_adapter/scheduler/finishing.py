@@ -28,7 +28,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     """Give a job its outcome and end, or hand on, every placeholder it has. The first outcome counts."""
     if record.state.final:
         return
-    record.state = outcome.state
+    context.ledger.move_job(record, outcome.state)
     record.outcome = outcome
     record.finished_at = context.now
     context.state.note_claims(record, context.now)
@@ -145,7 +145,7 @@ def correct_outcome(context: Context, record: JobRecord, placeholder: Placeholde
     rank = next((rank for rank in record.ranks if rank.placeholder == placeholder.id), None)
     if rank is not None:
         record.outcome = _lost_rank(rank, placeholder, end)
-        record.state = record.outcome.state
+        context.ledger.move_job(record, record.outcome.state)
         context.effects.add(OutcomeCorrected(job_id=record.job.id, outcome=record.outcome))
 
 

@@ -6,8 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from koala_adapter.endreason import EndReason
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_NOT_PLACED, EXIT_REFUSED, EXIT_WALLTIME
-from koala_adapter.model import EndReason
+
+NOT_SEEN = "not seen yet"
+"""Why nothing is placed on a cluster that has not been polled."""
 
 
 class JobState(StrEnum):

@@ -1,12 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that steer the scheduler, as values that travel in the journal with the events."""
+"""The numbers that steer the scheduler, as values that travel in the journal with the events.
+
+Each is written here once. The keys of a site file that set them, their bounds, their documentation and their JSON
+Schema are made from the settings beside them (:mod:`koala_adapter.config.parametertables`). Bounds hold for site files
+only: experiments may go beyond them, and a journal is read as it was written.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from koala_adapter.model import ClusterName
 from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """What a site file may say of a parameter; whatever is None does not bound it."""
+
+    meaning: str
+    """For the people who write site files: ends up in their documentation."""
+    unit: Literal["", "seconds", "MiB/s", "absolute paths"] = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    choices: Mapping[str, object] | None = None
+    """Its names are what a text may be."""
+    key: str | None = None
+    """Key in the site file; None: the name of the parameter."""
+
+
+NOT_IN_SITE_FILES: Mapping[str, str] = {
+    "instance": "the service's own: it is made with the state directory",
+    "exchange_always": "for experiments",
+    "out_of_step": "false only while a journal from before there was this rule is replayed",
+    "bandwidth_from": "for experiments: a service sends all files from its own host",
+}
+"""The parameters that have no setting, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,51 +50,166 @@ class Parameters:
 
     instance: str = "k"
     """Short name of this service instance; begins every LRM job name of ours."""
-    scan_interval: float = 15.0
-    """Between two scans of the placement queue (scans also follow events that may help a job)."""
-    placeholder_life: float = 900.0
-    """Life cycle: how long held placeholders wait for the missing ones before they are handed back (PAPERS 2)."""
-    backoff: float = 60.0
-    """First pause before processors that were handed back are taken again; doubles with every try."""
-    longest_backoff: float = 3600.0
-    maximum_tries: int = 1000
-    """Placement tries after which a submission fails, unless the job says otherwise."""
-    registration_timeout: float = 120.0
-    """A placeholder that runs but whose agent has not reported after this is MISSING."""
-    missing_limit: int = 3
-    """So many MISSING in a row pause the cluster."""
-    pause: float = 600.0
-    """How long a cluster is paused."""
-    lease: float = 300.0
-    """An agent without contact for so long has ended itself."""
-    launch_margin: float = 120.0
-    """Added to the walltime asked from an LRM, for launching and cleaning up."""
-    end_patience: float = 10.0
-    """After this an ending placeholder is cancelled (again) through its LRM."""
-    reuse: bool = True
-    """Hand the placeholders of a completed job to waiting jobs instead of giving them back."""
-    reorganize: bool = True
-    """Exchange processors between jobs of one user before handing them back (resource reorganization, PAPERS 2)."""
+    scan_interval: Annotated[
+        float,
+        Setting(
+            "Time between two scans of the placement queue; scans also follow events that may help a job. For so long, "
+            "too, no malleable job of a cluster is asked to shrink after its jobs gave less than they were asked for.",
+            "seconds",
+            least=0.05,
+            most=3600,
+        ),
+    ] = 15.0
+    cluster_cost: Annotated[
+        float,
+        Setting(
+            "Only waiting-history: how much longer a job may be expected to wait to use one cluster less.",
+            "seconds",
+            least=0,
+            most=604_800,
+        ),
+    ] = 30.0
+    placeholder_life: Annotated[
+        float,
+        Setting(
+            "Life cycle: how long, at most, a held placeholder waits for the others of its job before it is handed "
+            "back.",
+            "seconds",
+            least=1,
+            most=604_800,
+        ),
+    ] = 900.0
+    backoff: Annotated[
+        float,
+        Setting(
+            "Shortest pause before a job whose placeholders were handed back tries again; it doubles with each try. "
+            "It should be longer than the batch systems need to give to others what was handed back. For so long, too, "
+            "nothing is offered to the malleable jobs of a cluster after a growth there came to nothing.",
+            "seconds",
+            least=0.1,
+            most=86_400,
+        ),
+    ] = 60.0
+    longest_backoff: Annotated[
+        float, Setting("Upper bound of a job's pause, at least backoff.", "seconds", least=0.1, most=604_800)
+    ] = 3600.0
+    maximum_tries: Annotated[
+        int,
+        Setting(
+            "Placement tries after which the submission of a job fails, where the job file gives no number.",
+            least=1,
+            most=1_000_000,
+        ),
+    ] = 1000
+    guard_scans: Annotated[
+        int,
+        Setting(
+            "After so many scans at the scan_interval in the placement queue, a job has room kept free for it, which "
+            "later jobs no longer take. One job at a time.",
+            least=1,
+            most=1_000_000,
+        ),
+    ] = 40
+    lease: Annotated[
+        float,
+        Setting(
+            "An agent without contact for so long ends its application and itself. At least three heartbeats.",
+            "seconds",
+            least=1,
+            most=86_400,
+        ),
+    ] = 300.0
+    registration_timeout: Annotated[
+        float,
+        Setting(
+            "A placeholder that runs in its LRM, but whose agent has not reported for so long, is MISSING.",
+            "seconds",
+            least=1,
+            most=86_400,
+        ),
+    ] = 120.0
+    end_patience: Annotated[
+        float,
+        Setting(
+            "A placeholder that was told to end, and has not after so long, is cancelled through its LRM.",
+            "seconds",
+            least=1,
+            most=3600,
+        ),
+    ] = 10.0
+    missing_limit: Annotated[
+        int, Setting("So many MISSING placeholders in a row pause a cluster.", least=1, most=1000)
+    ] = 3
+    pause: Annotated[float, Setting("How long a cluster is paused.", "seconds", least=1, most=86_400)] = 600.0
+    launch_margin: Annotated[
+        int,
+        Setting(
+            "Added to the walltime that is requested from LRMs, for launching and ending.",
+            "seconds",
+            least=0,
+            most=86_400,
+        ),
+    ] = 120
+    reuse: Annotated[
+        bool, Setting("Hand the placeholders of a finished job to a waiting job of the same user, if they last.")
+    ] = True
+    reorganize: Annotated[
+        bool,
+        Setting(
+            "Resource reorganization: before held placeholders are handed back at the end of their life, give them to "
+            "another job of the same user that waits for that cluster, in exchange for its place in the queue."
+        ),
+    ] = True
     exchange_always: bool = False
-    """Exchange them also when the job that takes them does not start with it. Here for the experiment only."""
+    """Exchange them also when the job that takes them does not start with it."""
     out_of_step: bool = True
-    """Whoever breaks a deadlock does so out of step with other instances. False: as before there was this, for the
-    replay of journals from then."""
-    cluster_cost: float = 30.0
-    """Seconds of expected wait that a job accepts to use one cluster less (placement by waiting history)."""
-    approach: Approach = Approach.PWA
-    """Who comes first when processors are free, running malleable jobs or waiting jobs (PAPERS 1.3)."""
-    malleability_policy: str = "egs-repeated"
-    """Which running malleable jobs grow and shrink, by how much: fpsma, egs (as published), egs-repeated (until the
-    value is reached), equipartition or folding, or one that a site brings along."""
-    answer_timeout: float = 60.0
-    """An application that has not answered a message after this declines it."""
-    release_timeout: float = 300.0
-    """For so long processors that an application agreed to give up are waited for."""
-    guard_scans: int = 40
-    """After so many interval scans in the placement queue, later jobs no longer take the room that a job needs."""
-    finished_kept: int = 1000
-    """So many finished jobs are remembered."""
+    """Whoever breaks a deadlock does so out of step with other instances."""
+    approach: Annotated[
+        Approach,
+        Setting(
+            "Who comes first when processors are free. pra: running malleable jobs are offered them before the "
+            "placement queue is scanned, and nobody is shrunk for a waiting job. pwa: the queue is scanned first, and "
+            "running malleable jobs are shrunk for its head. none: malleable jobs keep their size, unless they ask for "
+            "more themselves."
+        ),
+    ] = Approach.PWA
+    malleability_policy: Annotated[
+        str,
+        Setting(
+            "Which running malleable jobs of a cluster grow and shrink, and by how much. fpsma: those that started "
+            "first grow first, those that started last shrink first. egs: equal shares for all, what some decline is "
+            "left. egs-repeated: equal shares for those that can, and shrinking is repeated until it is enough. "
+            "equipartition: nearly the same size for all. folding: sizes are doubled and halved.",
+            choices=MALLEABILITY_POLICIES,
+            key="malleability",
+        ),
+    ] = "egs-repeated"
+    answer_timeout: Annotated[
+        float,
+        Setting(
+            "A malleable job that has not answered an offer or a request after so long declines it.",
+            "seconds",
+            least=1,
+            most=3600,
+        ),
+    ] = 60.0
+    release_timeout: Annotated[
+        float,
+        Setting(
+            "For so long the processors that a malleable job agreed to give up are waited for.",
+            "seconds",
+            least=1,
+            most=86_400,
+        ),
+    ] = 300.0
+    finished_kept: Annotated[
+        int,
+        Setting(
+            "So many finished jobs are kept in memory, with the reasons of all that happened to them.",
+            least=10,
+            most=1_000_000,
+        ),
+    ] = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +217,45 @@ class ClusterParameters:
     """What a site says about one cluster."""
 
     name: ClusterName
-    threshold: int = 0
-    """Processors left to local users."""
-    walltime_limit: int | None = None
-    """Longest walltime of an LRM job there, seconds."""
-    malleability_policy: str | None = None
-    """None: that of the site."""
-    placeholders_in_flight: int = 500
-    """Most placeholders of ours that may wait in the LRM's queue at once."""
-    files: tuple[str, ...] = ()
-    """Absolute paths of files, and of directories with all below them, that its nodes have already."""
-    bandwidth: float | None = None
-    """MiB/s from the submitting host to its nodes; None: not known."""
+    threshold: Annotated[int, Setting("Idle processors always left to local users.", least=0, most=10_000_000)] = 0
+    walltime_limit: Annotated[
+        int | None,
+        Setting(
+            "Longest walltime that this cluster grants. Default: no limit known.", "seconds", least=1, most=315_360_000
+        ),
+    ] = None
+    placeholders_in_flight: Annotated[
+        int,
+        Setting(
+            "Most placeholders that are queued here at once (the site's limit of submitted jobs per user).",
+            least=1,
+            most=1_000_000,
+        ),
+    ] = 500
+    malleability_policy: Annotated[
+        str | None,
+        Setting(
+            "Which running malleable jobs grow and shrink here, and by how much. Default: as in [scheduler].",
+            choices=MALLEABILITY_POLICIES,
+            key="malleability",
+        ),
+    ] = None
+    files: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Only close-to-files: files, and directories with all below them, that the nodes see under the same path "
+            "as this host. Input files from there count as near; ranks are sent them in any case.",
+            "absolute paths",
+        ),
+    ] = ()
+    bandwidth: Annotated[
+        float | None,
+        Setting(
+            "Only close-to-files: how fast files get from this host to the nodes. Default: not known.",
+            "MiB/s",
+            above=0,
+            most=1_000_000,
+        ),
+    ] = None
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
     """MiB/s to its nodes from other clusters, where known."""

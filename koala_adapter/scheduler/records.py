@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scheduler knows: records of jobs, placeholders, submissions and clusters.
 
-The records change only inside ``Scheduler.handle``. They are plain data, so that a snapshot of them can be stored
-(``pydantic.TypeAdapter(State)``, as JSON). Nothing here is a set of strings or is ordered by chance: a snapshot goes on
-exactly as the original would have.
+The records change only inside ``Scheduler.handle``; what they count, and their states, only in ``ledger.py``. They are
+plain data, so that a snapshot of them can be stored (``pydantic.TypeAdapter(State)``, as JSON). Nothing here is a set
+of strings or is ordered by chance: a snapshot goes on exactly as the original would have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from koala_adapter.model import (
     BatchKey,
@@ -30,6 +30,7 @@ from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.pieces import sized
+from koala_adapter.scheduler.tables import ClusterTable
 from koala_adapter.scheduler.timers import Timer, TimerKind
 
 if TYPE_CHECKING:
@@ -220,8 +221,6 @@ class Wait:
     """How long one submission waited in the queue of its LRM: an entry of a cluster's waiting history."""
 
     batch: BatchKey
-    at: float
-    """Submission."""
     seconds: float
     """Until the latest of its placeholders that is held by now."""
 
@@ -303,25 +302,31 @@ class ClusterRecord:
         return max(0, min(self.room, self.load_free))
 
 
-def _placeholder_list(table: dict[PlaceholderId, PlaceholderRecord]) -> list[PlaceholderRecord]:
+def _listed(table: ClusterTable[PlaceholderId, PlaceholderRecord]) -> list[PlaceholderRecord]:
     return list(table.values())
 
 
-def _placeholder_table(stored: object) -> object:
-    """Return the table for a stored list; anything else is left to pydantic to judge."""
-    if not isinstance(stored, list):
-        return stored
-    records = _RECORDS.validate_python(stored)
-    return {record.id: record for record in records}
+def _placeholder_table(stored: object) -> ClusterTable[PlaceholderId, PlaceholderRecord]:
+    return ClusterTable((record.id, record) for record in _PLACEHOLDERS.validate_python(stored))
 
 
+def _batch_table(stored: object) -> ClusterTable[BatchKey, BatchRecord]:
+    return ClusterTable(_BATCHES.validate_python(stored).items())
+
+
+_PLACEHOLDERS = TypeAdapter(list[PlaceholderRecord])
+_BATCHES = TypeAdapter(dict[BatchKey, BatchRecord])
 PlaceholderTable = Annotated[
-    dict[PlaceholderId, PlaceholderRecord],
-    PlainSerializer(_placeholder_list, return_type=list[PlaceholderRecord]),
-    BeforeValidator(_placeholder_table),
+    ClusterTable[PlaceholderId, PlaceholderRecord],
+    PlainValidator(_placeholder_table),
+    PlainSerializer(_listed, return_type=list[PlaceholderRecord]),
 ]
 """JSON has no keys but strings, so a snapshot holds the placeholders as a list."""
-_RECORDS = TypeAdapter(list[PlaceholderRecord])
+BatchTable = Annotated[
+    ClusterTable[BatchKey, BatchRecord],
+    PlainValidator(_batch_table),
+    PlainSerializer(dict, return_type=dict[BatchKey, BatchRecord]),
+]
 
 
 @dataclass(slots=True)
@@ -334,8 +339,8 @@ class State:
     jobs: dict[JobId, JobRecord] = field(default_factory=dict)
     finished: list[JobId] = field(default_factory=list)
     """Jobs that ended last, oldest first; the records of earlier ones are dropped."""
-    placeholders: PlaceholderTable = field(default_factory=dict)
-    batches: dict[BatchKey, BatchRecord] = field(default_factory=dict)
+    placeholders: PlaceholderTable = field(default_factory=ClusterTable)
+    batches: BatchTable = field(default_factory=ClusterTable)
     clusters: dict[ClusterName, ClusterRecord] = field(default_factory=dict)
     timers: list[Timer] = field(default_factory=list)
     timers_set: int = 0
@@ -386,37 +391,3 @@ class State:
                 claim.waited = max(0.0, max(now if p.held_at is None else p.held_at for p in placeholders) - asked_at)
             known = (*claim.lrm_ids, *(p.lrm_id for p in placeholders if p.lrm_id))
             claim.lrm_ids = tuple(dict.fromkeys(known))
-
-    def recount(self) -> None:
-        """Work out the counts of clusters that snapshots of the first version do not hold."""
-        for cluster in self.clusters.values():
-            cluster.ending, cluster.pending = 0, {}
-        for placeholder in self.placeholders.values():
-            cluster, batch = self.clusters[placeholder.cluster], placeholder.id.batch
-            cluster.ending += placeholder.state is PlaceholderState.ENDING
-            if placeholder.waiting:
-                cluster.pending[batch] = cluster.pending.get(batch, 0) + 1
-
-    def change(self, placeholder: PlaceholderRecord, state: PlaceholderState) -> None:
-        """Move a placeholder to another state, keeping the counts of queued and held ones true."""
-        if placeholder.waiting and state is PlaceholderState.QUEUED:
-            placeholder.state = state
-            return
-        self.count(placeholder, -1)
-        placeholder.state = state
-        self.count(placeholder, 1)
-
-    def count(self, placeholder: PlaceholderRecord, one: int) -> None:
-        """Add a placeholder to the counts that depend on its state, or (``one`` = -1) take it out of them."""
-        if placeholder.waiting:
-            cluster, batch = self.clusters[placeholder.cluster], placeholder.id.batch
-            cluster.queued += one
-            left = cluster.pending.get(batch, 0) + one
-            if left > 0:
-                cluster.pending[batch] = left
-            else:
-                cluster.pending.pop(batch, None)
-        elif placeholder.state is PlaceholderState.HELD:
-            self.jobs[placeholder.job_id].held += one
-        elif placeholder.state is PlaceholderState.ENDING:
-            self.clusters[placeholder.cluster].ending += one

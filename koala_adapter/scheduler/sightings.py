@@ -35,7 +35,7 @@ def placeholder_started(context: Context, event: ev.PlaceholderStarted) -> None:
     if placeholder.started_at is None:
         placeholder.started_at = context.now
     if placeholder.waiting:
-        context.state.change(placeholder, PlaceholderState.STARTED)
+        context.ledger.move(placeholder, PlaceholderState.STARTED)
         at = context.now + context.state.parameters.registration_timeout
         context.state.set_timer(at, TimerKind.REGISTRATION, placeholder=placeholder.id)
 
@@ -56,7 +56,7 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
     elif placeholder.state is PlaceholderState.LAUNCHED:
         settle_suspicion(context, context.state.jobs[placeholder.job_id])
     elif news:
-        context.state.change(placeholder, PlaceholderState.HELD)
+        context.ledger.move(placeholder, PlaceholderState.HELD)
         if placeholder.held_at is None:
             placeholder.held_at = context.now
             note_wait(context.state, placeholder, context.now)
@@ -149,5 +149,5 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
     elif record.state is JobState.LAUNCHING:
         record.started.add(event.rank)
         if len(record.started) == len(record.ranks):
-            record.state = JobState.RUNNING
+            context.ledger.move_job(record, JobState.RUNNING)
             begin_malleable(context, record)

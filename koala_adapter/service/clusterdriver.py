@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.batchsystem.listing import answering
 from koala_adapter.errors import (
     LrmError,
     LrmRejectedError,
@@ -21,24 +22,20 @@ from koala_adapter.errors import (
     LrmUnsupportedError,
 )
 from koala_adapter.host.privatedirectory import make_private_directory
-from koala_adapter.model import BatchKey, ClusterName, EndReason, LrmJobId
+from koala_adapter.model import BatchKey, ClusterName, LrmJobId
 from koala_adapter.plugin import ClusterContext, Submission
-from koala_adapter.plugin.attribution import tells_of
 from koala_adapter.plugin.commands import CommandRunner, login_name
 from koala_adapter.scheduler.events import (
     BatchAbsent,
     BatchRejected,
     BatchSubmitted,
     BatchUncertain,
-    ClusterPolled,
-    ClusterUnavailable,
     Event,
     PlaceholderEnded,
 )
-from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.service.holds import new_holds
-from koala_adapter.service.information import Poller, Reading, answering
-from koala_adapter.service.reconciliation import Witness
+from koala_adapter.service.information import Poller, Reading
+from koala_adapter.service.listingjudge import ListingJudge, Look
+from koala_adapter.service.requestwindows import request_window
 from koala_adapter.service.submissions import remove_token, token_path, words_directory
 
 if TYPE_CHECKING:
@@ -50,12 +47,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import LrmJob, PlaceholderId
     from koala_adapter.plugin import Lrm, PluginDefinition
-    from koala_adapter.scheduler.records import BatchRecord, State
-
-SETTLE = 45.0
-"""Seconds after which a submission whose outcome is unknown cannot arrive any more: beyond every command's time-out."""
-REPEAT_POLLED = 60.0
-"""An unchanged reading is reported again after so many seconds."""
+    from koala_adapter.scheduler.records import State
 
 log = structlog.get_logger()
 
@@ -82,7 +74,8 @@ def make_lrm(
 
     ``directory``: the state directory, below which the plugin gets its private one. Raises OSError.
     """
-    commands = CommandRunner(per_minute=config.requests_per_minute)
+    window = request_window(config, plugins[config.plugin], directory)
+    commands = CommandRunner(per_minute=config.requests_per_minute, shared=window)
     private = directory / "clusters" / config.name
     make_private_directory(private)
     if config.output_directory is None:
@@ -107,19 +100,12 @@ class ClusterDriver:
         self.lrm = lrm
         self.commands = commands
         self._around = surroundings
-        self.witness = Witness(cluster=self.name, user=surroundings.user)
+        self.judge = ListingJudge(self.name, user=surroundings.user, begun_at=surroundings.clock())
         self._to_submit, self._submissions = anyio.create_memory_object_stream[Submission](1_000_000)
         self._to_cancel, self._cancels = anyio.create_memory_object_stream[tuple[LrmJobId, ...]](1_000_000)
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
-        self.under_way: set[BatchKey] = set()
-        """Submissions that this process itself is sending: their outcome is about to be known."""
         self.version: str | None = None
         """Name and version of the LRM, once it answered."""
-        self._not_cancelled: set[LrmJobId] = set()
-        """What the LRM did not hear: it is told when it answers again."""
-        self._recovered_at = surroundings.clock()
-        self._polled: tuple[int, int, int] | None = None
-        self._polled_at = 0.0
         self.poller = Poller(
             config,
             lrm,
@@ -132,7 +118,7 @@ class ClusterDriver:
 
     def submit(self, submission: Submission) -> None:
         """Have a submission sent; its outcome comes as an event."""
-        self.under_way.add(submission.key)
+        self.judge.sending(submission.key)
         self._to_submit.send_nowait(submission)
 
     def cancel(self, ids: Iterable[LrmJobId]) -> None:
@@ -192,67 +178,40 @@ class ClusterDriver:
     def _examine(self, reading: Reading) -> bool:
         if self._around.halted():
             return False
-        now = self._around.clock()
-        counts = (reading.processors, reading.idle, reading.ours)
-        known = self._around.state().clusters.get(self.name)
-        back = known is not None and known.unavailable is not None
-        if counts != self._polled or back or now - self._polled_at > REPEAT_POLLED:
-            self._polled, self._polled_at = counts, now
-            self._around.report(
-                ClusterPolled(time=now, cluster=self.name, processors=counts[0], idle=counts[1], ours=counts[2])
-            )
-        if self._not_cancelled:
-            self._cancel_again()
-        findings = self.witness.examine(
-            self._around.state(),
-            reading.jobs,
-            read_at=reading.read_at,
-            now=now,
-            in_contact=self._around.in_contact,
-            settled=self._settled,
-        )
-        vague = tuple(e for e in findings.events if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
-        for event in findings.events:
-            if event not in vague:
-                self._around.report(event)
-        if vague:
-            self._to_refine.send_nowait(vague)
         capabilities = self.lrm.capabilities
-        told = capabilities.tells_holders or capabilities.tells_own_holders
-        if (holds := new_holds(self._around.state(), self.name, reading.jobs, now=now, told=told)) is not None:
-            self._around.report(holds)
-        if findings.orphans:
-            log.warning("cancelling placeholders that nobody owns", cluster=self.name, ids=list(findings.orphans))
-            self.cancel(findings.orphans)
-        return findings.restless
-
-    def _cancel_again(self) -> None:
-        """Repeat the cancellations that the LRM did not hear, as far as they are still wanted."""
-        ending = {
-            placeholder.lrm_id
-            for placeholder in self._around.state().placeholders.values()
-            if placeholder.cluster == self.name and placeholder.state is PlaceholderState.ENDING
-        }
-        missed, self._not_cancelled = self._not_cancelled, set()
-        self.cancel(sorted(missed & ending))
-
-    def _settled(self, batch: BatchRecord) -> bool:
-        since = max(batch.submitted_at, self._recovered_at)
-        return batch.key not in self.under_way and self._around.clock() > since + SETTLE
+        look = Look(
+            read_at=reading.read_at,
+            processors=reading.processors,
+            idle=reading.idle,
+            ours=reading.ours,
+            jobs=reading.jobs,
+            tells_holders=capabilities.tells_holders or capabilities.tells_own_holders,
+        )
+        now = self._around.clock()
+        judgement = self.judge.judge(self._around.state(), look, now=now, in_contact=self._around.in_contact)
+        for event in judgement.events:
+            self._around.report(event)
+        if judgement.lost:
+            self._to_refine.send_nowait(judgement.lost)
+        self.cancel(judgement.cancel_again)
+        if judgement.orphans:
+            log.warning("cancelling placeholders that nobody owns", cluster=self.name, ids=list(judgement.orphans))
+            self.cancel(judgement.orphans)
+        return judgement.restless
 
     def _unavailable(self, reason: str) -> None:
         if self._around.halted():
             return
-        known = self._around.state().clusters.get(self.name)
-        if known is None or known.unavailable != reason:
-            self._around.report(ClusterUnavailable(time=self._around.clock(), cluster=self.name, reason=reason))
+        event = self.judge.failed(self._around.state(), reason, now=self._around.clock())
+        if event is not None:
+            self._around.report(event)
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
     async def _submit_all(self) -> None:
         async for submission in self._submissions:
             event = await self._submit_one(submission)
-            self.under_way.discard(submission.key)
+            self.judge.answered(submission.key)
             self._around.report(event)
             self.poller.poll_soon()
 
@@ -292,7 +251,7 @@ class ClusterDriver:
             # The scheduler's own timer asks again, too, until the placeholders are seen gone.
             log.warning("cancelling failed", cluster=self.name, ids=list(ids), error=str(error))
             if isinstance(error, LrmUnavailableError):
-                self._not_cancelled.update(ids)
+                self.judge.not_cancelled(ids)
         self.poller.poll_soon()
 
     async def _refine_all(self) -> None:
@@ -307,10 +266,7 @@ class ClusterDriver:
                 self._around.report(event)
 
     async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
-        state = self._around.state()
-        used = [e.placeholder for e in events if e.placeholder in state.placeholders]
-        unexpected = [id_ for id_ in used if state.placeholders[id_].state is not PlaceholderState.ENDING]
-        ids = {id_: self._lrm_id(id_) for id_ in unexpected}
+        ids = self.judge.unexplained(self._around.state(), events)
         if not ids:
             return {}
         try:
@@ -319,9 +275,4 @@ class ClusterDriver:
         except LrmError as error:
             log.info("accounting does not tell", cluster=self.name, error=str(error))
             return {}
-        user = self._around.user
-        return {id_: job for id_, lrm_id in ids.items() for job in told if tells_of(job, id_, lrm_id, user=user)}
-
-    def _lrm_id(self, placeholder: PlaceholderId) -> LrmJobId:
-        record = self._around.state().placeholders.get(placeholder)
-        return LrmJobId("") if record is None or record.lrm_id is None else record.lrm_id
+        return self.judge.explained(ids, told)

@@ -24,7 +24,7 @@ def new_holds(
     ``told``: the listing tells whose holds they are.
     """
     held = {job.id: job for job in listing if job.state is LrmJobState.HELD and given_up(job) is None}
-    waiting = [p for p in state.placeholders.values() if p.cluster == cluster and p.waiting]
+    waiting = [p for p in state.placeholders.on(cluster).values() if p.waiting]
     found = [(one, held[one.lrm_id]) for one in waiting if one.lrm_id is not None and one.lrm_id in held]
     seen = tuple(
         Hold(

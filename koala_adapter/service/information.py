@@ -8,13 +8,14 @@ submissions would have to wait for the bound of requests.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
+from koala_adapter.batchsystem.listing import Listing, answering, read_listing
+from koala_adapter.batchsystem.watcher import Watcher
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.plugin.attribution import possibly_ours
@@ -22,10 +23,9 @@ from koala_adapter.plugin.limits import CircuitBreaker
 from koala_adapter.service.reconciliation import processors_held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from koala_adapter.config.sitefile import ClusterConfig
-    from koala_adapter.model import LrmJob, Node
     from koala_adapter.plugin import Lrm
 
 IDLE_FACTOR = 4
@@ -35,40 +35,9 @@ RESTLESS_FACTOR = 2
 log = structlog.get_logger()
 
 
-@contextmanager
-def answering(cluster: str) -> Iterator[None]:
-    """Take a defect of a plugin for an LRM that does not answer: it costs that cluster's jobs time, not the service.
-
-    Raises LrmUnavailableError for whatever is raised in the block and is no LrmError.
-    """
-    try:
-        yield
-    except LrmError:
-        raise
-    except Exception as error:
-        log.exception("a plugin failed", cluster=cluster)
-        raise LrmUnavailableError(f"its plugin failed: {error!r}", hint="the service's log tells where") from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One poll of a cluster."""
-
-    read_at: float
-    """When the listing was asked for: what was submitted later cannot be in it."""
-    nodes: tuple[Node, ...]
-    jobs: tuple[LrmJob, ...]
-    """Jobs with names of ours that are not certainly another user's."""
-
-    @property
-    def processors(self) -> int:
-        """Configured processors, whatever the state of their nodes."""
-        return sum(node.processors for node in self.nodes)
-
-    @property
-    def idle(self) -> int:
-        """Processors a new job could get now."""
-        return sum(node.processors_idle for node in self.nodes)
+class Reading(Listing):
+    """One poll of a cluster: of its jobs only those with names of ours that are not certainly another user's."""
 
     @property
     def ours(self) -> int:
@@ -103,10 +72,15 @@ class Poller:
         self._on_failure = on_failure
         self._wanted = anyio.Event()
         self.breaker = CircuitBreaker(pause=config.poll_interval)
+        self._watcher = Watcher(self._read, breaker=self.breaker, on_trouble=self._note_trouble)
         self.active = True
         """False while no job of ours is unfinished."""
         self.latest: Reading | None = None
-        self.failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the last poll was not answered; None when it was."""
+        return None if self._watcher.failure is None else self._watcher.failure.message
 
     @property
     def restless_interval(self) -> float:
@@ -131,23 +105,21 @@ class Poller:
             self._wanted = anyio.Event()
 
     async def _poll(self) -> bool:
-        if not self.breaker.may_ask(anyio.current_time()):
+        if self._watcher.resting:
             return False
         try:
-            reading = await self._read()
+            reading = await self._watcher.look()
         except LrmError as error:
-            self.breaker.failed(anyio.current_time())
-            if self.failure is None:
-                log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
-            self.failure = error.message
             self._on_failure(error.message)
             return not self.breaker.open
-        if self.failure is not None:
-            log.info("cluster answers again", cluster=self._config.name)
-        self.failure = None
-        self.breaker.succeeded()
         self.latest = reading
         return self._on_reading(reading)
+
+    def _note_trouble(self, error: LrmError | None) -> None:
+        if error is None:
+            log.info("cluster answers again", cluster=self._config.name)
+        else:
+            log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
 
     async def _read(self) -> Reading:
         return await read_cluster(
@@ -156,16 +128,13 @@ class Poller:
 
 
 async def read_cluster(config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float) -> Reading:
-    """Read the jobs of a user with names of ours, then nodes. Raises LrmError.
-
-    In this order a job that starts between the two makes us think less is idle, never more.
-    """
-    with answering(config.name):
-        jobs = possibly_ours(await lrm.jobs(name_prefix=name_prefix), user=user, name_prefix=name_prefix)
-        nodes = await lrm.nodes()
-    queue = config.queue
+    """Read the jobs of a user with names of ours, then nodes. Raises LrmError."""
+    listing = await read_listing(lrm, cluster=config.name, read_at=read_at, name_prefix=name_prefix)
+    queue, nodes = config.queue, listing.nodes
     if queue is not None:
         nodes = tuple(node for node in nodes if not node.queues or queue in node.queues)
         if not nodes:
             raise LrmUnavailableError(f"no node serves queue {queue!r}", hint="check `queue` in the site file")
+    with answering(config.name):
+        jobs = possibly_ours(listing.jobs, user=user, name_prefix=name_prefix)
     return Reading(read_at=read_at, nodes=nodes, jobs=jobs)

@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -20,25 +21,37 @@ from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
-from koala_adapter.scheduler.records import State
+from koala_adapter.service.snapshots import head, restored, rows
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterable
     from pathlib import Path
     from typing import Self
 
-SCHEMA_VERSION = 1
+    from koala_adapter.scheduler.records import State
+
+SCHEMA_VERSION = 2
+_READABLE = frozenset({"1", "2"})
+"""Version 0.1 wrote the first."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS snapshots (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshot_rows (
+    number INTEGER, row INTEGER, part TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (number, row)
+);
 CREATE TABLE IF NOT EXISTS tokens (batch TEXT PRIMARY KEY, hash TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS sessions (batch TEXT, element INTEGER, hash TEXT NOT NULL, PRIMARY KEY (batch, element));
 CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
+    body TEXT NOT NULL, failure TEXT NOT NULL);
 """
+TOLD_FOR = 86400.0
+"""Seconds for which the operator is told of an event that was set aside."""
+MOST_SET_ASIDE = 1000
+"""Events that the scheduler failed on and that are kept, the latest ones."""
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
-_STATE = TypeAdapter(State)
 _READING = TypeAdapter(ClockReading)
 _MAY_PASS = frozenset(
     {
@@ -74,6 +87,35 @@ def _as_decided(body: str) -> str:
     return json.dumps(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """An event on which the scheduler failed, and which it therefore goes on without."""
+
+    number: int
+    time: float
+    """By the service clock."""
+    event_type: str
+    event: str
+    """The event itself, as JSON."""
+    failure: str
+    """The traceback."""
+
+    @property
+    def summary(self) -> str:
+        """The last line of the traceback: what went wrong."""
+        return self.failure.strip().rpartition("\n")[2]
+
+    def sentence(self, now: float) -> str:
+        """Say it to an operator, at a time of the service clock."""
+        what, ago = f"event {self.number} ({self.event_type})", max(0.0, now - self.time) / 60
+        return f"a defect of koala: {what} was set aside {ago:.0f} min ago: {self.summary}"
+
+
+def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
+    """Return what an operator is to be told, at a time of the service clock, of the events set aside of late."""
+    return [one.sentence(now) for one in set_aside if now - one.time <= TOLD_FOR]
+
+
 class Journal:
     """The database of one state directory."""
 
@@ -96,13 +138,16 @@ class Journal:
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
         found = self.value("schema")
-        if found is None and not read_only:
-            self.set_value("schema", str(SCHEMA_VERSION))
-        elif found not in {None, str(SCHEMA_VERSION)}:
+        if found is not None and found not in _READABLE:
             raise JournalError(
                 f"{path}: written by another version (schema {found}, this is {SCHEMA_VERSION})",
                 hint="use the version that wrote it until its jobs have ended",
             )
+        if found != str(SCHEMA_VERSION) and not read_only:
+            self.set_value("schema", str(SCHEMA_VERSION))
+        self._read_only = read_only
+        self._left_out: set[int] = {one.number for one in self.events_set_aside()}
+        """Numbers of the events that are set aside."""
 
     def __enter__(self) -> Self:
         """Return the journal itself."""
@@ -148,31 +193,84 @@ class Journal:
         except OSError as error:
             raise self._blocked(error.strerror or str(error)) from error
 
-    def recover(self) -> tuple[State | None, Iterator[Event]]:
-        """Return the latest snapshot of the scheduler's state (or None) and the events after it."""
+    def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
+        """Return the latest snapshot of the scheduler's state (or None) and the numbered events after it.
+
+        Those that are set aside are left out.
+        """
         row = self._execute("SELECT number, body FROM snapshots ORDER BY number DESC LIMIT 1").fetchone()
         try:
-            state = None if row is None else _STATE.validate_json(_as_decided(row[1]))
+            state = None if row is None else restored(_as_decided(row[1]), self._snapshot_rows(row[0]))
         except ValueError as error:
             raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
         return state, self._events_after(0 if row is None else row[0])
 
-    def _events_after(self, number: int) -> Iterator[Event]:
+    def _snapshot_rows(self, number: int) -> list[tuple[str, str]]:
+        if not self._execute("SELECT 1 FROM sqlite_master WHERE name = 'snapshot_rows'").fetchone():
+            return []  # opened read-only, as version 0.1 left it
+        found = self._execute("SELECT part, body FROM snapshot_rows WHERE number = ? ORDER BY row", (number,))
+        return [(str(part), str(body)) for part, body in found]
+
+    def _events_after(self, number: int) -> Generator[tuple[int, Event], None, None]:
         rows = self._execute("SELECT number, type, body FROM events WHERE number > ? ORDER BY number", (number,))
         with closing(rows):
             for found, name, body in rows:
+                if found in self._left_out:
+                    continue
                 try:
-                    yield _EVENTS[name].validate_json(_as_decided(body) if name == Configured.__name__ else body)
+                    event = _EVENTS[name].validate_json(_as_decided(body) if name == Configured.__name__ else body)
                 except (KeyError, ValueError) as error:
                     raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
+                yield found, event
+
+    def set_aside(self, number: int, event: Event, failure: str) -> None:
+        """Leave an event out of every recovery from now on, and keep it with the traceback of what it led to.
+
+        Who only reads leaves it out for himself. Raises JournalBlockedError.
+        """
+        if not self._read_only:
+            name = type(event).__name__
+            body = _EVENTS[name].dump_json(event).decode()
+            self._execute(
+                "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?, ?)", (number, event.time, name, body, failure)
+            )
+            oldest = "SELECT number FROM set_aside ORDER BY number DESC LIMIT -1 OFFSET ?"
+            kept = "number > (SELECT coalesce(max(number), 0) FROM snapshots)"
+            self._execute(f"DELETE FROM set_aside WHERE number IN ({oldest}) AND NOT {kept}", (MOST_SET_ASIDE,))  # noqa: S608 - constants
+        self._left_out.add(number)
+
+    def events_set_aside(self) -> list[SetAside]:
+        """Return the events on which the scheduler failed, oldest first."""
+        if self._execute("SELECT 1 FROM sqlite_master WHERE name = 'set_aside'").fetchone() is None:
+            return []  # read only, and written by a version that did not know of any
+        rows = self._execute("SELECT number, time, type, body, failure FROM set_aside ORDER BY number")
+        return [
+            SetAside(number=number, time=time, event_type=name, event=body, failure=failure)
+            for number, time, name, body, failure in rows
+        ]
 
     def snapshot(self, state: State, number: int) -> None:
         """Store the state as of event ``number`` and drop what it makes superfluous."""
-        body = _STATE.dump_json(state).decode()
+        for _ in self.snapshot_in_groups(state, number):
+            pass
+
+    def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
+        """Do what :meth:`snapshot` does, with a pause after each group of records, in which others may go first.
+
+        The state must not change before the end. It counts only then: what an earlier one that was broken off has left
+        is ignored and removed.
+        """
+        if self._execute("SELECT 1 FROM snapshots WHERE number = ?", (number,)).fetchone():
+            return  # nothing has happened since
+        self._execute("DELETE FROM snapshot_rows WHERE number NOT IN (SELECT number FROM snapshots)")
+        for row, (part, body) in enumerate(rows(state)):
+            self._execute("INSERT INTO snapshot_rows VALUES (?, ?, ?, ?)", (number, row, part, body))
+            yield
         self._execute("BEGIN IMMEDIATE")
         try:
-            self._execute("INSERT OR REPLACE INTO snapshots (number, body) VALUES (?, ?)", (number, body))
+            self._execute("INSERT INTO snapshots (number, body) VALUES (?, ?)", (number, head(state)))
             self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
+            self._execute("DELETE FROM snapshot_rows WHERE number < ?", (number,))
             self._execute("DELETE FROM events WHERE number <= ?", (number,))
             self._execute("COMMIT")
         except JournalError:
@@ -180,6 +278,10 @@ class Journal:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
             raise
+
+    def defects_told(self, now: float) -> list[str]:
+        """Return what an operator is to be told of the events that were set aside of late."""
+        return sentences(self.events_set_aside(), now)
 
     def value(self, key: str) -> str | None:
         """Return a single stored value."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.config.sitefile import ControlCenterConfig
+    from koala_adapter.config.sitefile import ControlCenterConfig, SiteConfig
     from koala_adapter.model import ClusterName, PlaceholderId
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.applications import Applications
@@ -83,7 +83,12 @@ class Reception:
         """Tell an agent to end. False when it is not connected."""
         return self._center is not None and self._center.release(placeholder, RELEASE_GRACE)
 
-    async def open(self, tasks: TaskGroup, settings: ControlCenterConfig) -> int:
+    def disconnect_all(self, reason: str) -> None:
+        """Have all agents come back and tell again what they know."""
+        if self._center is not None:
+            self._center.disconnect_all(reason)
+
+    async def open(self, tasks: TaskGroup, site: SiteConfig) -> int:
         """Begin to listen within ``tasks``; return the port. Raises ConfigurationError."""
         self._center = ControlCenter(
             ssl_context=certificate.server_context(self._certificate),
@@ -95,10 +100,10 @@ class Reception:
             on_unwritten=self._on_unwritten,
             results=self._applications.results,
             on_rejected=self._on_rejected,
-            lease=settings.lease,
-            heartbeat=settings.heartbeat,
+            lease=site.parameters.lease,
+            heartbeat=site.control_center.heartbeat,
         )
-        port = await self._bind(tasks, self._center, settings)
+        port = await self._bind(tasks, self._center, site.control_center)
         self._journal.set_value("port", str(port))
         self._applications.center = self._center
         return port
@@ -182,7 +187,7 @@ class Reception:
             return
         driver = self._clusters.get(record.cluster)
         if record.state is PlaceholderState.ENDING and driver is not None:
-            driver.witness.farewells.add(event.placeholder)
+            driver.judge.farewell(event.placeholder)
             driver.poller.poll_soon()
         else:
             self._report(ev.PlaceholderSilent(time=self._clock(), placeholder=event.placeholder, detail=event.detail))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState, PlaceholderId
-from koala_adapter.plugin.attribution import attribute
+from koala_adapter.plugin.attribution import attribute, placeholder_of
 from koala_adapter.scheduler.events import (
     BatchAbsent,
     BatchSubmitted,
@@ -87,16 +87,19 @@ class Witness:
         ``in_contact`` tells whether a placeholder's agent is connected; ``settled`` whether a submission of unknown
         outcome can no longer arrive.
         """
-        known = {id_: placeholder.lrm_id for id_, placeholder in state.placeholders.items()}
+        listing = tuple(listing)
+        # Two clusters of ours may be parts of one batch system, and then each listing shows the placeholders of both.
+        named = {placeholder_of(job) for job in listing}
+        known = {id_: state.placeholders[id_].lrm_id for id_ in named if id_ in state.placeholders}
         found = attribute(listing, known, user=self.user)
         events: list[Event] = []
-        batches = [batch for batch in state.batches.values() if batch.cluster == self.cluster]
+        batches = state.batches.on(self.cluster).values()
         for batch in batches:
             if batch.lrm_ids is None and batch.submitted_at < read_at:
                 events += self._look_for(batch, found.jobs, now=now, settled=settled(batch))
-        for placeholder in state.placeholders.values():
+        for placeholder in state.placeholders.on(self.cluster).values():
             batch = state.batches[placeholder.id.batch]
-            if placeholder.cluster != self.cluster or batch.lrm_ids is None:
+            if batch.lrm_ids is None:
                 continue
             job = found.jobs.get(placeholder.id)
             # A submission that was under way when the listing was asked for need not be in it.
@@ -167,17 +170,16 @@ class Witness:
         return [PlaceholderEnded(time=now, placeholder=placeholder.id, reason=EndReason.LOST, detail=detail)]
 
     def _forget(self, state: State) -> None:
-        known = state.placeholders.keys()
         self._unfound = {key: count for key, count in self._unfound.items() if key in state.batches}
-        self.absences = {id_: count for id_, count in self.absences.items() if id_ in known}
-        self.ended &= known
-        self.farewells &= known
+        self.absences = {id_: count for id_, count in self.absences.items() if id_ in state.placeholders}
+        self.ended = {id_ for id_ in self.ended if id_ in state.placeholders}
+        self.farewells = {id_ for id_ in self.farewells if id_ in state.placeholders}
 
     def _restless(self, state: State, now: float, *, uncertain: Iterable[BatchRecord]) -> bool:
         ending = any(
             placeholder.ending_since is not None and now < placeholder.ending_since + RESTLESS_FOR
-            for placeholder in state.placeholders.values()
-            if placeholder.cluster == self.cluster and placeholder.state is PlaceholderState.ENDING
+            for placeholder in state.placeholders.on(self.cluster).values()
+            if placeholder.state is PlaceholderState.ENDING
         )
         return ending or bool(self.absences) or any(batch.lrm_ids is None for batch in uncertain)
 

@@ -9,39 +9,31 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
+from koala_adapter.driver.loop import EventLoop
+from koala_adapter.driver.recovery import doubts, rebuilt
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.service.applications import Applications
+from koala_adapter.service.archive import Archive
 from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
-from koala_adapter.service.eventqueue import EventQueue
 from koala_adapter.service.journal import Journal
+from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.reception import Reception
-from koala_adapter.service.recovery import require_policies
+from koala_adapter.service.recovery import WithPolicies
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.siteparameters import configuration
-from koala_adapter.service.submissions import (
-    ScriptMaker,
-    last_words,
-    leave_token,
-    tidy_words,
-    token_path,
-    words_directory,
-    words_paths,
-)
-from koala_adapter.vjm import credentials
+from koala_adapter.service.submissions import ScriptMaker, tidy_words, words_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,12 +43,13 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.host.clock import HostClocks
-    from koala_adapter.model import Job, PlaceholderId
+    from koala_adapter.model import Job
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
 
-SNAPSHOT_INTERVAL = 5000
-"""Events between two snapshots of the scheduler's state."""
+FIRST_PAUSE = 0.5
+"""Seconds before the journal is tried again; doubled with each try."""
+LONGEST_PAUSE = 15.0
 LONGEST_WAIT = 60.0
 """Seconds after which the clock is looked at again: a wait does not count the time for which the machine sleeps."""
 FIRST_ANSWERS = 2.0
@@ -86,12 +79,13 @@ class Service:
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
-        self._since_snapshot = 0
-        self._with_secrets = set(self.journal.batches_with_secrets())
-        self.scheduler = self._recovered(policies)
-        self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=self.scheduler.state.now)
+        self._make_scheduler = partial(Scheduler, policies=policies)
+        scheduler = rebuilt(WithPolicies(self.journal, policies), self._make_scheduler)
+        self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
         self.journal.note_clock(self.clock.reading())
-        self._queue = EventQueue(self.journal, handle=self._take_in, act_on=self._act, settled=self._tell)
+        self._halted = anyio.Event()
+        self._failed = anyio.Event()
+        self._failure: KoalaError | None = None
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
         self.applications = Applications(
@@ -113,13 +107,34 @@ class Service:
             report=self.post,
             applications=self.applications,
             clusters=self.clusters,
-            tell=self._tell,
+            tell=self.settled,
         )
         self.clusters.update({config.cluster_name: self._driver(config.name, plugins) for config in site.clusters})
         self._scripts: ScriptMaker | None = None
-        self._on_finished: Callable[[JobId], str] | None = None
-        self._ending = {id_ for id_, record in self.state.jobs.items() if record.state.final and record.live}
-        """Jobs with an outcome whose placeholders are not all gone."""
+        self.archive = Archive(
+            self.journal,
+            state=lambda: self.scheduler.state,
+            applications=self.applications,
+            ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
+        )
+        self._effector = LiveEffector(
+            directory,
+            journal=self.journal,
+            state=lambda: self.scheduler.state,
+            clock=self.now,
+            report=self.post,
+            clusters=self.clusters,
+            reception=self.reception,
+            applications=self.applications,
+            archive=self.archive,
+            scripts=lambda: self._scripts,
+        )
+        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=self._make_scheduler)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What decides. Another one after an event was set aside: not to be kept."""
+        return self._loop.scheduler
 
     @property
     def state(self) -> State:
@@ -142,16 +157,7 @@ class Service:
     @property
     def trouble(self) -> str:
         """Why the journal cannot be written at present, and so nothing is decided; empty while it can."""
-        return self._queue.trouble
-
-    def _recovered(self, policies: Policies) -> Scheduler:
-        state, found = self.journal.recover()
-        events = list(found)
-        require_policies(state, events, policies)
-        scheduler = Scheduler(state, policies)
-        for event in events:
-            self._handle(scheduler, event)
-        return scheduler
+        return self._loop.trouble
 
     def _driver(self, name: str, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
         config = self.site.cluster(name)
@@ -167,27 +173,38 @@ class Service:
         )
         return ClusterDriver(config, lrm, commands, surroundings)
 
-    # ---- events and actions ---------------------------------------------------------------------------------------
+    # ---- what becomes of events -----------------------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
         """Journal an event, let the scheduler handle it, and have its actions done; later, if that cannot be now."""
-        self._queue.post(event)
+        self._loop.post(event)
 
-    def _tell(self) -> None:
-        self.changed.set()
-        self.changed = anyio.Event()
-
-    def _take_in(self, event: ev.Event, number: int) -> list[act.Action]:
-        actions = self._handle(self.scheduler, event)
+    def handled(self, event: ev.Event) -> None:
+        """See Owner."""
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
-        self._close_over()
-        self._since_snapshot += 1
-        if self._since_snapshot >= SNAPSHOT_INTERVAL:
-            self._snapshot(number)
+        self.archive.close_over()
         self._watch_time_of_day()
-        return actions
+
+    def settled(self) -> None:
+        """See Owner."""
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    def halted(self) -> None:
+        """See Owner."""
+        self._halted.set()
+
+    def state_rebuilt(self) -> None:
+        """Doubt what only this process knew, as after a restart; the agents come back and tell all they know."""
+        self.reception.disconnect_all("an event was set aside: tell again how things stand")
+        self._doubt("an event was set aside")
+
+    def failed(self, error: KoalaError) -> None:
+        """See Owner."""
+        self._failure = error
+        self._failed.set()
 
     def _watch_time_of_day(self) -> None:
         """Note it when somebody sets the time of day, or the next boot would take that for time that has passed."""
@@ -197,127 +214,16 @@ class Service:
             with suppress(JournalBlockedError):
                 self.journal.note_clock(self.clock.reading())
 
-    @staticmethod
-    def _handle(scheduler: Scheduler, event: ev.Event) -> list[act.Action]:
-        """Let the scheduler handle an event; a defect in it costs that event, not the service and all its jobs."""
-        try:
-            return scheduler.handle(event)
-        except Exception:
-            log.exception("the scheduler failed on an event", event_type=type(event).__name__)
-            return []
-
-    def _snapshot(self, number: int) -> None:
-        self._since_snapshot = 0
-        try:
-            self.journal.snapshot(self.scheduler.state, number)
-        except JournalBlockedError as error:  # the events are there; the next restart only takes longer
-            log.warning("no snapshot was taken", error=error.message)
-
-    def _act(self, action: act.Action) -> None:
-        match action:
-            case act.SubmitPlaceholders():
-                self._submit(action)
-            case act.EndPlaceholders():
-                self._end(action)
-            case act.LaunchJob():
-                self.applications.launch(action.job_id)
-            case act.ReadPlaceholderOutput():
-                self._read_output(action)
-            case act.JobFinished():
-                self._finished(action)
-            case act.OutcomeCorrected():
-                log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
-                self._archive(action.job_id)
-
-    def _submit(self, action: act.SubmitPlaceholders) -> None:
-        driver = self.clusters[action.cluster]
-        token = credentials.new_token()
-        self.journal.set_token(action.batch, token)
-        self._with_secrets.add(action.batch)
-        if self._scripts is None:
-            return
-        try:
-            path = token_path(driver.config, action.batch)
-            if path is not None:
-                leave_token(path, token)
-            driver.submit(self._scripts.submission(action, driver.config, driver.lrm, token))
-        except (OSError, KoalaError) as error:
-            self.post(ev.BatchRejected(time=self.now(), batch=action.batch, reason=str(error)))
-
-    def _end(self, action: act.EndPlaceholders) -> None:
-        driver = self.clusters.get(action.cluster)
-        to_cancel = []
-        for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
-            told = self.reception.release(placeholder)
-            if action.force:
-                goes_by_itself = self.applications.files_under_way(placeholder)
-            else:
-                goes_by_itself = told or self._has_more_to_say(placeholder)
-            if lrm_id and not goes_by_itself:
-                to_cancel.append(lrm_id)
-        if driver is not None:
-            driver.cancel(to_cancel)
-            driver.poller.poll_soon()
-
-    def _has_more_to_say(self, placeholder: PlaceholderId) -> bool:
-        """Tell whether an agent that is out of contact keeps output that is still wanted.
-
-        It is then told to end when it comes back, or cancelled when that takes longer than the scheduler's patience.
-        """
-        record = self.state.placeholders.get(placeholder)
-        if record is None or record.silent_since is None:
-            return False
-        job = self.state.jobs[record.job_id]
-        return job.launched_at is not None and job.state is not JobState.CANCELLED
-
-    def _read_output(self, action: act.ReadPlaceholderOutput) -> None:
-        driver = self.clusters.get(action.cluster)
-        if driver is None:
-            return
-        paths = words_paths(words_directory(driver.config, self.directory), action.placeholder)
-        said = next(filter(None, map(last_words, paths)), "")
-        text = said or f"nothing that can be read from here (look at {paths[0]} on its node, if it has that directory)"
-        log.warning(
-            "placeholder did not report", cluster=action.cluster, placeholder=str(action.placeholder), wrote=text
-        )
-        self.post(ev.PlaceholderSaid(time=self.now(), cluster=action.cluster, job_id=action.job_id, text=text))
-
-    def _finished(self, action: act.JobFinished) -> None:
-        outcome = action.outcome
-        log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
-        self.applications.forget(action.job_id)
-        self._ending.add(action.job_id)
-        self._archive(action.job_id)
-
-    def _archive(self, job_id: JobId) -> None:
-        if self._on_finished is not None:
-            finished_at = self.state.jobs[job_id].finished_at or self.now()
-            self.journal.archive(job_id, finished_at, self._on_finished(job_id))
-
-    def _close_over(self) -> None:
-        """Archive once more what is over: until its last placeholder was gone, files of its ranks have come in."""
-        for job_id in [id_ for id_ in self._ending if id_ not in self.state.jobs or not self.state.jobs[id_].live]:
-            self._ending.discard(job_id)
-            if job_id in self.state.jobs:
-                self._archive(job_id)
-            self.applications.results.forget(self.applications.directory / job_id)
-
     # ---- what users ask -------------------------------------------------------------------------------------------
-
-    def archive_with(self, make_report: Callable[[JobId], str]) -> None:
-        """Have reports of finished jobs (JSON) made by ``make_report`` and kept, also of those before a kill."""
-        self._on_finished = make_report
-        for job_id, record in self.state.jobs.items():
-            if record.state.final and self.journal.archived(job_id) is None:
-                self._archive(job_id)
 
     def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
 
-        Raises JobRefusedError when its input files cannot be kept or its placement policy is not here, and
-        JournalBlockedError when the journal cannot be written: then there is no such job.
+        Raises JobRefusedError when its input files cannot be kept or its placement policy is not here,
+        JournalBlockedError when the journal cannot be written, and DefectError when koala failed on it: then there is
+        no such job.
         """
-        self._queue.require_journal()
+        self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
         if job.placement not in self.scheduler.policies.placement_names:
             known = ", ".join(sorted(self.scheduler.policies.placement_names))
@@ -330,8 +236,8 @@ class Service:
                 f"input file {error.filename}: {error.strerror}", hint="check the job file"
             ) from error
         try:
-            self._queue.enter(ev.JobSubmitted(time=self.now(), job=job))
-        except JournalBlockedError:
+            self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
+        except KoalaError:
             self.applications.forget(job.id)
             raise
         for driver in self.clusters.values():
@@ -343,16 +249,17 @@ class Service:
         try:
             return JobId(str(self.journal.next_job_number()))
         except JournalBlockedError as error:
-            self._queue.halt(error)
+            self._loop.halt(error)
             raise
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job. Raises JobNotFoundError; a job that has ended already is left as it is.
 
-        Raises JournalBlockedError when the journal cannot be written: then the job goes on.
+        Raises JournalBlockedError when the journal cannot be written, DefectError when koala failed on it: then the
+        job goes on.
         """
         record = self.scheduler.job(job_id)
-        self._queue.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
+        self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
 
     @property
     def scripts(self) -> ScriptMaker:
@@ -380,15 +287,16 @@ class Service:
         """
         try:
             async with anyio.create_task_group() as tasks:
-                port = await self.reception.open(tasks, self.site.control_center)
+                port = await self.reception.open(tasks, self.site)
                 fingerprint = self.reception.fingerprint
                 self._scripts = ScriptMaker(
                     site=self.site, port=port, fingerprint=fingerprint, directory=self.directory
                 )
                 self.post(configuration(self.site, self.instance, self.now()))
-                self._after_restart()
+                self._doubt("the service was restarted")
                 await self._start_clusters(tasks)
-                tasks.start_soon(self._queue.keep_trying, self._resumed)
+                tasks.start_soon(self._keep_trying)
+                tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._keep_time)
                 tasks.start_soon(self._tidy)
                 task_status.started()
@@ -418,25 +326,30 @@ class Service:
         if untried:
             log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
 
-    def _after_restart(self) -> None:
-        """Doubt what only the former process knew: submissions under way, and agents that have yet to come back."""
-        now = self.now()
-        for batch in list(self.state.batches.values()):
-            if batch.lrm_ids is None and batch.key not in self._just_submitted():
-                self.post(ev.BatchUncertain(time=now, batch=batch.key, reason="the service was restarted meanwhile"))
-        for placeholder in list(self.state.placeholders.values()):
-            if placeholder.host and placeholder.state is not PlaceholderState.ENDING:
-                detail = "the service was restarted"
-                self.post(ev.PlaceholderSilent(time=now, placeholder=placeholder.id, detail=detail))
+    def _doubt(self, why: str) -> None:
+        under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}
+        for event in doubts(self.state, now=self.now(), why=why, under_way=under_way):
+            self.post(event)
 
-    def _just_submitted(self) -> set[str]:
-        return {key for driver in self.clusters.values() for key in driver.under_way}
+    async def _keep_trying(self) -> None:
+        """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
+        while True:
+            await self._halted.wait()
+            pause = FIRST_PAUSE
+            while self.trouble:
+                await anyio.sleep(pause)
+                pause = min(LONGEST_PAUSE, 2 * pause)
+                self._loop.try_again()
+            self._halted = anyio.Event()
+            log.info("the journal can be written again")
+            self.settled()
+            for driver in self.clusters.values():
+                driver.poller.poll_soon()
 
-    def _resumed(self) -> None:
-        """The journal can be written again: look at what happened on the clusters meanwhile."""
-        self._tell()
-        for driver in self.clusters.values():
-            driver.poller.poll_soon()
+    async def _stop_when_failed(self) -> None:
+        await self._failed.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def _keep_time(self) -> None:
         while True:
@@ -457,14 +370,14 @@ class Service:
             active = self.busy
             for driver in self.clusters.values():
                 driver.poller.active = active
-            if len(self._with_secrets) > len(self.state.batches) and not self.trouble:
+            if len(self._effector.with_secrets) > len(self.state.batches) and not self.trouble:
                 with suppress(JournalBlockedError):  # at the next change
                     self._forget_secrets()
 
     def _forget_secrets(self) -> None:
-        for batch in [key for key in self._with_secrets if key not in self.state.batches]:
+        for batch in [key for key in self._effector.with_secrets if key not in self.state.batches]:
             self.journal.forget_batch(batch)
-            self._with_secrets.discard(batch)
+            self._effector.with_secrets.discard(batch)
             for driver in self.clusters.values():
                 driver.forget(batch)
                 with suppress(OSError):

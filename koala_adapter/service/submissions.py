@@ -16,6 +16,7 @@ from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.model import BatchKey, ClusterName
 from koala_adapter.plugin import Submission
 from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.service.samples import SampleSubmission
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class ScriptMaker:
             host=self.site.node_address(config),
             port=self.port,
             fingerprint=self.fingerprint,
-            lease=self.site.control_center.lease,
+            lease=self.site.parameters.lease,
             walltime=float(action.walltime),
         )
         script = render_job_script(
@@ -66,18 +67,6 @@ class ScriptMaker:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSubmission:
-    """What would be sent for one component, as ``koala script`` shows it."""
-
-    component: str
-    command: tuple[str, ...]
-    environment: dict[str, str]
-    """Added to the small environment that commands get."""
-    script: str
-    note: str
-
-
 SAMPLE = TypeAdapter(SampleSubmission)
 
 
@@ -88,10 +77,10 @@ def sample_submissions(
 
     Raises LrmRejectedError when the cluster's directives cannot be applied.
     """
-    scheduler = scripts.site.scheduler
-    walltime = int(job.walltime + scheduler.launch_margin + scheduler.placeholder_life)
-    if config.walltime_limit is not None:
-        walltime = min(walltime, config.walltime_limit)
+    parameters = scripts.site.parameters
+    walltime = int(job.walltime + parameters.launch_margin + parameters.placeholder_life)
+    if (limit := config.parameters.walltime_limit) is not None:
+        walltime = min(walltime, limit)
     samples = []
     for number, component in enumerate(job.components, start=1):
         action = SubmitPlaceholders(

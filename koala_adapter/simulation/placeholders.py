@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from koala_adapter.driver.fixedsize import FixedSizeApplications
+from koala_adapter.driver.loop import EventLoop
+from koala_adapter.driver.memorystore import MemoryStore
+from koala_adapter.errors import SimulationError
 from koala_adapter.model import EndReason, JobId, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.simulation.batchsystem import QueuedJob
@@ -23,7 +26,9 @@ from koala_adapter.simulation.batchsystem import QueuedJob
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName, Job
+    from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import JobRecord, State
@@ -86,7 +91,7 @@ class Milestones:
         return self.launched_at - self.first_held_at
 
 
-class SimulatedService:
+class SimulatedService(FixedSizeApplications):
     """One user's service in virtual time."""
 
     def __init__(
@@ -102,16 +107,15 @@ class SimulatedService:
         seed: int = 0,
     ) -> None:
         """``run_seconds``: how long a job's ranks run, asked at its launch."""
+        super().__init__(report=self._post, clock=lambda: engine.now)
         self.engine = engine
         self.systems: Mapping[ClusterName, BatchSystem] = {system.name: system for system in systems}
         self.user = user
         self.delays = delays or Delays()
         self.jobs: dict[JobId, Milestones] = {}
-        self.journal: list[ev.Event] = []
-        """All events, as the live service keeps them: replayed, they give the same decisions."""
+        self._store = MemoryStore()
         self.held_seconds = 0.0
         """Processor-seconds of all placeholders that are gone, used or not."""
-        self.scheduler = Scheduler()
         self._run_seconds = run_seconds
         self._chance = random.Random(f"{seed}/{user}")
         self._placeholders: dict[PlaceholderId, _Held] = {}
@@ -120,14 +124,20 @@ class SimulatedService:
         """Placeholders that started since the last poll."""
         self._polled: dict[ClusterName, tuple[int, int, int]] = {}
         self._wakeup: float | None = None
+        self._loop = EventLoop(Scheduler(), self._store, self, self, make=Scheduler)
         self._post(ev.Configured(time=engine.now, parameters=parameters, clusters=tuple(clusters)))
         for name in self.systems:
             self._poll(name)
 
     @property
+    def journal(self) -> list[ev.Event]:
+        """All events, as the live service keeps them: replayed, they give the same decisions."""
+        return self._store.events
+
+    @property
     def state(self) -> State:
         """What the scheduler knows."""
-        return self.scheduler.state
+        return self._loop.scheduler.state
 
     @property
     def unfinished(self) -> int:
@@ -146,36 +156,41 @@ class SimulatedService:
     # ---- events and actions ---------------------------------------------------------------------------------------
 
     def _post(self, event: ev.Event) -> None:
-        self.journal.append(event)
-        for action in self.scheduler.handle(event):
-            self._act(action)
-        wakeup = self.scheduler.next_wakeup
+        self._loop.post(event)
+
+    def handled(self, event: ev.Event) -> None:
+        """See Owner."""
+
+    def settled(self) -> None:
+        """See Owner."""
+        wakeup = self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
             self.engine.at(wakeup, partial(self._wake, wakeup))
+
+    def halted(self) -> None:
+        """See Owner: what is kept in memory can always be written."""
+
+    def state_rebuilt(self) -> None:
+        """See Owner: a simulation on which the scheduler fails is worth nothing."""
+        raise SimulationError("the scheduler failed on an event of the simulation; the log has the traceback")
+
+    def failed(self, error: KoalaError) -> None:
+        """See Owner."""
+        raise error
 
     def _wake(self, wakeup: float) -> None:
         if self._wakeup == wakeup:
             self._wakeup = None
             self._post(ev.TimeReached(time=self.engine.now))
 
-    def _act(self, action: act.Action) -> None:
-        match action:
-            case act.SubmitPlaceholders():
-                self.engine.after(self.delays.submit, partial(self._submit, action))
-            case act.EndPlaceholders():
-                self.engine.after(self.delays.message, partial(self._end, action))
-            case act.LaunchJob():
-                self._launch(action)
-            case act.JobFinished():
-                milestones = self.jobs[action.job_id]
-                milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
-            case _:
-                pass  # the output of a MISSING placeholder; malleable jobs are simulated elsewhere
-
     # ---- placeholders ---------------------------------------------------------------------------------------------
 
-    def _submit(self, action: act.SubmitPlaceholders) -> None:
+    def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
+        """See Effector."""
+        self.engine.after(self.delays.submit, partial(self._arrive, action))
+
+    def _arrive(self, action: act.SubmitPlaceholders) -> None:
         system, batch = self.systems[action.cluster], action.batch
         for index in range(1, action.count + 1):
             id_ = PlaceholderId(batch=batch, index=index)
@@ -219,6 +234,13 @@ class SimulatedService:
     def _told_gone(self, id_: PlaceholderId, reason: EndReason) -> None:
         self._post(ev.PlaceholderEnded(time=self.engine.now, placeholder=id_, reason=reason))
 
+    def end_placeholders(self, action: act.EndPlaceholders) -> None:
+        """See Effector."""
+        self.engine.after(self.delays.message, partial(self._end, action))
+
+    def read_output(self, action: act.ReadPlaceholderOutput) -> None:
+        """See Effector: a simulated agent that is never heard of writes nothing either."""
+
     def _end(self, action: act.EndPlaceholders) -> None:
         for id_ in action.placeholders:
             one = self._placeholders.get(id_)
@@ -228,7 +250,17 @@ class SimulatedService:
 
     # ---- jobs -----------------------------------------------------------------------------------------------------
 
-    def _launch(self, action: act.LaunchJob) -> None:
+    def job_finished(self, action: act.JobFinished) -> None:
+        """See Effector."""
+        milestones = self.jobs[action.job_id]
+        milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
+
+    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+        """See Effector."""
+        self.jobs[action.job_id].outcome = action.outcome
+
+    def launch_job(self, action: act.LaunchJob) -> None:
+        """See Effector."""
         record = self.state.jobs[action.job_id]
         milestones = self.jobs[action.job_id]
         milestones.launched_at = self.engine.now

@@ -26,13 +26,13 @@ import socket
 import ssl
 import stat
 import struct
-import subprocess
 import sys
 import termios
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 VERSION = 1
@@ -1251,6 +1251,8 @@ def start(
     argv: "List[str]", working_directory: str, environment: "Dict[str, str]", writers: "List[int]"
 ) -> "subprocess.Popen[bytes]":
     """Start a process in a session of its own."""
+    import subprocess  # noqa: PLC0415 - a placeholder is held the sooner for not importing what no task needs yet
+
     try:
         return subprocess.Popen(
             [raw(argument) for argument in argv],

@@ -213,6 +213,11 @@ class ControlCenter:
         """Tell an agent to end: its tasks get SIGTERM, ``grace`` seconds later SIGKILL. False when not connected."""
         return self._order(placeholder, channel.Release(grace=grace))
 
+    def disconnect_all(self, reason: str) -> None:
+        """End all connections: the agents come back by themselves, and tell again what they know."""
+        for connection in self._connected.values():
+            connection.drop(reason)
+
     async def _accept(self, listener: SocketListener, admission: Admission, tasks: TaskGroup) -> None:
         while True:
             await admission.room()

@@ -18,30 +18,55 @@ from koala_adapter.errors import ConfigurationError
 
 END_OF_AGENT = "END_OF_KOALA_AGENT"
 
-PYTHONS = (
-    "python3",
-    "/usr/bin/python3",
-    "/usr/libexec/platform-python",
-    *(f"python3.{minor}" for minor in range(14, 5, -1)),
-    "/usr/local/bin/python3",
-)
-"""Where a Python 3.6 or newer is looked for, in this order. RHEL 8 has only ``platform-python`` by default."""
+SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python")
+"""Each is a Python 3.4 or newer where it is there. RHEL 8 has only ``platform-python`` by default."""
+OTHER_PYTHONS = ("python3", *(f"python3.{minor}" for minor in range(14, 5, -1)), "/usr/local/bin/python3")
+"""Each may be anything, such as a script that itself looks for a Python: it is tried before it is relied on."""
+
+_PROBE = "import sys, _ssl; sys.exit(sys.version_info < (3, 6))"
+
+_START = """\
+import os, sys
+try:
+    import _ssl
+    usable = sys.version_info >= (3, 6)
+except ImportError:
+    usable = False
+if usable:
+    exec(compile(sys.stdin.buffer.read(), "koala agent", "exec"))
+for python in sys.argv[1:]:
+    if os.system("%s -I -S -c \\"{probe}\\" </dev/null >/dev/null 2>&1" % python) == 0:
+        os.execlp(python, python, "-I", "-S", "-B", "-c", "import sys; exec(sys.stdin.buffer.read())")
+sys.stderr.write("koala agent: no usable Python 3.6 or newer on %s (PATH=%s); looked for: %s\\n" % (
+    os.uname()[1], os.environ.get("PATH"), " ".join(sys.argv[1:])))
+sys.exit(127)"""
+"""What the first Python that is there runs, however old it is: the agent, or another Python that can run the agent."""
 
 _TEMPLATE = """\
 #!/bin/sh
 # koala-adapter: a placeholder of {batch}. It holds one processor and ends by itself when nobody asks for it any more.
-{words}for python in {pythons}; do
-    # -I -S: nothing is imported from the directory or the environment of the job, where somebody else may have put it.
+{words}# What the PATH has may be a script that starts several programs: the system's own Python starts at once.
+python=
+for one in {system}; do
+    if [ -x "$one" ]; then python=$one; break; fi
+done
+for one in {others}; do
+    if [ -n "$python" ]; then break; fi
     # _ssl alone, because the whole of ssl takes three times as long, and a node may start many placeholders at once.
-    if "$python" -I -S -c 'import sys, _ssl; sys.exit(sys.version_info < (3, 6))' </dev/null >/dev/null 2>&1; then
-        exec "$python" -I -S -B - <<'{end}'
+    if "$one" -I -S -c '{probe}' </dev/null >/dev/null 2>&1; then
+        python=$one
+    fi
+done
+if [ -z "$python" ]; then
+    echo "koala agent: no usable Python 3.6 or newer on $(uname -n) (PATH=$PATH); looked for: {system} {others}" >&2
+    exit 127
+fi
+# It looks for itself whether it can run the agent, and hands over to another one if not.
+# -I -S: nothing is imported from the directory or the environment of the job, where somebody else may have put it.
+exec "$python" -I -S -B -c '{start}' {system} {others} <<'{end}'
 CONFIGURATION = {configuration!a}
 {agent}
 {end}
-    fi
-done
-echo "koala agent: no usable Python 3.6 or newer on $(uname -n) (PATH=$PATH); looked for: {pythons}" >&2
-exit 127
 """
 
 _WORDS = """\
@@ -109,7 +134,10 @@ def render_job_script(
     return _TEMPLATE.format(
         batch=agent.batch,
         words="" if words_directory is None else _words(agent.batch, array_index_variable, words_directory),
-        pythons=" ".join(PYTHONS),
+        system=" ".join(SYSTEM_PYTHONS),
+        others=" ".join(OTHER_PYTHONS),
+        probe=_PROBE,
+        start=_START.format(probe=_PROBE),
         end=END_OF_AGENT,
         configuration=json.dumps(configuration),
         agent=agent_source(),

@@ -18,14 +18,13 @@ from koala_adapter.wiki.codec.records import build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat
 from koala_adapter.wiki.naming import node_names
 from koala_adapter.wiki.reporting import ACTIVE, MOST_CLASSES, WAITING, Vocabulary, job_record, node_record
-from koala_adapter.wiki.sources import Place
 from koala_adapter.wiki.tasklists import host_counts, next_task_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.model import LrmJob, Node
-    from koala_adapter.wiki.sources import Listing
+    from koala_adapter.wiki.sources import Place, Survey
 
 Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
 
@@ -162,24 +161,24 @@ class Inventory:
             entry.tasks = tuple(tasks)
             entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
 
-    def learn(self, listing: Listing, now: float, *, steady: float | None = None) -> bool:
-        """Take a listing; return True when a job came, started or ended.
+    def learn(self, survey: Survey, now: float, *, steady: float | None = None) -> bool:
+        """Take what a source shows; return True when a job came, started or ended.
 
         ``now``: the time of day; ``steady``: the time on a clock that nobody sets, by which is counted how long
         something is so. None: the time of day serves for both.
         """
         self._advance(now)
         self._steady = now if steady is None else steady
-        seen = [Place(cluster=cluster, node=node.name) for cluster, node in listing.nodes]
+        seen = [place for place, _ in survey.places]
         self._names = node_names(seen, self._names)
         self._wire = {place.node: name for place, name in self._names.items()}
-        self._keep_promises(listing.jobs)
-        jobs = {str(job.id): self._as_told(job) for job in listing.jobs}
-        queues = {queue for _, node in listing.nodes for queue in node.queues}
+        self._keep_promises(survey.jobs)
+        jobs = {str(job.id): self._as_told(job) for job in survey.jobs}
+        queues = {queue for _, node in survey.places for queue in node.queues}
         if self.words.dialect is Dialect.WIKI:
             self.words = replace(self.words, classes=len(queues) <= MOST_CLASSES)
         moved = self._learn_jobs(jobs, now)
-        self._learn_nodes(listing)
+        self._learn_nodes(survey)
         self.ready = True
         return moved
 
@@ -262,20 +261,19 @@ class Inventory:
         brief = build_job(record, self.words.dialect, hosts=self.hosts, brief=True)
         return Prepared(full=full, brief=brief, finished=job.state is LrmJobState.ENDED)
 
-    def _learn_nodes(self, listing: Listing) -> None:
+    def _learn_nodes(self, survey: Survey) -> None:
         counted: dict[str, int] = {}
         for entry in self.jobs.values():
             if entry.job.state in ACTIVE and entry.job.state is not LrmJobState.SUSPENDED:
                 for where, processors in entry.job.layout:
                     counted[where] = counted.get(where, 0) + processors
-        for cluster, node in listing.nodes:
-            place = Place(cluster=cluster, node=node.name)
+        for place, node in survey.places:
             name, visible = self._names[place], counted.get(node.name, 0)
             used = max(node.processors_used, visible)
             self._store_node(name, place, node, used=used, hidden=used - visible)
-        here = {self._names[Place(cluster=cluster, node=node.name)] for cluster, node in listing.nodes}
+        here = {self._names[place] for place, _ in survey.places}
         for name, known in list(self.nodes.items()):
-            if name not in here and known.place.cluster in listing.clusters:
+            if name not in here and known.place.cluster in survey.nodes:
                 gone = replace(known.node, state=NodeState.DOWN, reason="no longer listed", load=None)
                 self._store_node(name, known.place, gone, used=known.used, hidden=0)
 

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One shared, cached reading of a source for all who poll, and none that is older than the last thing we did to it."""
+"""The inventory, kept as fresh as its readers need it: one look for all who poll, none older than our last change."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import anyio
 import structlog
 
+from koala_adapter.batchsystem.watcher import Watcher
 from koala_adapter.errors import LrmError
+from koala_adapter.plugin.limits import CircuitBreaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.wiki.inventory import Inventory
-    from koala_adapter.wiki.sources import Listing, Source
+    from koala_adapter.wiki.sources import Source, Survey
+
+LONGEST_REST = 15.0
+"""Seconds at most that a source which fails again and again is left alone: peers poll about as often."""
 
 log = structlog.get_logger()
 
@@ -43,50 +47,37 @@ class Readings:
         self._clock = clock
         self._steady = steady
         self._on_change = on_change
-        self._lock = anyio.Lock()
-        self._begun_at = float("-inf")
-        """When the reading that the inventory shows was begun (monotonic)."""
-        self._changed_at = float("-inf")
-        """When something was last done to the source."""
-        self.failure: str | None = None
+        breaker = CircuitBreaker(pause=min(cache, LONGEST_REST), longest_pause=LONGEST_REST)
+        self._watcher = Watcher(self._read, breaker=breaker, on_trouble=self._note_trouble)
 
     def spoil(self) -> None:
         """Say that something was done to the source: no reading begun before now will do."""
-        self._changed_at = anyio.current_time()
+        self._watcher.spoil()
 
     async def fresh(self, *, now: bool = False) -> None:
         """Return when the inventory is fresh enough; ``now``: as it is at this moment. Raises LrmError.
 
         All who wait at the same time share one reading.
         """
-        wanted = anyio.current_time() if now else max(self._changed_at, anyio.current_time() - self._cache)
-        if self._begun_at >= wanted:
-            return
-        async with self._lock:
-            if self._begun_at >= wanted:
-                return
-            begun = anyio.current_time()
-            try:
-                listing = await self._source.read()
-            except LrmError as error:
-                if self.failure is None:
-                    log.warning("cluster does not answer", cluster=self._source.name, error=str(error))
-                self.failure = error.message
-                raise
-            if self.failure is not None:
-                log.info("cluster answers again", cluster=self._source.name)
-                self.failure = None
-            if await self._take_back(listing):
-                with suppress(LrmError):
-                    listing = await self._source.read()
-            moved = self._inventory.learn(listing, self._clock(), steady=self._steady())
-            self._begun_at = begun
-            if moved:
-                self._on_change()
+        await self._watcher.fresh(within=self._cache, now=now)
 
-    async def _take_back(self, listing: Listing) -> bool:
+    async def _read(self) -> None:
+        survey = await self._source.read()
+        if await self._take_back(survey):
+            with suppress(LrmError):
+                survey = await self._source.read()
+        if self._inventory.learn(survey, self._clock(), steady=self._steady()):
+            self._on_change()
+
+    def _note_trouble(self, error: LrmError | None) -> None:
+        if error is None:
+            log.info("cluster answers again", cluster=self._source.name)
+        else:
+            log.warning("cluster does not answer", cluster=self._source.name, error=str(error))
+
+    async def _take_back(self, survey: Survey) -> bool:
         """Hold and untie the jobs that were started and have been queued again, before anybody sees them wait."""
-        tied = [job.id for job in listing.jobs if job.tied]
+        tied = [job.id for job in survey.jobs if job.tied]
         for job in tied:
             log.warning("a job was queued again", cluster=self._source.name, job=job)
             try:

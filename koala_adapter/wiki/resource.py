@@ -26,10 +26,10 @@ from koala_adapter.wiki.verbs import Verbs, refusing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from koala_adapter.batchsystem.startlog import StartLog
     from koala_adapter.wiki.codec.checksum import Key
     from koala_adapter.wiki.codec.listings import Prepared
     from koala_adapter.wiki.codec.requests import Request
-    from koala_adapter.wiki.intents import Intents
     from koala_adapter.wiki.memory import Memory
     from koala_adapter.wiki.options import ServerOptions
     from koala_adapter.wiki.sources import Source
@@ -47,7 +47,7 @@ class WikiResource:
         self,
         source: Source,
         key: Key | None,
-        intents: Intents,
+        starts: StartLog,
         options: ServerOptions,
         *,
         clock: Callable[[], float],
@@ -79,7 +79,7 @@ class WikiResource:
             on_change=self._changed,
         )
         self.verbs = Verbs(
-            source, self.inventory, self.readings, intents, options=options, clock=clock, steady=steady or clock
+            source, self.inventory, self.readings, starts, options=options, clock=clock, steady=steady or clock
         )
 
     def _changed(self) -> None:

@@ -11,10 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError, LrmUnsupportedError
+import anyio
+
+from koala_adapter.batchsystem.listing import read_listing
+from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from koala_adapter.model import ClusterName, LrmJob, LrmJobId, Node
     from koala_adapter.plugin import Capabilities, Lrm
@@ -29,13 +32,18 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """What a source looks like at one moment."""
+class Survey:
+    """The jobs of a source, and the nodes of each of its clusters that answered; those of others are as they were."""
 
-    nodes: tuple[tuple[ClusterName, Node], ...]
+    nodes: Mapping[ClusterName, tuple[Node, ...]]
     jobs: tuple[LrmJob, ...]
-    clusters: frozenset[ClusterName] = frozenset()
-    """Those that answered; nodes of others are left as they are."""
+
+    @property
+    def places(self) -> Iterator[tuple[Place, Node]]:
+        """Each node, and where it is."""
+        for cluster, nodes in self.nodes.items():
+            for node in nodes:
+                yield Place(cluster=cluster, node=node.name), node
 
 
 class Source(ABC):
@@ -47,7 +55,7 @@ class Source(ABC):
     """Nodes carry their cluster as PARTITION."""
 
     @abstractmethod
-    async def read(self) -> Listing:
+    async def read(self) -> Survey:
         """Return all nodes and jobs of all users."""
 
     @abstractmethod
@@ -120,18 +128,12 @@ class LrmSource(Source):
         """What the LRM can do, which may be known only after its start."""
         return self._lrm.capabilities
 
-    async def read(self) -> Listing:
-        """Read jobs, then nodes: a job that starts between the two makes less seem idle, never more."""
-        try:
-            jobs = await self._lrm.jobs()
-            nodes = await self._lrm.nodes()
-        except LrmError:
-            raise
-        except Exception as error:
-            raise LrmUnavailableError(f"the plugin of {self.name} failed: {error!r}") from error
+    async def read(self) -> Survey:
+        """Read jobs and nodes."""
+        listing = await read_listing(self._lrm, cluster=self.name, read_at=anyio.current_time())
         queue = self._queue
-        shown = tuple((self._cluster, node) for node in nodes if queue is None or queue in node.queues)
-        return Listing(nodes=shown, jobs=jobs, clusters=frozenset({self._cluster}))
+        shown = tuple(node for node in listing.nodes if queue is None or queue in node.queues)
+        return Survey(nodes={self._cluster: shown}, jobs=listing.jobs)
 
     async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
         """Start a held job on these processors."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.batchsystem.listing import is_another
+from koala_adapter.batchsystem.startlog import Pin, Wishes
 from koala_adapter.errors import (
     JournalError,
     LrmError,
@@ -35,12 +37,13 @@ from koala_adapter.wiki.codec.requests import (
 from koala_adapter.wiki.codec.words import CancelType, Status, WaitReason
 from koala_adapter.wiki.inventory import Promise
 from koala_adapter.wiki.reporting import ACTIVE, WAITING
+from koala_adapter.wiki.tasklists import host_counts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from koala_adapter.batchsystem.startlog import StartLog
     from koala_adapter.wiki.codec.requests import Request
-    from koala_adapter.wiki.intents import Intents
     from koala_adapter.wiki.inventory import Inventory
     from koala_adapter.wiki.options import ServerOptions
     from koala_adapter.wiki.readings import Readings
@@ -77,7 +80,7 @@ class Verbs:
         source: Source,
         inventory: Inventory,
         readings: Readings,
-        intents: Intents,
+        starts: StartLog,
         *,
         options: ServerOptions,
         clock: Callable[[], float],
@@ -87,7 +90,7 @@ class Verbs:
         self._source = source
         self._inventory = inventory
         self._readings = readings
-        self._intents = intents
+        self._starts = starts
         self._options = options
         self._clock = clock
         self._steady = steady
@@ -134,11 +137,7 @@ class Verbs:
 
     async def _start_there(self, request: StartJob, places: Sequence[Place]) -> None:
         job = LrmJobId(request.job)
-        nodes = [place.node for place in places]
-        try:
-            self._intents.note(job, nodes, now=self._clock())
-        except JournalError as error:
-            raise WikiError(error.message, status=Status.REFUSED) from error
+        self._put_on_record(job, places)
         failure: LrmError | None = None
         # Once begun, a start comes to its end whatever becomes of who asked for it.
         with anyio.CancelScope(shield=True):
@@ -155,7 +154,7 @@ class Verbs:
             runs = self._shows(request.job) or await self._runs(request.job)
             if not runs:
                 runs = await self._hold_again(request.job)
-            self._intents.remove(job)
+            self._take_off_record(job)
             if runs:
                 with suppress(LrmError), anyio.move_on_after(self._options.reply_within):
                     await self._source.hold_when_requeued(job)
@@ -164,6 +163,23 @@ class Verbs:
             raise self._not_started(request, failure)
         self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, places=tuple(places)))
         self._inventory.report_tasks(request.job, request.tasks)
+
+    def _put_on_record(self, id_: LrmJobId, places: Sequence[Place]) -> None:
+        """Put a start on disk before it is asked for. Raises WikiError when that cannot be done."""
+        job = require_job(self._inventory, id_)
+        layout = tuple(host_counts([place.node for place in places]).items())
+        pin = Pin(job_id=id_, submitted_at=job.submitted_at, nodes=layout, wishes=Wishes.of(job), at=self._steady())
+        try:
+            self._starts.note(pin)
+        except JournalError as error:
+            raise WikiError(f"{error.message}: nothing is started off the record", status=Status.REFUSED) from error
+
+    def _take_off_record(self, job: LrmJobId) -> None:
+        try:
+            self._starts.remove(job)
+        except JournalError as error:
+            # The next server finds out that this start is over.
+            log.warning("a start that is over stays on record", job=job, error=str(error))
 
     def _not_started(self, request: StartJob, failure: LrmError | None) -> WikiError:
         if isinstance(failure, LrmNotFoundError):
@@ -202,21 +218,22 @@ class Verbs:
 
         Raises LrmError when the source does not answer.
         """
-        left = self._intents.left()
-        if not left:
+        if not self._starts.pins:
             return
         await self._readings.fresh(now=True)
-        for id_, nodes in left.items():
-            job = self._inventory.job(id_)
+        for pin in self._starts.pins:
+            job = self._inventory.job(pin.job_id)
+            if job is not None and is_another(job, pin.submitted_at):
+                job = None
             state = "gone" if job is None else str(job.state)
             if job is not None and job.state is LrmJobState.QUEUED:
                 await self._source.hold(job.id)
                 self._readings.spoil()
                 state = "held again"
             if job is not None and job.state in WAITING:
-                self._inventory.pinned.add(id_)
-            log.warning("an interrupted start", cluster=self._source.name, job=id_, nodes=list(nodes), found=state)
-            self._intents.remove(id_)
+                self._inventory.pinned.add(pin.job_id)
+            log.warning("an interrupted start", cluster=self._source.name, job=pin.job_id, nodes=pin.nodes, found=state)
+            self._take_off_record(pin.job_id)
 
     def _under_way(self) -> dict[str, int]:
         """Return the processors of starts that no listing shows yet: what it shows is already counted as used."""

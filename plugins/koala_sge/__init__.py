@@ -15,4 +15,5 @@ PLUGIN = PluginDefinition(
     settings=SgeSettings,
     capabilities=CAPABILITIES,
     factory=SgeLrm,
+    identified_by=("root", "cell", "qmaster_port", "bin_directory"),
 )

@@ -18,4 +18,5 @@ PLUGIN = PluginDefinition(
     settings=SlurmSettings,
     capabilities=CAPABILITIES,
     factory=make_lrm,
+    identified_by=("conf", "bin_directory"),
 )

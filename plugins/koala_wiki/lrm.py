@@ -283,4 +283,5 @@ PLUGIN = PluginDefinition(
     settings=WikiSettings,
     capabilities=CAPABILITIES,
     factory=WikiLrm,
+    identified_by=("host", "port"),
 )

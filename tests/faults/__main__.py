@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs as many schedules of faults as there is time for, and names the seed of each that breaks an invariant.
 
-python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs rigid|malleable|both]
+python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs rigid|malleable|both] [--every-write]
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from tests.faults.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 KINDS = {"rigid": (False,), "malleable": (True,), "both": (False, True)}
 """Which worlds each choice of ``--jobs`` runs with a seed: whether their jobs are malleable."""
@@ -47,13 +50,33 @@ class Progress:
             )
 
 
-def violation(seed: int, *, malleable: bool) -> str | None:
-    """Run one schedule; return how it broke an invariant, and where, or None."""
+def violation(seed: int, *, malleable: bool, kill_at: int | None = None) -> str | None:
+    """Run one schedule; return how it broke an invariant, and where, or None.
+
+    ``kill_at``: moment of the journal at which the service is killed, beside all else that goes wrong.
+    """
     try:
-        World(seed, malleable=malleable).run()
+        world = World(seed, malleable=malleable)
+        world.faults.kill_at = kill_at
+        world.run()
     except Exception:  # noqa: BLE001 - whatever goes wrong in a schedule is what is looked for
-        return f"World({seed}, malleable={malleable}).run()\n{traceback.format_exc()}"
+        return f"World({seed}, malleable={malleable}).run(), kill_at={kill_at}\n{traceback.format_exc()}"
     return None
+
+
+def moments_of(seed: int, *, malleable: bool) -> int:
+    """Return at how many moments of its journal a service can be killed: before and after each write."""
+    world = World(seed, malleable=malleable)
+    world.run()
+    return world.service.store.moments
+
+
+def kills(seed: int, *, malleable: bool, every_write: bool) -> Iterator[int | None]:
+    """Return the moments at which the service of a schedule is killed, one in each of its runs."""
+    if every_write:
+        yield from range(moments_of(seed, malleable=malleable))
+    else:
+        yield None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,16 +85,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (default: 1000)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--jobs", choices=sorted(KINDS), default="both", help="whether jobs grow and shrink")
+    parser.add_argument(
+        "--every-write", action="store_true", help="repeat each with a kill before and after each write of the journal"
+    )
     chosen = parser.parse_args(arguments)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     kinds = KINDS[chosen.jobs]
     progress = Progress(total=chosen.seeds * len(kinds), begun_at=time.monotonic())
     for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
         for malleable in kinds:
-            broken = violation(seed, malleable=malleable)
+            for kill_at in kills(seed, malleable=malleable, every_write=chosen.every_write):
+                broken = violation(seed, malleable=malleable, kill_at=kill_at)
+                if broken is not None:
+                    progress.violations += 1
+                    print(f"VIOLATION {broken}", flush=True)
             progress.done += 1
-            if broken is not None:
-                progress.violations += 1
-                print(f"VIOLATION {broken}", flush=True)
         progress.tell(seed)
     return 1 if progress.violations else 0
 

@@ -34,7 +34,7 @@ class Applications:
 
         def answer() -> None:
             service.post(
-                ev.OfferAnswered(time=service.clock.now, job_id=action.job_id, number=action.number, accepted=accepted)
+                ev.OfferAnswered(time=service.now, job_id=action.job_id, number=action.number, accepted=accepted)
             )
 
         service.later(self._chance.uniform(0.1, 20.0), answer)
@@ -51,7 +51,7 @@ class Applications:
     def stir(self) -> None:
         """Let one running application ask for more, or give something up, of its own will."""
         running = [one for one in self._service.state.jobs.values() if one.state is JobState.RUNNING]
-        if not running or not self._service.up:
+        if not running or not self._service.sound:
             return
         record = self._chance.choice(running)
         claim = self._chance.choice(record.claims)
@@ -61,7 +61,7 @@ class Applications:
         self._wishes[record.job.id] = number = self._wishes.get(record.job.id, 0) + 1
         self._service.post(
             ev.MoreRequested(
-                time=self._service.clock.now,
+                time=self._service.now,
                 job_id=record.job.id,
                 component=claim.component,
                 number=number,
@@ -77,6 +77,4 @@ class Applications:
             if self._service.state.placeholders[id_].state is PlaceholderState.LAUNCHED
         ]
         chosen = tuple(self._chance.sample(going, min(count, len(going))))
-        self._service.post(
-            ev.ProcessorsReleased(time=self._service.clock.now, job_id=record.job.id, placeholders=chosen)
-        )
+        self._service.post(ev.ProcessorsReleased(time=self._service.now, job_id=record.job.id, placeholders=chosen))

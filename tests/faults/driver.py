@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives the scheduler against the simulated world as the service drives it against the real one.
+"""A service in the simulated world: the loop and the judges of the real one, with polls, agents and ways to fail.
 
-It keeps the journal, does the actions, polls, looks for submissions of unknown outcome with the very same witness as
-the service (``koala_adapter.service.reconciliation``), and can be killed and started again at any moment.
+It can be killed at any moment, at each write of its journal among them, and started again; it can be stopped for a
+while; its scheduler can have defects.
 """
 
 from __future__ import annotations
@@ -11,32 +11,33 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from koala_adapter.driver.loop import EventLoop
+from koala_adapter.driver.recovery import doubts, rebuilt
 from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
 from koala_adapter.plugin.attribution import possibly_ours
-from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
-from koala_adapter.service.reconciliation import Witness, processors_held
-from tests.faults.agents import TO_AGENT, TO_CENTER, Connection, SimulatedAgent, Task
-from tests.faults.applications import Applications
-from tests.faults.faults import SubmissionFate
-from tests.unit.scheduler.scheduler_site import copied
+from koala_adapter.scheduler.outcome import PlaceholderState
+from koala_adapter.service.listingjudge import ListingJudge, Look
+from koala_adapter.service.reconciliation import processors_held
+from tests.faults.agents import TO_CENTER, Connection, SimulatedAgent, Task
+from tests.faults.effector import SimulatedEffector
+from tests.faults.store import FaultyStore, Killed
+from tests.unit.driver.failing_scheduler import Defects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from koala_adapter.model import BatchKey, ClusterName
+    from koala_adapter.errors import KoalaError
+    from koala_adapter.model import ClusterName
+    from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-    from koala_adapter.scheduler.records import BatchRecord, State
+    from koala_adapter.scheduler.records import State
     from tests.faults.clock import Clock
     from tests.faults.faults import Faults
-    from tests.faults.lrm import Element, SimulatedLrm
+    from tests.faults.lrm import SimulatedLrm
 
 POLL_INTERVAL = 15.0
-SETTLE = 45.0
-"""Seconds after which a submission cannot arrive any more."""
 REPEATABLE = (
     ev.BatchSubmitted
     | ev.BatchRejected
@@ -56,11 +57,6 @@ REPEATABLE = (
 """Events that may be told twice."""
 
 
-STRANGER = "mallory"
-UNUSED = 100_000
-"""Submissions of so high a number are none of ours, although their names look so."""
-
-
 class SimulatedService:
     """One user's service."""
 
@@ -77,28 +73,37 @@ class SimulatedService:
     ) -> None:
         """``runs``: for each job how long its ranks run and how they end (50 s and well unless told)."""
         self.clock = clock
+        self.offset = 0.0
+        """Seconds by which the service's clock is ahead of the world's."""
         self.lrms = lrms
         self.faults = faults
         self.parameters = parameters
         self.site = clusters
         self.user = user
         self.runs = dict(runs or {})
-        self.scheduler = Scheduler()
-        self.journal: list[ev.Event] = []
-        self.snapshot: tuple[int, State] = (0, copied(self.scheduler.state))
+        self.store = FaultyStore(faults.strikes)
+        self.defects = Defects(before=faults.fails_before, within=faults.fails_within, after=faults.fails_after)
         self.outcomes: dict[JobId, list[JobOutcome]] = {}
-        self.launched: list[act.LaunchJob] = []
         self.taken: list[act.TakeProcessors] = []
         self.process_starts: dict[tuple[str, int], int] = {}
-        self.keys: set[str] = set()
-        self.lied: set[ClusterName] = set()
+        self.connected: dict[PlaceholderId, SimulatedAgent] = {}
+        self.judges: dict[ClusterName, ListingJudge] = {}
+        self._lied: set[ClusterName] = set()
         """Clusters whose last listing was false."""
-        self._agents: dict[str, SimulatedAgent] = {}
-        self.applications = Applications(self)
-        self.up = True
+        self._inbox: list[ev.Event] = []
+        self._stalled_until = 0.0
+        self.effector = SimulatedEffector(self)
+        self.up = False
         self.life = 0
         """Which process of the service this is; what an earlier one had under way is lost with it."""
+        self.rebuilt_often = 0
+        self._loop = self._new_loop()
         self._begin()
+
+    @property
+    def now(self) -> float:
+        """The time by the service's clock."""
+        return self.clock.now + self.offset
 
     @property
     def prefix(self) -> str:
@@ -108,177 +113,182 @@ class SimulatedService:
     @property
     def state(self) -> State:
         """What the scheduler knows."""
-        return self.scheduler.state
+        return self._loop.scheduler.state
+
+    @property
+    def journal(self) -> list[ev.Event]:
+        """All events, those that were set aside among them."""
+        return self.store.events
+
+    @property
+    def sound(self) -> bool:
+        """Tell whether its state is whole: it lives, and nothing waits for the journal."""
+        return self.up and not self._loop.trouble
+
+    @property
+    def at_work(self) -> bool:
+        """Tell whether it answers."""
+        return self.sound and self.clock.now >= self._stalled_until
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
+    def _new_loop(self) -> EventLoop:
+        return EventLoop(
+            rebuilt(self.store, self.defects.make), self.store, self.effector, self, make=self.defects.make
+        )
+
     def _begin(self) -> None:
-        self.connected: dict[PlaceholderId, SimulatedAgent] = {}
-        self.under_way: set[BatchKey] = set()
-        self.witnesses = {name: Witness(cluster=name, user=self.user) for name in self.lrms}
-        self.looked: dict[BatchKey, int] = {}
-        self.polled: dict[ClusterName, tuple[int, int, int]] = {}
-        self.began_at = self.clock.now
+        self.up = True
+        self.connected = {}
+        self.judges = {name: ListingJudge(name, user=self.user, begun_at=self.now) for name in self.lrms}
+        self._inbox = []
         self._wakeup: float | None = None
-        self.post(ev.Configured(time=self.clock.now, parameters=self.parameters, clusters=self.site))
-        for batch in list(self.state.batches.values()):
-            if batch.lrm_ids is None:
-                self.post(ev.BatchUncertain(time=self.clock.now, batch=batch.key, reason="restarted"))
-        for placeholder in list(self.state.placeholders.values()):
-            if placeholder.host and placeholder.state is not PlaceholderState.ENDING:
-                self.post(ev.PlaceholderSilent(time=self.clock.now, placeholder=placeholder.id, detail="restarted"))
+        for id_, record in self.state.jobs.items():
+            if record.outcome is not None and id_ not in self.outcomes:  # as the archive does
+                self.outcomes[id_] = [record.outcome]
+        self.post(ev.Configured(time=self.now, parameters=self.parameters, clusters=self.site))
+        self._doubt("restarted")
         for name in self.lrms:
             self.later(0.0, partial(self._poll, name))
 
+    def _doubt(self, why: str) -> None:
+        under_way = {key for judge in self.judges.values() for key in judge.under_way}
+        for event in doubts(self.state, now=self.now, why=why, under_way=under_way):
+            self.post(event)
+
     def later(self, delay: float, action: Callable[[], None]) -> None:
-        """Do something after a while, if this process of the service still lives."""
+        """Do something after a while, if this process of the service still lives; when it goes on, if it is stopped."""
         life = self.life
-        self.clock.after(delay, lambda: action() if self.up and self.life == life else None)
+
+        def act() -> None:
+            if not self.up or self.life != life:
+                return
+            if self.clock.now < self._stalled_until:
+                self.clock.at(self._stalled_until, act)
+            else:
+                action()
+
+        self.clock.after(delay, act)
 
     def crash(self) -> None:
         """End at once, with everything under way."""
         self.up = False
+        self.life += 1
         for agent in list(self.connected.values()):
             agent.break_connection()
 
     def restart(self) -> None:
-        """Come back from the journal: the replayed state is the one that was lost, also from the snapshot."""
-        lost = self.scheduler.state
-        number, state = self.snapshot
-        self.scheduler = replayed(Scheduler(copied(state)), self.journal[number:])
-        assert self.scheduler.state == lost, "a replay from the snapshot differs"
-        assert replayed(Scheduler(), self.journal).state == lost, "a replay from the beginning differs"
-        self.up = True
-        self.life += 1
+        """Come back from the journal: the replayed state is the one that was lost, also from the beginning."""
+        if self.up:
+            return
+        lost, self._loop = self.state, self._new_loop()
+        if not self.store.killed_within:
+            assert self.state == lost, "a replay from the snapshot differs"
+        snapshots, self.store.snapshots = self.store.snapshots, []
+        assert rebuilt(self.store, self.defects.make).state == self.state, "a replay from the beginning differs"
+        self.store.snapshots = snapshots
+        self.store.killed_within = self.store.full = False
+        self._stalled_until = 0.0
         self._begin()
 
-    # ---- events and actions ----------------------------------------------------------------------------------------
+    def reboot(self, seconds: float) -> None:
+        """Come back with a clock that was set meanwhile."""
+        if not self.up:
+            self.offset += seconds
+        self.restart()
+
+    def stall(self, seconds: float) -> None:
+        """Do nothing for a while; agents that hear nothing for long take the connection for broken."""
+        self._stalled_until = max(self._stalled_until, self.clock.now + seconds)
+        self.later(0.0, self._catch_up)
+        if seconds > self.parameters.lease / 2:
+            for agent in list(self.connected.values()):
+                self.clock.after(self.parameters.lease / 2, agent.break_connection)
+
+    def _catch_up(self) -> None:
+        arrived, self._inbox = self._inbox, []
+        for event in arrived:
+            self.post(replace(event, time=self.now))
+
+    def fill_journal(self, seconds: float) -> None:
+        """Have no room for the journal for a while."""
+        self.store.full = True
+
+        def make_room() -> None:
+            self.store.full = False
+            self._guarded(self._loop.try_again)
+
+        self.later(seconds, make_room)
+
+    # ---- events ----------------------------------------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
-        """Journal an event, have it handled and the actions done; some events are told twice."""
+        """Have an event handled and the actions done; some events are told twice."""
         self._post_once(event)
         if isinstance(event, REPEATABLE) and self.faults.hit(self.faults.duplicate):
-            self._post_once(event)
+            self._post_once(replace(event))
 
     def _post_once(self, event: ev.Event) -> None:
-        self.journal.append(event)
-        actions = self.scheduler.handle(event)
+        if not self.up:
+            return
+        if self.clock.now < self._stalled_until:
+            self._inbox.append(event)
+            return
+        self.faults.doom(event)
+        self._guarded(lambda: self._loop.post(event))
+
+    def enter(self, event: ev.Event) -> None:
+        """Take in what a user wants. Raises JournalBlockedError, JobRefusedError, DefectError."""
+        self.faults.doom(event)
+        self._guarded(lambda: self._loop.enter(event))
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Killed:
+            self.crash()
+            self.clock.after(self.faults.chance.uniform(0.0, 60.0), self.restart)
+
+    def handled(self, event: ev.Event) -> None:
+        """See Owner."""
+        if isinstance(event, ev.PlaceholderEnded) and event.placeholder in self.connected:
+            agent = self.connected[event.placeholder]
+            if agent.connection is not None:
+                agent.connection.send(0, agent.finish)
         if self.faults.hit(0.01):
-            self.snapshot = (len(self.journal), copied(self.state))
-        for action in actions:
-            self._act(action)
-        wakeup = self.scheduler.next_wakeup
+            self.store.snapshot(self.state, len(self.store.events))
+
+    def settled(self) -> None:
+        """See Owner."""
+        wakeup = None if self._loop.trouble else self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
-            self.later(max(0.0, wakeup - self.clock.now), self._wake)
+            self.later(max(0.0, wakeup - self.now), self._wake)
 
     def _wake(self) -> None:
         self._wakeup = None
-        self.post(ev.TimeReached(time=self.clock.now))
+        self.post(ev.TimeReached(time=self.now))
 
-    def _act(self, action: act.Action) -> None:
-        match action:
-            case act.SubmitPlaceholders():
-                assert action.batch not in self.keys, "a submission is repeated under the same key"
-                self.keys.add(action.batch)
-                self._submit(action)
-            case act.EndPlaceholders():
-                self._end(action)
-            case act.LaunchJob():
-                self._check_launch(action)
-                self.launched.append(action)
-                for rank in action.ranks:
-                    self._launch(rank.placeholder)
-            case act.TakeProcessors():
-                self._check_taken(action)
-                for rank in action.ranks:
-                    self._launch(rank.placeholder)
-            case act.OfferProcessors() | act.RequestProcessors():
-                self.applications.told(action)
-            case act.JobFinished():
-                self.outcomes.setdefault(action.job_id, []).append(action.outcome)
+    def halted(self) -> None:
+        """See Owner."""
+        assert self.store.full
 
-    def _check_launch(self, action: act.LaunchJob) -> None:
-        record = self.state.jobs[action.job_id]
-        sizes = {claim.component: 0 for claim in record.claims}
-        for rank in action.ranks:
-            sizes[rank.component] += 1
-            placeholder = self.state.placeholders[rank.placeholder]
-            assert placeholder.held_at is not None, "launched into a placeholder that was never held"
-            assert placeholder.silent_since is None, "launched into a silent placeholder"
-            assert placeholder.job_id == action.job_id, "launched into another job's placeholder"
-        for component in record.job.components:
-            assert component.minimum <= sizes[component.name] <= component.maximum, "launched on a wrong size"
-        assert len({rank.placeholder for rank in action.ranks}) == len(action.ranks)
+    def state_rebuilt(self) -> None:
+        """See Owner: as the service does."""
+        self.rebuilt_often += 1
+        for agent in list(self.connected.values()):
+            agent.break_connection()
+        self._doubt("an event was set aside")
 
-    def _check_taken(self, action: act.TakeProcessors) -> None:
-        record = self.state.jobs[action.job_id]
-        assert all(self.state.placeholders[rank.placeholder].held_at is not None for rank in action.ranks)
-        assert all(self.state.placeholders[rank.placeholder].silent_since is None for rank in action.ranks)
-        assert action.ranks == record.ranks[-len(action.ranks) :]
-        self.taken.append(action)
-
-    # ---- submissions -----------------------------------------------------------------------------------------------
-
-    def _submit(self, action: act.SubmitPlaceholders) -> None:
-        lrm, key = self.lrms[action.cluster], action.batch
-        self.under_way.add(key)
-        fate = self.faults.fate()
-
-        def arrive() -> None:
-            if not lrm.up:
-                self.later(
-                    0.0, lambda: self._answer(key, ev.BatchUncertain(time=self.clock.now, batch=key, reason="down"))
-                )
-                return
-            ids = lrm.submit(
-                key,
-                action.count,
-                walltime=action.walltime,
-                user=self.user,
-                on_start=lambda element: self._started(lrm, element),
-                on_killed=lambda element: self._agents.pop(element.id).killed(),
-            )
-            if self.faults.imitated():
-                for name in (key, f"{self.prefix}{UNUSED + len(lrm.submissions)}"):
-                    lrm.imitate(name, action.count + 1, user=STRANGER)
-            answer = ev.BatchSubmitted(time=self.clock.now, batch=key, lrm_ids=ids)
-            if fate is SubmissionFate.TAKEN:
-                self.later(self.faults.delay(), lambda: self._answer(key, answer))
-
-        if fate is SubmissionFate.REFUSED:
-            refusal = ev.BatchRejected(time=self.clock.now, batch=key, reason="refused")
-            self.later(1.0, lambda: self._answer(key, refusal))
-            return
-        if fate is not SubmissionFate.TAKEN:
-            doubt = ev.BatchUncertain(time=self.clock.now, batch=key, reason="no answer")
-            self.later(30.0, lambda: self._answer(key, doubt))
-        if fate is not SubmissionFate.UNKNOWN_OUT:
-            # The command runs in a process of its own, so it may outlive the service.
-            late = fate is SubmissionFate.UNKNOWN_LATE
-            self.clock.after(self.faults.chance.uniform(30.0, 40.0) if late else 0.3, arrive)
-
-    def _answer(self, key: BatchKey, event: ev.Event) -> None:
-        self.under_way.discard(key)
-        self.post(replace(event, time=self.clock.now))
-
-    def _settled(self, batch: BatchRecord) -> bool:
-        since = max(batch.submitted_at, self.began_at)
-        if batch.key in self.under_way or self.clock.now <= since + SETTLE:
-            return False
-        self.looked[batch.key] = self.looked.get(batch.key, 0) + 1
-        return self.looked[batch.key] > 1
+    def failed(self, error: KoalaError) -> None:
+        """See Owner."""
+        raise AssertionError(error)
 
     # ---- agents ----------------------------------------------------------------------------------------------------
 
-    def _started(self, lrm: SimulatedLrm, element: Element) -> None:
-        agent = SimulatedAgent(self.clock, lrm, element, self, lease=self.parameters.lease)
-        agent.mute = self.faults.hit(self.faults.mute)
-        self._agents[element.id] = agent
-
     def dialled(self, agent: SimulatedAgent) -> Connection | None:
         """Take an agent in, if it is one of ours; bring it and ourselves up to date."""
-        if not self.up:
+        if not self.at_work:
             return None
         if agent.id not in self.state.placeholders:
             self.clock.after(0.0, agent.finish)
@@ -289,19 +299,18 @@ class SimulatedService:
         return connection
 
     def _registered(self, agent: SimulatedAgent) -> None:
-        now = self.clock.now
         self.post(
             ev.PlaceholderHeld(
-                time=now,
+                time=self.now,
                 placeholder=agent.id,
                 host=agent.element.node,
                 address=agent.element.node,
-                ends_at=now + agent.ends_in,
+                ends_at=self.now + agent.ends_in,
             )
         )
         for task in list(agent.tasks.values()):
-            self._heard(task)
-        self._launch(agent.id)
+            self.heard(task)
+        self.effector.start_in(agent.id)
 
     def hung_up(self, agent: SimulatedAgent) -> None:
         """Take note of a broken connection."""
@@ -310,54 +319,22 @@ class SimulatedService:
         if not self.up or placeholder is None:
             return
         if placeholder.state is PlaceholderState.ENDING:
-            self.witnesses[placeholder.cluster].farewells.add(agent.id)
+            self.judges[placeholder.cluster].farewell(agent.id)
         else:
-            self.post(ev.PlaceholderSilent(time=self.clock.now, placeholder=agent.id, detail="connection reset"))
+            self.post(ev.PlaceholderSilent(time=self.now, placeholder=agent.id, detail="connection reset"))
 
     def warned(self, agent: SimulatedAgent, reason: EndReason) -> None:
         """Hear from an agent that it is about to be ended."""
-        ending = ev.PlaceholderEnding(time=self.clock.now, placeholder=agent.id, reason=reason, detail="SIGTERM")
+        ending = ev.PlaceholderEnding(time=self.now, placeholder=agent.id, reason=reason, detail="SIGTERM")
         if agent.connection is not None:
-            agent.connection.send(TO_CENTER, lambda: self.post(replace(ending, time=self.clock.now)))
+            agent.connection.send(TO_CENTER, lambda: self.post(replace(ending, time=self.now)))
 
-    def _end(self, action: act.EndPlaceholders) -> None:
-        to_cancel = []
-        for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
-            agent = self.connected.get(placeholder)
-            if agent is not None and agent.connection is not None:
-                agent.connection.send(TO_AGENT, agent.finish)
-            if lrm_id and (action.force or agent is None):
-                to_cancel.append(lrm_id)
-        lrm = self.lrms[action.cluster]
-        self.later(self.faults.delay(), lambda: lrm.cancel(to_cancel) if lrm.up else None)
-
-    def _launch(self, id_: PlaceholderId) -> None:
-        """Send an agent the task that it should have; it passes over what it knows."""
-        agent, placeholder = self.connected.get(id_), self.state.placeholders.get(id_)
-        if agent is None or agent.connection is None or placeholder is None:
-            return
-        record = self.state.jobs[placeholder.job_id]
-        if placeholder.state is not PlaceholderState.LAUNCHED or record.state not in LAUNCHED_STATES:
-            return
-        rank = next(rank.rank for rank in record.ranks if rank.placeholder == id_)
-        seconds, end = self.runs.get(record.job.id, (50.0, TaskEnd(reason=EndReason.EXITED, exit_code=0)))
-
-        def tell(task: Task) -> None:
-            if agent.connection is not None and self.up:
-                agent.connection.send(TO_CENTER, lambda: self._heard(Task(task.job, task.rank, task.end)))
-
-        def deliver() -> None:
-            if agent.start(record.job.id, rank, seconds, end, tell):
-                started = (record.job.id, rank)
-                self.process_starts[started] = self.process_starts.get(started, 0) + 1
-
-        agent.connection.send(TO_AGENT, deliver)
-
-    def _heard(self, task: Task) -> None:
+    def heard(self, task: Task) -> None:
+        """Hear from an agent of one of its processes."""
         if self.up:
-            self.post(ev.RankStarted(time=self.clock.now, job_id=JobId(task.job), rank=task.rank))
+            self.post(ev.RankStarted(time=self.now, job_id=JobId(task.job), rank=task.rank))
             if task.end is not None:
-                self.post(ev.RankEnded(time=self.clock.now, job_id=JobId(task.job), rank=task.rank, end=task.end))
+                self.post(ev.RankEnded(time=self.now, job_id=JobId(task.job), rank=task.rank, end=task.end))
 
     # ---- polling ---------------------------------------------------------------------------------------------------
 
@@ -365,46 +342,33 @@ class SimulatedService:
         self.later(POLL_INTERVAL, partial(self._poll, name))
         lrm = self.lrms[name]
         if not lrm.up:
-            self.post(ev.ClusterUnavailable(time=self.clock.now, cluster=name, reason="no answer"))
-            self.polled.pop(name, None)
+            if not self._loop.trouble and (event := self.judges[name].failed(self.state, "no answer", now=self.now)):
+                self.post(event)
             return
         listing = possibly_ours(lrm.listing(self.prefix), user=self.user, name_prefix=self.prefix)
         counts = (lrm.processors, lrm.idle)
-        if name not in self.lied and self.faults.hit(self.faults.lie):
-            self.lied.add(name)  # for one poll: what two in a row say is believed
+        if name not in self._lied and self.faults.hit(self.faults.lie):
+            self._lied.add(name)  # for one poll: what two in a row say is believed
             kind = self.faults.chance.randrange(3)
             listing = () if kind != 0 else listing
             counts = (0, 0) if kind != 1 else counts
         else:
-            self.lied.discard(name)
-        read_at = self.clock.now
+            self._lied.discard(name)
+        read_at = self.now
         self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, listing, counts, read_at))
 
     def _read(self, name: ClusterName, listing: tuple[LrmJob, ...], counts: tuple[int, int], read_at: float) -> None:
-        reading = (*counts, processors_held(listing))
-        if self.polled.get(name) != reading:
-            self.polled[name] = reading
-            self.post(
-                ev.ClusterPolled(
-                    time=self.clock.now, cluster=name, processors=reading[0], idle=reading[1], ours=reading[2]
-                )
-            )
-        findings = self.witnesses[name].examine(
-            self.state,
-            listing,
-            read_at=read_at,
-            now=self.clock.now,
-            in_contact=lambda id_: id_ in self.connected,
-            settled=self._settled,
+        if self._loop.trouble:
+            return
+        look = Look(read_at=read_at, processors=counts[0], idle=counts[1], ours=processors_held(listing), jobs=listing)
+        judgement = self.judges[name].judge(
+            self.state, look, now=self.now, in_contact=lambda id_: id_ in self.connected
         )
-        for event in findings.events:
+        for event in judgement.events:
             self.post(event)
-        if findings.orphans:
-            self.lrms[name].cancel(findings.orphans)
+        for event in judgement.lost:  # once accounting has been asked, which knows nothing here
+            self.later(self.faults.delay(), partial(self._lost, event))
+        self.effector.cancel(name, [*judgement.cancel_again, *judgement.orphans])
 
-
-def replayed(scheduler: Scheduler, journal: list[ev.Event]) -> Scheduler:
-    """Return the scheduler after the events of a journal."""
-    for event in journal:
-        scheduler.handle(event)
-    return scheduler
+    def _lost(self, event: ev.PlaceholderEnded) -> None:
+        self.post(event)

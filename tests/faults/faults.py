@@ -6,6 +6,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.events import Event
 
 
 class SubmissionFate(Enum):
@@ -34,6 +38,10 @@ class Faults:
     """Of an agent that never reports."""
     slow: float = 0.0
     """Of a message that takes many seconds."""
+    defect: float = 0.0
+    """Of an event on which the scheduler fails."""
+    kill: float = 0.0
+    """Of a kill before, or after, a write of the journal."""
     stranger: float = 0.0
     """Of another user who submits an array with the name of one of ours that has just arrived."""
 
@@ -42,11 +50,17 @@ class Faults:
         self.chance = random.Random(self.seed)
         # Apart, because a stranger may change nothing of what happens to us.
         self._strange = random.Random(f"stranger/{self.seed}")
+        self._doomed: dict[int, tuple[int, Event]] = {}
+        """By identity: where the scheduler fails on an event; kept, so that no other gets its identity."""
+        self.kill_at: int | None = None
+        """Number of the one moment of the journal at which its owner is killed, beside those by chance."""
 
     @classmethod
     def drawn(cls, seed: int) -> Faults:
         """Return a schedule in which some kinds of fault occur and others do not."""
         chance = random.Random(-seed - 1)
+
+        more = random.Random(f"defects and kills/{seed}")
 
         def some(most: float) -> float:
             return chance.choice([0.0, most / 3, most])
@@ -59,16 +73,43 @@ class Faults:
             lie=some(0.1),
             mute=some(0.15),
             slow=some(0.1),
+            defect=more.choice([0.0, 0.0, 0.003, 0.02]),
+            kill=more.choice([0.0, 0.0, 0.0005, 0.004]),
             stranger=random.Random(f"strangers/{seed}").choice([0.0, 0.5]),
         )
 
     def stop(self) -> None:
         """Let nothing go wrong any more."""
         self.submission = self.refusal = self.duplicate = self.lie = self.mute = self.slow = self.stranger = 0.0
+        self.defect = self.kill = 0.0
 
     def hit(self, probability: float) -> bool:
         """Tell whether a fault occurs now."""
         return probability > 0 and self.chance.random() < probability
+
+    def strikes(self, moment: int) -> bool:
+        """Tell whether the service is killed at a moment of its journal."""
+        return moment == self.kill_at or self.hit(self.kill)
+
+    def doom(self, event: Event) -> None:
+        """Have the scheduler fail on an event, perhaps: now and whenever it is replayed."""
+        if self.hit(self.defect):
+            self._doomed[id(event)] = self.chance.randrange(3), event
+
+    def _fails(self, event: Event, where: int) -> bool:
+        return id(event) in self._doomed and self._doomed[id(event)][0] == where
+
+    def fails_before(self, event: Event) -> bool:
+        """Tell whether the scheduler fails on an event before it takes it in."""
+        return self._fails(event, 0)
+
+    def fails_within(self, event: Event) -> bool:
+        """Tell whether the scheduler fails on an event before what follows from it."""
+        return self._fails(event, 1)
+
+    def fails_after(self, event: Event) -> bool:
+        """Tell whether the scheduler fails on an event at the very end."""
+        return self._fails(event, 2)
 
     def imitated(self) -> bool:
         """Tell whether another user gives an array the name of one of ours."""

@@ -185,6 +185,6 @@ def test_without_a_life_cycle_neither_ever_starts() -> None:
     """The experiment is what it is meant to be: whoever holds for ever, waits for ever."""
     experiment = prepared(0, replace(PARAMETERS, placeholder_life=1e9))
     experiment.submit()
-    experiment.run(20 * HOUR)
+    experiment.run(3 * HOUR)
     assert experiment.states() == [JobState.CLAIMING, JobState.CLAIMING]
     assert [record.held for record in experiment.records()] == [NODES, NODES]

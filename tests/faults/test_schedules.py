@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hundred seeded schedules of faults. A failure names its seed: ``World(SEED).run()`` repeats it exactly."""
+"""Some hundred seeded schedules of faults. A failure names its seed: ``World(SEED).run()`` repeats it exactly."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 
@@ -9,7 +11,8 @@ from koala_adapter.errors import EXIT_WALLTIME
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobState
-from tests.faults.driver import STRANGER
+from tests.faults.__main__ import moments_of
+from tests.faults.effector import STRANGER
 from tests.faults.world import JOBS, World
 
 SEEDS = range(100)
@@ -53,21 +56,23 @@ def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     kinds: set[type[ev.Event]] = set()
     states: set[JobState] = set()
-    crashes = hand_backs = exchanges = pieces = strange = 0
+    crashes = hand_backs = exchanges = pieces = strange = defects = 0
     for seed in range(30):
         world = World(seed)
         world.run()
         kinds |= {type(event) for event in world.service.journal}
         states |= {outcome.state for (outcome,) in world.service.outcomes.values()}
         crashes += world.service.life
+        defects += len(world.service.store.left_out)
         strange += sum(e.user == STRANGER for lrm in world.lrms.values() for e in lrm.elements.values())
         hand_backs += sum(record.hand_backs for record in world.service.state.jobs.values())
         exchanges += sum(record.exchanges for record in world.service.state.jobs.values())
         claims = [claim for record in world.service.state.jobs.values() for claim in record.claims]
         pieces += sum(claim.piece is not None for claim in claims)
-    assert kinds >= set(ev.EVENT_TYPES) - {ev.PlaceholderSaid, ev.HoldsSeen} - OF_MALLEABLE_JOBS
+    assert kinds >= set(ev.EVENT_TYPES) - {ev.HoldsSeen} - OF_MALLEABLE_JOBS
     assert states >= {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert crashes > 10
+    assert defects > 10
     assert hand_backs > 10
     assert exchanges > 4
     assert pieces > 4
@@ -102,3 +107,16 @@ def test_same_seed_same_world() -> None:
         world.run()
         journals.append(world.service.journal)
     assert journals[0] == journals[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("malleable", [False, True], ids=["rigid", "malleable"])
+def test_killed_at_moments_of_the_journal(seed: int, *, malleable: bool) -> None:
+    """Before or after any write, none of which is in the middle of anything; `--every-write` tries all of them."""
+    moments = moments_of(seed, malleable=malleable)
+    assert moments > 100
+    for moment in random.Random(seed).sample(range(moments), 4):
+        world = World(seed, malleable=malleable)
+        world.faults.kill_at = moment
+        world.run()
+        assert world.service.life > 0

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError
 from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
@@ -17,7 +19,8 @@ from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policies import POLICIES
 from koala_adapter.scheduler.timers import TimerKind
 from tests.faults.clock import Clock
-from tests.faults.driver import STRANGER, SimulatedService
+from tests.faults.driver import SimulatedService
+from tests.faults.effector import STRANGER
 from tests.faults.faults import Faults
 from tests.faults.lrm import Element, SimulatedLrm
 from tests.unit.scheduler.scheduler_site import component, job, recount
@@ -95,8 +98,9 @@ class World:
         for _ in range(self.chance.randint(0, 6)):
             self._during(self._local_user)
         for _ in range(self.chance.randint(20, 80) if self.malleable else 0):
-            self._during(self.service.applications.stir)
+            self._during(self.service.effector.stir)
         trouble = [self._outage, self._node_fails, self._crash, self._kill_one, self._cut_one, self._cancel_one]
+        trouble += [self._reboot, self._stall, self._fill_journal]
         for _ in range(0 if calm else self.chance.randint(2, 14)):
             self._during(self.chance.choice(trouble))
         self.clock.at(end, self.faults.stop)
@@ -105,13 +109,22 @@ class World:
         self.clock.after(self.chance.uniform(1.0, FAULTY), action)  # type: ignore[arg-type]
 
     def _submit(self, number: int) -> None:
-        if not self.service.up:
+        if not self.service.at_work:
             self.clock.after(10.0, lambda: self._submit(number))
             return
         one = self._job(number)
         longest = 390.0 if self.malleable else 200.0
         self.service.runs[one.id] = (self.chance.uniform(1.0, longest), self.chance.choice([WELL, WELL, WELL, ILL]))
-        self.service.post(ev.JobSubmitted(time=self.clock.now, job=one))
+        self._hand_in(one)
+
+    def _hand_in(self, one: Job) -> None:
+        """Hand a job in, again and again until it is taken, as a user does who is told that it was not."""
+        if self.service.at_work:
+            # Refused: it was in the journal when the service was killed, so it is there already.
+            with suppress(DefectError, JournalBlockedError, JobRefusedError):
+                self.service.enter(ev.JobSubmitted(time=self.service.now, job=one))
+        if one.id not in self.service.state.jobs:
+            self.clock.after(10.0, lambda: self._hand_in(one))
 
     def _job(self, number: int) -> Job:
         """Return a job that fits the site: components on different clusters, or small ones anywhere."""
@@ -122,7 +135,7 @@ class World:
             pinned = name if self.chance.random() < 0.6 else None
             parts.append(component(f"on-{name}", minimum, maximum, cluster=pinned))
         one = job(
-            f"j{number}", *parts, walltime=400, submitted_at=self.clock.now, priority=self.chance.choice([0, 0, 1])
+            f"j{number}", *parts, walltime=400, submitted_at=self.service.now, priority=self.chance.choice([0, 0, 1])
         )
         one = self._placed(one)
         if not self.malleable or self.chance.random() < 0.2:
@@ -180,6 +193,20 @@ class World:
             self.service.crash()
             self.clock.after(self.chance.uniform(0.0, 200.0), self.service.restart)
 
+    def _reboot(self) -> None:
+        """The machine of the service ends, and comes back with a clock that is hours ahead or behind."""
+        if self.service.up:
+            self.service.crash()
+            seconds = self.chance.uniform(-7200.0, 7200.0)
+            self.clock.after(self.chance.uniform(0.0, 200.0), lambda: self.service.reboot(seconds))
+
+    def _stall(self) -> None:
+        self.service.stall(self.chance.choice([10.0, 40.0, 80.0, 200.0]))
+
+    def _fill_journal(self) -> None:
+        if self.service.up:
+            self.service.fill_journal(self.chance.uniform(1.0, 100.0))
+
     def _kill_one(self) -> None:
         """A placeholder of ours is killed, with or without a warning to its agent."""
         if self.service.connected and self.chance.random() < 0.5:
@@ -202,10 +229,11 @@ class World:
 
     def _cancel_one(self) -> None:
         jobs = list(self.service.state.jobs)
-        if jobs and self.service.up:
+        if jobs and self.service.at_work:
             chosen = self.chance.choice(jobs)
             self.cancelled.add(chosen)
-            self.service.post(ev.CancelRequested(time=self.clock.now, job_id=JobId(chosen)))
+            with suppress(DefectError, JournalBlockedError):
+                self.service.enter(ev.CancelRequested(time=self.service.now, job_id=JobId(chosen)))
 
     # ---- what must hold ----------------------------------------------------------------------------------------------
 
@@ -221,7 +249,7 @@ class World:
     def over(self) -> bool:
         """Tell whether all jobs were submitted and ended, and nothing of ours is left anywhere."""
         service = self.service
-        ended = service.up and len(service.outcomes) == JOBS and not service.state.placeholders
+        ended = service.sound and len(service.outcomes) == JOBS and not service.state.placeholders
         return ended and not any(lrm.live(service.prefix) for lrm in self.lrms.values())
 
     def _unfinished(self) -> str:
@@ -235,7 +263,7 @@ class World:
             ours = len(lrm.live(self.service.prefix))
             assert ours <= self.capacity[name], f"{ours} placeholders on {name}, capacity {self.capacity[name]}"
             assert len(lrm.submissions) == len(set(lrm.submissions)), "submitted twice"
-        if len(self.service.journal) == self._checked:
+        if len(self.service.journal) == self._checked or not self.service.sound:
             return
         self._checked = len(self.service.journal)
         recount(self.service.state)
@@ -253,9 +281,9 @@ class World:
             completed = outcome.state is JobState.COMPLETED
             starts = {rank: n for (one, rank), n in self.service.process_starts.items() if one == id_}
             if completed:
-                ranks = next(len(launch.ranks) for launch in self.service.launched if launch.job_id == id_)
-                ranks += sum(len(taken.ranks) for taken in self.service.taken if taken.job_id == id_)
-                assert starts == dict.fromkeys(range(ranks), 1), "completed without having run everywhere"
+                assert starts == dict.fromkeys(range(len(state.jobs[id_].ranks)), 1), (
+                    "completed without having run everywhere"
+                )
             assert (outcome.exit_code == 0) == completed
             if outcome.state is JobState.CANCELLED and outcome.detail.startswith("cancelled by"):
                 assert id_ in self.cancelled

@@ -144,13 +144,16 @@ class Site:
         return process.returncode, errors.decode()
 
     def close(self) -> None:
-        """End all agents that are left."""
+        """End all agents that are left, and remove what they leave: pytest cannot remove trees as deep as these."""
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=10)
             if process.stderr is not None:
                 process.stderr.close()
+        for left in self.directory.glob("koala-*"):
+            subprocess.run(["chmod", "-R", "u+rwx", left], check=False, timeout=60)
+            subprocess.run(["rm", "-rf", left], check=True, timeout=60)
 
     def _new_center(self) -> ControlCenter:
         return ControlCenter(

@@ -24,6 +24,7 @@ from koala_adapter.vjm.events import (
     AgentTaskEnded,
     AgentTaskStarted,
 )
+from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from tests.real.agents import INDEX_VARIABLE, Site, placeholder
 
 if TYPE_CHECKING:
@@ -57,12 +58,13 @@ def shell(task: str, text: str) -> Launch:
     return Launch(task=task, argv=("/bin/sh", "-c", text))
 
 
-def processes_with(text: str) -> list[int]:
-    """Return the processes whose command line contains a text."""
+def processes_with(text: str, site: Site) -> list[int]:
+    """Return the processes in directories of this site's agents whose command line contains a text."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if text.encode() in (process / "cmdline").read_bytes():
+            ours = (process / "cwd").readlink().is_relative_to(site.directory)
+            if ours and text.encode() in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
         except OSError:
             continue
@@ -84,7 +86,7 @@ async def end_of(site: Site, task: str) -> TaskEnd:
 async def test_a_placeholder_becomes_a_process(site: Site, python: str) -> None:
     """With any Python: registers, runs a command, its output and exit code arrive, it goes when released."""
     async with site.serving():
-        script = re.sub(r"^for python in .*?;", f"for python in {python};", site.script(), flags=re.MULTILINE)
+        script = site.script().replace(" ".join(SYSTEM_PYTHONS), python)
         process = site.start_agent(3, script=script)
         registered = await site.wait_for(AgentRegistered)
         assert (registered.placeholder, registered.lrm_id, registered.first) == (placeholder(3), "77", True)
@@ -301,7 +303,7 @@ async def test_nothing_of_a_task_outlives_it(site: Site) -> None:
         text = "sleep 61235 & set -m; sleep 61235 >/dev/null 2>&1 & setsid sleep 61235 >/dev/null 2>&1 & echo started"
         assert await run(site, shell("t", text)) == EXITED
         assert site.output("t") == b"started\n"
-        assert not processes_with("sleep\x0061235")
+        assert not processes_with("sleep\x0061235", site)
 
 
 async def test_release_reaches_ranks_in_sessions_of_their_own(site: Site) -> None:
@@ -416,7 +418,7 @@ async def test_a_signal_from_the_batch_system(
         code, errors = await site.ended(process)
         assert code == 5
         assert number.name in errors
-        assert not processes_with("sleep\x0061237")
+        assert not processes_with("sleep\x0061237", site)
 
 
 @pytest.mark.parametrize("end_margin", [2.0, 10.0])
@@ -439,11 +441,11 @@ async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
         text = "setsid sleep 61241 >/dev/null 2>&1 & env -i sleep 61241 & echo started; wait"
         site.center.launch(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"started\n")
-        assert len(processes_with("sleep\x0061241")) == 2
+        assert len(processes_with("sleep\x0061241", site)) == 2
         os.killpg(process.pid, signal.SIGKILL)
         await site.wait_for(AgentDisconnected)
-        with anyio.fail_after(10):
-            while processes_with("sleep\x0061241") or any(site.directory.glob("koala-*")):  # noqa: ASYNC110
+        with anyio.fail_after(60):
+            while processes_with("sleep\x0061241", site) or any(site.directory.glob("koala-*")):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
 
 
@@ -455,8 +457,8 @@ async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> 
         await site.wait_for(AgentRegistered)
         site.center.launch(placeholder(), shell("t", "sleep 61238" if which == "task" else "sleep 61238; exit $?"))
         pid = (await site.wait_for(AgentTaskStarted)).pid
-        with anyio.fail_after(10):
-            while not (found := processes_with("sleep\x0061238")):  # noqa: ASYNC110
+        with anyio.fail_after(60):
+            while not (found := processes_with("sleep\x0061238", site)):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         os.kill(pid if which == "task" else found[0], signal.SIGTERM)
         await anyio.sleep(0.1)
@@ -476,7 +478,7 @@ async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
     code, errors = await site.ended(process)
     assert code == 4
     assert "no contact to the control center for 1.5 s" in errors
-    assert not processes_with("sleep\x0061240")
+    assert not processes_with("sleep\x0061240", site)
     assert not list(site.directory.glob("koala-*"))
 
 

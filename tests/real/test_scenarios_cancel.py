@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
 
 OUR_SHARE = 5.0
 """Seconds that koala may add to what the batch systems need."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
 
 
 def runs(report: JobReport) -> bool:

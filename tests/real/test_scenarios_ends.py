@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
 
 LARGE = 10 * 1024 * 1024
 WAIT = ("sleep", "600")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.real.systems import GridEngineCell
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
 
 HOLD = {
     "operator": {True: ("scontrol", "hold"), False: ("qhold", "-h", "o")},

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "mpiexec.hydra"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "mpiexec.hydra")]
 
 
 def test_one_world_over_three_batch_systems(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewSlurm, NewUser
     from tests.real.lrms import System
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster")]
 
 STRANGER = "nobody"
 SCRIPT = "#!/bin/sh\nexec sleep 600\n"

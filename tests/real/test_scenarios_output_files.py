@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.real.systems import GridEngineCell, SlurmCluster
     from tests.real.user import KoalaUser
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
 
 MIB = 1024 * 1024
 LARGE = 30 * MIB

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "mpiexec.hydra"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "mpiexec.hydra")]
 
 
 def test_one_component_in_pieces_on_two_batch_systems(

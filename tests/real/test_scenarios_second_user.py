@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from koala_adapter.api.server import SOCKET_NAME
+from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.vjm import channel
@@ -38,7 +38,7 @@ from tests.real.user import KoalaUser, part
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "munged", "sge_qmaster")]
 
 OWNER = "daemon"
 THIEF = "nobody"

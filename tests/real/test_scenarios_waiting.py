@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewUser
     from tests.real.systems import GridEngineCell, SlurmCluster
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
 
 
 def test_a_full_cluster_is_waited_for(

@@ -20,7 +20,7 @@ from tests.real.wiki_serving import WikiServing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
 
 SEED = 5
 SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewGridEngine
     from tests.real.systems import GridEngineCell
 
-pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 SLOTS = 4
 MANY = 50

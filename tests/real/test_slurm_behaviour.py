@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewSlurm
     from tests.real.systems import SlurmCluster
 
-pytestmark = [pytest.mark.real, pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 SLEEP = "#!/bin/sh\nexec sleep 600\n"
 SECONDS = 30.0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.real.conftest import NewGridEngine, NewSlurm
     from tests.real.systems import GridEngineCell
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real]
 
 SECONDS = 40.0
 """Bound on what takes about one second on an idle machine."""

@@ -15,7 +15,7 @@ from tests.real.wiki_serving import WikiServing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real]
 
 PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
 ENVIRONMENT = """\
@@ -105,9 +105,9 @@ def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     assert serving.job(divided).state == "Idle"
 
     serving.done(f"SUSPENDJOB ARG={first}")
-    serving.wait(lambda: " s " in cell.qstat(), what="a suspended job")
+    serving.wait(lambda: " hs " in cell.qstat(), what="a suspended job")
     serving.done(f"RESUMEJOB ARG={first}")
-    serving.wait(lambda: " s " not in cell.qstat(), what="a resumed job")
+    serving.wait(lambda: " hs " not in cell.qstat(), what="a resumed job")
     unsupported = serving.ask(f"MODIFYJOB ARG={first} TIMELIMIT=7")
     assert unsupported.status == -810
     for job in (first, second, third, divided):

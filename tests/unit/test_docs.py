@@ -9,7 +9,7 @@ import tomllib
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 import pytest
@@ -20,6 +20,8 @@ from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.model import Directives, JobId
 from koala_adapter.plugin import load_plugins
+from koala_adapter.scheduler.actions import Action
+from koala_adapter.scheduler.events import EVENT_TYPES
 from koala_slurm.directives import problem_of
 
 if TYPE_CHECKING:
@@ -241,3 +243,17 @@ def test_the_manual_is_whole() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
     assert {page for page in pages if not re.search(rf"^{page}$", index, re.MULTILINE)} == set()
+
+
+@pytest.mark.parametrize("kinds", [EVENT_TYPES, get_args(Action)], ids=["events", "actions"])
+def test_every_event_and_action_is_described(kinds: tuple[type, ...]) -> None:
+    """The page on the architecture names each of them."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert [kind.__name__ for kind in kinds if f"`{kind.__name__}`" not in page] == []
+
+
+def test_every_room_is_described() -> None:
+    """The page on the architecture names each package of the core."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = [path.parent.name for path in (ROOT / "koala_adapter").glob("*/__init__.py")]
+    assert [room for room in rooms if f"| `{room}/`" not in page and f", `{room}/`" not in page] == []

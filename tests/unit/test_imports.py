@@ -11,6 +11,7 @@ import ast
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ CORE = "koala_adapter"
 PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
 
-BOTTOM = (f"{CORE}.__version__", f"{CORE}.errors", f"{CORE}.model")
+BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
 
 FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
@@ -35,8 +36,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "context", "events", "outcome", "parameters", "pieces", "policies", "records", "roster",
-    "spreading", "timers",
+    "actions", "changes", "context", "events", "ledger", "outcome", "parameters", "pieces", "policies", "records",
+    "roster", "spreading", "tables", "timers", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -47,29 +48,34 @@ def _rooms(*names: str) -> tuple[str, ...]:
 
 
 MAY_IMPORT = {
+    f"{CORE}.endreason": (),
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
     f"{CORE}.host": _rooms("host"),
     f"{CORE}.net": _rooms("net"),
-    f"{CORE}.plugin": _rooms("plugin"),
+    f"{CORE}.plugin": _rooms("host", "plugin"),
     f"{CORE}.policies": _rooms("policies", "scheduler", "queueing"),
     f"{CORE}.policies.definition": _rooms("policies.definition"),
     f"{CORE}.policies.entrypoints": _rooms("policies.definition", "policies.entrypoints"),
-    f"{CORE}.config": _rooms("plugin", "config", "policies.definition", "policies.entrypoints"),
+    f"{CORE}.batchsystem": _rooms("host", "plugin", "batchsystem"),
+    f"{CORE}.config": _rooms("plugin", "config", "scheduler.parameters", "policies.definition", "policies.entrypoints"),
     f"{CORE}.scheduler": _rooms("scheduler"),
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.malleable": (*_rooms("scheduler.claiming", "scheduler.malleable"), *SCHEDULER_NOUNS),
+    f"{CORE}.driver": _rooms("scheduler", "driver"),
     f"{CORE}.queueing": _rooms("queueing"),
     f"{CORE}.vjm": _rooms("vjm"),
     AGENT: (),
     f"{CORE}.runners": _rooms("scheduler", "vjm", "runners"),
-    f"{CORE}.ordering": _rooms("host", "net", "plugin", "queueing", "ordering"),
-    f"{CORE}.wiki": _rooms("plugin", "queueing", "wiki"),
+    f"{CORE}.ordering": _rooms("host", "net", "plugin", "batchsystem", "queueing", "ordering"),
+    f"{CORE}.wiki": _rooms("plugin", "batchsystem", "queueing", "wiki"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
-    f"{CORE}.simulation": (*_rooms("scheduler", "queueing", "simulation"), *FILES),
-    f"{CORE}.service": _rooms("host", "plugin", "config", "scheduler", "vjm", "runners", "service"),
-    f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "vjm", "service", "api"),
+    f"{CORE}.simulation": (*_rooms("scheduler", "driver", "queueing", "simulation"), *FILES),
+    f"{CORE}.service": _rooms(
+        "host", "plugin", "batchsystem", "config", "scheduler", "driver", "vjm", "runners", "service"
+    ),
+    f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
@@ -110,6 +116,7 @@ PURE = (
     f"{CORE}.queueing",
     f"{CORE}.wiki.codec",
     f"{CORE}.model",
+    f"{CORE}.endreason",
     f"{CORE}.errors",
     f"{CORE}.vjm.channel",
     "koala_drmaa.protocol",
@@ -162,9 +169,15 @@ def within(name: str, parts: Iterable[str]) -> bool:
     return any(name == part or name.startswith(f"{part}.") for part in parts)
 
 
+@cache
+def tree(source: str) -> ast.Module:
+    """Parse a module, once for all tests that look at it."""
+    return ast.parse(source)
+
+
 def imports(module: Module) -> Iterator[Import]:
     """Yield all that a module imports, wherever in the file it does so."""
-    for node in ast.walk(ast.parse(module.source)):
+    for node in ast.walk(tree(module.source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(target=alias.name, line=node.lineno)
@@ -202,7 +215,7 @@ def direction_violations(module: Module) -> list[str]:
 
 def is_pure(module: Module) -> bool:
     """Tell whether a module must do no input or output and read no clock, by rule or by its own word."""
-    docstring = ast.get_docstring(ast.parse(module.source)) or ""
+    docstring = ast.get_docstring(tree(module.source)) or ""
     return within(module.name, PURE) or PURE_CLAIM.search(docstring) is not None
 
 
@@ -213,7 +226,7 @@ def purity_violations(module: Module) -> list[str]:
         for item in imports(module)
         if item.target.partition(".")[0] in WORLD and not within(item.target, HARMLESS)
     ]
-    for node in ast.walk(ast.parse(module.source)):
+    for node in ast.walk(tree(module.source)):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in WORLD_CALLS:
                 found.append(f"{module.path}:{node.lineno}: {module.name} is pure, it may not call {name}()")

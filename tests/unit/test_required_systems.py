@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -33,54 +35,80 @@ pytest.skip("no such daemon", allow_module_level=True)
 """
 
 
-def outcome(directory: Path, *, folder: str, source: str, required: bool) -> str:
-    """Return what pytest prints about one test file below a copy of our tests/conftest.py."""
-    tests = directory / "tests"
-    (tests / folder).mkdir(parents=True)
-    shutil.copy(ROOT / "tests" / "conftest.py", tests)
-    shutil.copy(ROOT / "pyproject.toml", directory)
-    (tests / folder / "test_case.py").write_text(source, encoding="utf-8")
-    environment = {"PATH": os.environ["PATH"], "KOALA_REQUIRE_REAL": "1" if required else ""}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"]
-    run = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=50, check=False
-    )
-    return run.stdout
+FILES = {
+    "real/test_command.py": COMMAND,
+    "real/test_case.py": TEST,
+    "real/test_module.py": MODULE,
+    "unit/test_marked.py": COMMAND,
+    "unit/test_other.py": TEST,
+}
+
+
+@cache
+def report(*, required: bool) -> str:
+    """Return what pytest prints about these files below a copy of our tests/conftest.py."""
+    with TemporaryDirectory() as place:
+        directory = Path(place)
+        for name, source in FILES.items():
+            file = directory / "tests" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(source, encoding="utf-8")
+        for name in ("tests/conftest.py", "tests/examples.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, directory / name)
+        environment = {"PATH": os.environ["PATH"], "KOALA_REQUIRE_REAL": "1" if required else ""}
+        options = ["-p", "no:cacheprovider", "-p", "no:randomly", "-v", "--continue-on-collection-errors"]
+        command = [sys.executable, "-m", "pytest", *options, "tests"]
+        run = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=250, check=False
+        )
+        return run.stdout.replace("Skipped: ", "")
+
+
+def summary(printed: str, outcome: str, name: str) -> str:
+    """Return the line of pytest's summary with this outcome of a file; fail when there is none."""
+    lines = [line for line in printed.splitlines() if line.startswith(outcome) and f"tests/{name}" in line]
+    assert lines, printed
+    return lines[-1]
 
 
 @pytest.mark.parametrize(
-    ("source", "reason"),
-    [(COMMAND, "not on this machine: no-such-daemon"), (TEST, "no such daemon"), (MODULE, "no such daemon")],
-    ids=["command", "test", "module"],
-)
-def test_missing_system_is_named(tmp_path: Path, source: str, reason: str) -> None:
-    """Where nothing is required the test is skipped, and the report says what is missing."""
-    printed = outcome(tmp_path, folder="real", source=source, required=False)
-    assert reason in printed
-    assert "= 1 skipped in" in printed
-
-
-@pytest.mark.parametrize(
-    ("source", "reason", "end"),
+    ("name", "reason"),
     [
-        (COMMAND, "not on this machine: no-such-daemon", "= 1 error in"),
-        (TEST, "no such daemon", "= 1 failed in"),
-        (MODULE, "no such daemon", "= 1 error in"),
+        ("real/test_command.py", "not on this machine: no-such-daemon"),
+        ("real/test_case.py", "no such daemon"),
+        ("real/test_module.py", "no such daemon"),
     ],
-    ids=["command", "test", "module"],
 )
-def test_missing_system_fails_where_it_is_required(tmp_path: Path, source: str, reason: str, end: str) -> None:
+def test_missing_system_is_named(name: str, reason: str) -> None:
+    """Where nothing is required the test is skipped, and the report says what is missing."""
+    printed = report(required=False)
+    # The marker is read by our conftest, where the skip then happens.
+    place = "conftest.py" if name == "real/test_command.py" else name
+    assert summary(printed, "SKIPPED", place).endswith(reason)
+    assert "= 5 skipped in" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "outcome"),
+    [
+        ("real/test_command.py", "not on this machine: no-such-daemon", "ERROR"),
+        ("real/test_case.py", "no such daemon", "FAILED"),
+        ("real/test_module.py", "no such daemon", "ERROR"),
+    ],
+)
+def test_missing_system_fails_where_it_is_required(name: str, reason: str, outcome: str) -> None:
     """In CI each way of skipping a real test is a failure that gives the same reason."""
-    printed = outcome(tmp_path, folder="real", source=source, required=True)
-    assert f"may not be skipped. {reason}" in printed.replace("Skipped: ", "")
-    assert end in printed
+    printed = report(required=True)
+    assert summary(printed, outcome, name)
+    assert f"may not be skipped. {reason}" in printed
+    assert "= 1 failed, 1 skipped, 3 errors in" in printed
 
 
-def test_marked_test_elsewhere_is_required_too(tmp_path: Path) -> None:
+def test_marked_test_elsewhere_is_required_too() -> None:
     """The marker alone makes a test one of the real systems, wherever its file is."""
-    assert "= 1 error in" in outcome(tmp_path, folder="unit", source=COMMAND, required=True)
+    assert summary(report(required=True), "ERROR", "unit/test_marked.py")
 
 
-def test_skips_elsewhere_stay_skips(tmp_path: Path) -> None:
+def test_skips_elsewhere_stay_skips() -> None:
     """The requirement is about real systems: any other test may be skipped in CI."""
-    assert "= 1 skipped in" in outcome(tmp_path, folder="unit", source=TEST, required=True)
+    assert summary(report(required=True), "SKIPPED", "unit/test_other.py")

@@ -28,7 +28,7 @@ def batch_submitted(context: Context, event: BatchSubmitted) -> None:
         if placeholder.id.index <= len(event.lrm_ids):
             placeholder.lrm_id = event.lrm_ids[placeholder.id.index - 1]
         if placeholder.state is PlaceholderState.SUBMITTED:
-            context.state.change(placeholder, PlaceholderState.QUEUED)
+            context.ledger.move(placeholder, PlaceholderState.QUEUED)
         elif placeholder.state is PlaceholderState.ENDING:
             end_placeholder(context, placeholder, force=True)
 

@@ -66,7 +66,7 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
 
 def claim_placement(context: Context, record: JobRecord, placed: Placed) -> None:
     """Submit placeholders for every component of a placement."""
-    record.state = JobState.CLAIMING
+    context.ledger.move_job(record, JobState.CLAIMING)
     record.retake_at, record.retake_with_room = None, False
     record.last_trouble = ""
     _fill(context, record, list(record.claims), placed.components)
@@ -187,7 +187,7 @@ def _drain(context: Context, record: JobRecord, short: list[PlaceholderRecord]) 
 
 
 def _launch(context: Context, record: JobRecord) -> None:
-    record.state = JobState.LAUNCHING
+    context.ledger.move_job(record, JobState.LAUNCHING)
     record.life_ends_at = None
     record.retake_at = None
     record.launched_at = context.now
@@ -199,7 +199,7 @@ def _launch(context: Context, record: JobRecord) -> None:
             component_rank = numbers.get(claim.component, 0)
             numbers[claim.component] = component_rank + 1
             placeholder = context.state.placeholders[id_]
-            context.state.change(placeholder, PlaceholderState.LAUNCHED)
+            context.ledger.move(placeholder, PlaceholderState.LAUNCHED)
             placeholder.exchanged = False
             ranks.append(
                 Rank(

@@ -46,9 +46,7 @@ class HoldGroup:
 def holds_seen(context: Context, event: HoldsSeen) -> None:
     """Note whose holds the placeholders on a cluster are in."""
     seen = {hold.placeholder: hold for hold in event.holds}
-    for placeholder in context.state.placeholders.values():
-        if placeholder.cluster != event.cluster:
-            continue
+    for placeholder in context.state.placeholders.on(event.cluster).values():
         hold = seen.get(placeholder.id)
         if hold is None:
             placeholder.on_hold_since, placeholder.holder, placeholder.hold_reason = None, None, ""

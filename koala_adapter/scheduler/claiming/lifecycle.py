@@ -30,7 +30,7 @@ SILENCE_MARGIN = 15.0
 def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: bool = False) -> None:
     """Ask for the end of a placeholder, and look again after a while."""
     if placeholder.state is not PlaceholderState.ENDING:
-        context.state.change(placeholder, PlaceholderState.ENDING)
+        context.ledger.move(placeholder, PlaceholderState.ENDING)
         placeholder.ending_since = context.now
         if placeholder.stub:
             context.lost_stubs.append(placeholder)
@@ -55,16 +55,9 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
     record = state.jobs[placeholder.job_id]
     if placeholder.held_at is None and placeholder.lrm_id is not None:
         note_vain_wait(state, placeholder, context.now)
-    state.count(placeholder, -1)
     if placeholder.stub:
         context.lost_stubs.append(placeholder)
-    state.clusters[placeholder.cluster].managed -= 1
-    del state.placeholders[placeholder.id]
-    batch = state.batches[placeholder.id.batch]
-    batch.live -= 1
-    if batch.live == 0:
-        del state.batches[batch.key]
-    record.live -= 1
+    context.ledger.remove(placeholder)
     drop_if_forgotten(context, record)
     context.scan_wanted = True
 
@@ -72,7 +65,7 @@ def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None
 def drop_if_forgotten(context: Context, record: JobRecord) -> None:
     """Drop the record of a finished job that is not among the last ones and has no placeholders left."""
     if record.state.final and not record.live and record.job.id not in context.state.finished:
-        del context.state.jobs[record.job.id]
+        context.ledger.drop_job(record)
 
 
 def start_life(context: Context, record: JobRecord) -> None:
@@ -104,7 +97,7 @@ def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = T
 
 def _requeue(context: Context, record: JobRecord) -> None:
     """Put a job that holds and awaits nothing back into the placement queue, to be seen again after its pause."""
-    record.state = JobState.WAITING
+    context.ledger.move_job(record, JobState.WAITING)
     record.life_ends_at = None
     record.not_before = context.now if record.retake_at is None else record.retake_at
     record.retake_at = None

@@ -123,10 +123,7 @@ def hand_to_claiming(context: Context, giver: JobRecord, spares: list[Placeholde
             del left[held.id]
             _replace_in_claims(taker, pending.id, held.id)
             giver.take_back({held.id})
-            giver.live -= 1
-            taker.live += 1
-            held.job_id, held.component = pending.job_id, pending.component
-            context.state.change(held, PlaceholderState.HELD)
+            context.ledger.hand_over(held, taker, pending.component)
             end_placeholder(context, pending)
         check_complete(context, taker)
     return list(left.values())
@@ -263,11 +260,7 @@ def _exchange(context: Context, held: PlaceholderRecord, pending: PlaceholderRec
     giver, taker = state.jobs[held.job_id], state.jobs[pending.job_id]
     _replace_in_claims(giver, held.id, pending.id)
     _replace_in_claims(taker, pending.id, held.id)
-    state.count(held, -1)
-    held.job_id, pending.job_id = pending.job_id, held.job_id
-    held.component, pending.component = pending.component, held.component
-    state.count(held, 1)
-    state.batches[pending.id.batch].mixed = True
+    context.ledger.exchange(held, pending)
     giver.exchanges += 1
 
 

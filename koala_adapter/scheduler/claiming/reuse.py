@@ -14,7 +14,7 @@ from koala_adapter.model import JobKind
 from koala_adapter.scheduler.claiming.claims import check_complete
 from koala_adapter.scheduler.claiming.queue import ANY_CLUSTER, position_of
 from koala_adapter.scheduler.claiming.waiting import leave_queue
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.roster import initial_size
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _sizes(free: Free) -> dict[ClusterName, int]:
 
 
 def _hand_to(context: Context, taker: JobRecord, fit: Fit, free: Free) -> None:
-    taker.state = JobState.CLAIMING
+    context.ledger.move_job(taker, JobState.CLAIMING)
     taker.last_trouble = ""
     for claim, chosen in fit:
         _adopt(context, taker, claim, chosen)
@@ -103,13 +103,6 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
 def _adopt(context: Context, record: JobRecord, claim: Claim, chosen: list[PlaceholderRecord]) -> None:
     claim.cluster, claim.processors = chosen[0].cluster, len(chosen)
     claim.placeholders = [placeholder.id for placeholder in chosen]
-    state = context.state
-    former = state.jobs[chosen[0].job_id]
-    former.take_back(set(claim.placeholders))
+    context.state.jobs[chosen[0].job_id].take_back(set(claim.placeholders))
     for placeholder in chosen:
-        former.live -= 1
-        record.live += 1
-        state.count(placeholder, -1)
-        placeholder.job_id, placeholder.component = record.job.id, claim.component
-        placeholder.state = PlaceholderState.HELD
-        state.count(placeholder, 1)
+        context.ledger.hand_over(placeholder, record, claim.component)

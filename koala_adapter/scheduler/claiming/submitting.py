@@ -37,19 +37,17 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
     walltime = int(seconds)
     if cluster.parameters.walltime_limit is not None:
         walltime = min(walltime, cluster.parameters.walltime_limit)
-    state.batches[key] = BatchRecord(
+    batch = BatchRecord(
         key=key,
         cluster=cluster_name,
         job_id=record.job.id,
         component=component,
         count=count,
         submitted_at=context.now,
-        live=count,
     )
-    ids = [PlaceholderId(batch=key, index=index) for index in range(1, count + 1)]
-    for id_ in ids:
-        state.placeholders[id_] = PlaceholderRecord(
-            id=id_,
+    placeholders = [
+        PlaceholderRecord(
+            id=PlaceholderId(batch=key, index=index),
             cluster=cluster_name,
             job_id=record.job.id,
             component=component,
@@ -58,9 +56,8 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
             walltime=walltime,
             stub=stub,
         )
-    cluster.managed += count
-    cluster.queued += count
-    cluster.pending[key] = count
-    record.live += count
+        for index in range(1, count + 1)
+    ]
+    context.ledger.add_batch(batch, placeholders)
     context.effects.add(SubmitPlaceholders(batch=key, cluster=cluster_name, count=count, walltime=walltime))
-    return ids
+    return [placeholder.id for placeholder in placeholders]

@@ -38,14 +38,14 @@ def before_scan(context: Context) -> dict[ClusterName, int]:
         continue_step(context, cluster)
         if first and (_grow(context, cluster, thorough=True) or cluster.step is not None):
             kept[cluster.parameters.name] = max(0, cluster.room)
-            cluster.offered += max(0, cluster.room)
+            context.ledger.set_aside(cluster, kept[cluster.parameters.name])
     return kept
 
 
 def after_scan(context: Context, kept: Mapping[ClusterName, int]) -> None:
     """Make room for those that still wait, or let running jobs grow."""
     for name, count in kept.items():
-        context.state.clusters[name].offered -= count
+        context.ledger.set_aside(context.state.clusters[name], -count)
     if context.state.parameters.approach is not Approach.PWA:
         return
     clusters = _clusters(context)

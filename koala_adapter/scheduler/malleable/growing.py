@@ -35,10 +35,8 @@ def gather(context: Context, record: JobRecord, number: int, change: Change, cou
     claim = record.claims[number]
     seconds = _time_left(context, record) + parameters.launch_margin + parameters.placeholder_life
     name = cluster.parameters.name
-    change.phase, change.accepted = ChangePhase.GATHERING, count
     change.stubs = submit_batch(context, record, claim.component, name, count, seconds, stub=True)
-    cluster.gathering += count
-    claim.change = change
+    context.ledger.begin_change(claim, change, ChangePhase.GATHERING, accepted=count)
     give_up_at(context, record, change, parameters.placeholder_life)
     context.roster.update(record)
     return True
@@ -70,7 +68,7 @@ def _take(context: Context, record: JobRecord, number: int, change: Change, stub
     ranks: list[Rank] = []
     for stub in stubs:
         stub.stub = False
-        context.state.change(stub, PlaceholderState.LAUNCHED)
+        context.ledger.move(stub, PlaceholderState.LAUNCHED)
         claim.placeholders.append(stub.id)
         ranks.append(
             Rank(
@@ -85,8 +83,8 @@ def _take(context: Context, record: JobRecord, number: int, change: Change, stub
         )
     record.ranks += tuple(ranks)
     claim.processors = len(claim.placeholders)
-    cluster.gathering -= len(stubs)
-    change.phase, change.due_at, change.stubs = ChangePhase.TAKING, None, []
+    context.ledger.advance_change(claim, ChangePhase.TAKING)
+    change.due_at, change.stubs = None, []
     change.ranks = [rank.rank for rank in ranks]
     context.roster.update(record)
     context.effects.add(
@@ -117,7 +115,7 @@ def check_taken(context: Context, record: JobRecord) -> None:
     for number, claim in enumerate(record.claims):
         change = claim.change
         if change is not None and change.phase is ChangePhase.TAKING and record.started.issuperset(change.ranks):
-            claim.change = None
+            context.ledger.end_change(claim)
             cluster_of(context, record, number).unwanted = None
             context.roster.update(record)
             context.scan_wanted = True
@@ -144,8 +142,8 @@ def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> N
     change = claim.change
     if change is None:
         return
-    give_back_stubs(context, record, number, change)
-    claim.change = None
+    give_back_stubs(context, change)
+    context.ledger.end_change(claim)
     context.roster.update(record)
     context.scan_wanted = True
     announce_withdrawal(context, record, number, change, reason)
@@ -163,11 +161,10 @@ def announce_withdrawal(context: Context, record: JobRecord, number: int, change
     )
 
 
-def give_back_stubs(context: Context, record: JobRecord, number: int, change: Change) -> None:
+def give_back_stubs(context: Context, change: Change) -> None:
     """End what was gathered."""
     if change.phase is not ChangePhase.GATHERING:
         return
-    cluster_of(context, record, number).gathering -= change.accepted
     for id_ in change.stubs:
         stub = context.state.placeholders.get(id_)
         if stub is None:

@@ -42,9 +42,8 @@ def take_answer(context: Context, record: JobRecord, number: int, change: Change
         await_release(context, record, number, change, accepted)
         return
     claim, cluster = record.claims[number], cluster_of(context, record, number)
-    cluster.offered -= change.processors
     accepted = max(0, min(accepted, change.processors, bounds(record, claim)[1] - claim.processors))
-    claim.change = None
+    context.ledger.end_change(claim)
     if accepted and not gather(context, record, number, change, accepted):
         announce_withdrawal(context, record, number, change, "they are no longer free")
         pause_growth(context, cluster)
@@ -59,19 +58,18 @@ def drop_changes(context: Context, record: JobRecord) -> None:
         change = claim.change
         if change is None:
             continue
-        claim.change = None
+        context.ledger.end_change(claim)
         unreserve(context, record, number, change)
-        give_back_stubs(context, record, number, change)
+        give_back_stubs(context, change)
         freed = change.done + claim.processors if change.processors < 0 else 0
         settle(context, record, number, change, -freed)
 
 
 def unreserve(context: Context, record: JobRecord, number: int, change: Change) -> None:
-    """Let others have what was kept for a change."""
+    """Have others looked at, who may have what was kept for a change."""
     cluster = cluster_of(context, record, number)
     asked_to_grow = change.phase is ChangePhase.ASKED and change.processors > 0
     if asked_to_grow or change.phase is ChangePhase.PROMISED:
-        cluster.offered -= change.processors
         context.scan_wanted = True
     if change.phase is ChangePhase.PROMISED:
         cluster.promises = [one for one in cluster.promises if (one.job_id, one.claim) != (record.job.id, number)]

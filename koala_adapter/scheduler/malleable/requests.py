@@ -60,9 +60,7 @@ def _grant_or_promise(
         granted = min(change.processors, free)
         _grant(context, record, number, change, granted, short if granted == change.processors else "no more is free")
         return
-    claim = record.claims[number]
-    claim.change = change
-    cluster.offered += change.processors
+    context.ledger.begin_change(record.claims[number], change, ChangePhase.PROMISED)
     cluster.promises.append(Promise(record.job.id, number))
     give_up_at(context, record, change, context.state.parameters.placeholder_life)
     context.roster.update(record)
@@ -79,10 +77,10 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
             cluster.promises.pop(0)
             continue
         promised = _promised(context, cluster)  # later promises wait for this one
-        cluster.offered -= promised
+        context.ledger.set_aside(cluster, -promised)
         free = _free(context, cluster)
         lacking = change.processors - min(cluster.room, cluster.load_free) - cluster.ending
-        cluster.offered += promised
+        context.ledger.set_aside(cluster, promised)
         if free < change.processors and not change.shrunk_others:
             change.shrunk_others = True
             if 0 < lacking <= context.roster.on(cluster.parameters.name).spare:
@@ -92,12 +90,12 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
         if free < change.processors and cluster.ending and not _overdue(context, change):
             return  # what is on its way out may be what is missing
         unreserve(context, record, promise.claim, change)
-        record.claims[promise.claim].change = None
+        context.ledger.end_change(record.claims[promise.claim])
         granted = min(free, change.processors)
-        cluster.offered -= (left := promised - change.processors)
+        context.ledger.set_aside(cluster, -(left := promised - change.processors))
         short = "" if granted == change.processors else "the others could not give more"
         _grant(context, record, promise.claim, change, granted, short)
-        cluster.offered += left
+        context.ledger.set_aside(cluster, left)
 
 
 def _grant(  # noqa: PLR0917 - what is granted to whom

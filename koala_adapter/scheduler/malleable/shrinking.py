@@ -25,11 +25,11 @@ def await_release(context: Context, record: JobRecord, number: int, change: Chan
     claim = record.claims[number]
     accepted = max(0, min(accepted, claim.processors - bounds(record, claim)[0]))
     if accepted == 0:
-        claim.change = None
+        context.ledger.end_change(claim)
         context.roster.update(record)
         settle(context, record, number, change, 0)
         return
-    change.phase, change.accepted = ChangePhase.RELEASING, accepted
+    context.ledger.advance_change(claim, ChangePhase.RELEASING, accepted=accepted)
     give_up_at(context, record, change, context.state.parameters.release_timeout)
 
 
@@ -83,6 +83,6 @@ def _depart(context: Context, record: JobRecord, number: int, going: list[Placeh
 
 def release_over(context: Context, record: JobRecord, number: int, change: Change) -> None:
     """Count what was given up, and wait for no more."""
-    record.claims[number].change = None
+    context.ledger.end_change(record.claims[number])
     context.roster.update(record)
     settle(context, record, number, change, -change.done)

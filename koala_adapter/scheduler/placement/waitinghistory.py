@@ -91,7 +91,7 @@ def note_wait(state: State, placeholder: PlaceholderRecord, now: float) -> None:
         if wait.batch == placeholder.id.batch:
             wait.seconds = max(wait.seconds, seconds)
             return
-    waits.append(Wait(batch=placeholder.id.batch, at=placeholder.submitted_at, seconds=seconds))
+    waits.append(Wait(batch=placeholder.id.batch, seconds=seconds))
     del waits[:-REMEMBERED]
 
 

@@ -4,9 +4,3 @@
 It prints what Grid Engine 8.1.9 printed (tests/wire/samples/sge819) and refuses in its words. One small
 process is its qmaster.
 """
-
-from __future__ import annotations
-
-from tests.fakes.gridengine.cell import FakeCell
-
-__all__ = ["FakeCell"]

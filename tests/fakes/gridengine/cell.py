@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter.testing import eventually
+from tests.fakes.commandfile import REPOSITORY, write_command
 from tests.fakes.gridengine.engine import DOWN, STATE, Engine, State, Task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = ("qstat", "qhost", "qacct", "qconf", "qalter")
 
 
@@ -32,24 +30,16 @@ class FakeCell:
         for part in ("bin", "exits", "job_scripts", "default/common"):
             (directory / part).mkdir(parents=True)
         (directory / "default" / "common" / "act_qmaster").write_text("fakehost\n")
-        (directory / STATE).write_text(json.dumps(asdict(State(slots=slots))))
+        (directory / STATE).write_text(State(slots=slots).text())
         self.engine = Engine(directory)
         for name in COMMANDS:
-            self._command(name)
-        argv = [sys.executable, "-m", "tests.fakes.gridengine.qmaster", str(directory)]
+            write_command(self.bin / name, "gridengine")
+        argv = [sys.executable, "-S", "-E", "-m", "tests.fakes.gridengine.qmaster", str(directory)]
         self._qmaster = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.PIPE)
 
     def close(self) -> None:
         """End the fake qmaster and all jobs."""
         self._qmaster.communicate(timeout=30)
-
-    def _command(self, name: str) -> None:
-        path = self.bin / name
-        path.write_text(
-            f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
-            "from tests.fakes.gridengine.commands import main\nsys.exit(main())\n"
-        )
-        path.chmod(0o755)
 
     @property
     def helper_variables(self) -> dict[str, str]:

@@ -21,10 +21,9 @@ HEADER = "<?xml version='1.0'?>"
 RUNNING = frozenset({"r", "s"})
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Be the command that the process is called."""
-    words = list(sys.argv if argv is None else argv)
-    name, options = Path(words[0]).name, words[1:]
+def main(words: Sequence[str]) -> int:
+    """Be the command that the first word names."""
+    name, options = Path(words[0]).name, list(words[1:])
     if options == ["-help"]:
         print("SGE 8.1.9\nusage: ...")  # noqa: T201
         return 0

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,11 @@ class State:
     queue_letters: str = ""
     tasks: list[Task] = field(default_factory=list)
 
+    def text(self) -> str:
+        """Return all of it as JSON."""
+        # asdict copies all that it finds, twenty times a second.
+        return json.dumps({**vars(self), "tasks": [vars(task) for task in self.tasks]})
+
     def task(self, id_: str) -> Task | None:
         """Return a task that has not ended."""
         return next((task for task in self.tasks if task.id == id_ and not task.ended_at), None)
@@ -102,10 +107,13 @@ class Engine:
         with (self.directory / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             path = self.directory / STATE
-            raw = json.loads(path.read_text())
+            before = path.read_text()
+            raw = json.loads(before)
             state = State(**{**raw, "tasks": [Task(**task) for task in raw["tasks"]]})
             yield state
-            path.write_text(json.dumps(asdict(state)))
+            after = state.text()
+            if after != before:
+                path.write_text(after)
 
     def delete(self, task: Task) -> None:
         """Delete a task, as qdel does."""

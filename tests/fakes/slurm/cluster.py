@@ -6,14 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
-from tests.fakes.slurm.running import ROOT
+from tests.fakes.commandfile import write_command
 from tests.fakes.slurm.state import Settings, Store
 
 if TYPE_CHECKING:
@@ -56,13 +54,7 @@ class FakeSlurm:
         }
         self.conf.write_text(json.dumps(settings))
         for program in PROGRAMS:
-            self._write(program)
-
-    def _write(self, program: str) -> None:
-        file = self.bin_directory / program
-        python = shlex.join([sys.executable, "-S", "-E", "-m", "tests.fakes.slurm.programs", program])
-        file.write_text(f'#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {python} "$@"\n')
-        file.chmod(0o755)
+            write_command(self.bin_directory / program, "slurm")
 
     def run(self, *command: str, stdin: str = "", user: str = "nobody") -> str:
         """Run a command as somebody else would; return what it prints."""

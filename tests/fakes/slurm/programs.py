@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of the fake. Run as ``python -m tests.fakes.slurm.programs PROGRAM ARGUMENTS``."""
+"""The commands of the fake. Run by the resident process."""
 
 from __future__ import annotations
 
@@ -244,7 +244,3 @@ def main(program: str, arguments: list[str]) -> int:
         sys.stderr.write(f"{refusal.text}\n")
         return refusal.status
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -8,11 +8,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tests.fakes.slurm.allocation import place
 from tests.fakes.slurm.state import Job, Store
@@ -20,7 +19,6 @@ from tests.fakes.slurm.state import Job, Store
 if TYPE_CHECKING:
     from tests.fakes.slurm.state import State
 
-ROOT = Path(__file__).resolve().parents[3]
 KILL_WAIT = 1.0
 STARTING_SECONDS = 10.0
 """Bound on the time in which a script that was started has a process."""
@@ -45,16 +43,23 @@ def _start(store: Store, job: Job, places: dict[str, int]) -> None:
     store.process(job).unlink(missing_ok=True)
     # Not read from the state: whoever cancels the job holds its lock, and waits for the script to have a process.
     store.order(job.id).write_text(json.dumps(asdict(job)))
-    runner = subprocess.Popen(
-        [sys.executable, "-S", "-E", "-m", "tests.fakes.slurm.running", str(job.id)],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "SLURM_CONF": str(store.directory / "slurm.conf")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    job.runner = runner.pid
+    job.runner = os.fork()
+    if job.runner == 0:
+        _be_runner(store, job.id)
+
+
+def _be_runner(store: Store, number: int) -> NoReturn:
+    """Run a job, in a process that keeps nothing of the command that started it, and end."""
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nothing, descriptor)
+        # Among them the lock on the state, and the pipes of which somebody waits for the end.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        run(store, number)
+    finally:
+        os._exit(0)
 
 
 def send(store: Store, job: Job, number: int) -> None:
@@ -137,7 +142,3 @@ def _note_end(job: Job, status: int, fate: str) -> None:
     else:
         job.state = "FAILED" if status else "COMPLETED"
         job.reason = "NonZeroExitCode" if status else "None"
-
-
-if __name__ == "__main__":
-    run(Store.of_environment(), int(sys.argv[1]))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.api.clusterreports import PlannedComponent
 from koala_adapter.api.offline import Answer, Record, answer_report
-from koala_adapter.api.reports import ComponentReport, JobReport, PlannedComponent
+from koala_adapter.api.reports import ComponentReport, JobReport
 from koala_adapter.cli.checking import Checked
 from koala_adapter.cli.context import make_console
 from koala_adapter.cli.output import LogPrinter

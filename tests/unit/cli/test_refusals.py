@@ -13,11 +13,10 @@ from click.testing import CliRunner
 
 from koala_adapter import errors
 from koala_adapter.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
-from koala_adapter.cli.koala import COMMANDS, koala
+from koala_adapter.cli.koala import koala
 from koala_adapter.errors import EXIT_CONFIGURATION, EXIT_SERVICE
 
 if TYPE_CHECKING:
-    import click
     from click.testing import Result
 
 SITE = """\
@@ -59,12 +58,12 @@ def invoke(*arguments: object) -> Result:
     return result
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: str(command.name))
-def test_every_command_explains_itself_with_an_example(command: click.Command) -> None:
+@pytest.mark.parametrize("name", koala.commands)
+def test_every_command_explains_itself_with_an_example(name: str) -> None:
     """The help of each command says what it does, and shows how it is typed."""
-    result = invoke(str(command.name), "--help")
+    result = invoke(name, "--help")
     assert result.exit_code == 0
-    assert f"  koala {command.name}" in result.output or f"koala --site conf/site.toml {command.name}" in result.output
+    assert f"  koala {name}" in result.output or f"koala --site conf/site.toml {name}" in result.output
 
 
 @pytest.mark.parametrize("name", ["run", "submit", "status", "cancel", "explain", "plan", "script", "clusters"])
@@ -76,7 +75,7 @@ def test_what_reports_can_do_so_as_json(name: str) -> None:
 def test_the_manual_has_every_command_and_every_exit_code() -> None:
     """docs/cli.md has a place for each help text (which is kept true elsewhere) and a line for each exit code."""
     manual = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- help: (\S+) -->", manual)) == {"koala", *(str(one.name) for one in COMMANDS)}
+    assert set(re.findall(r"<!-- help: (\S+) -->", manual)) == {"koala", *koala.commands}
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", manual, re.MULTILINE)}
     ours = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert documented == ours | {0, 1, 2, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}

@@ -23,6 +23,7 @@ from koala_adapter.config.sitemodel import (
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Directives
 from koala_adapter.plugin.limits import RequestWindow
+from koala_adapter.scheduler.parameters import ClusterParameters
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values
 
 if TYPE_CHECKING:
@@ -93,18 +94,19 @@ def test_smallest_site_has_the_documented_defaults() -> None:
     assert site.control_center == ControlCenterConfig()
     assert site.scheduler == SchedulerConfig()
     (cluster,) = site.clusters
-    assert (cluster.name, cluster.plugin, cluster.threshold, cluster.requests_per_minute) == ("alpha", "slurm", 0, 60)
+    assert (cluster.name, cluster.plugin, cluster.requests_per_minute) == ("alpha", "slurm", 60)
+    assert cluster.parameters == ClusterParameters(name=cluster.cluster_name)
     assert cluster.settings == FakeSettings()
-    assert site.control_center.lease == 300
+    assert site.parameters.lease == 300
 
 
 def test_values_arrive_as_written() -> None:
     """Durations become seconds, directives the model's values, settings the plugin's own object."""
     site = load_site_text(toml_file(VALID), PLUGINS)
     beta = site.cluster("beta")
-    assert site.control_center.lease == 300
-    assert site.scheduler.longest_backoff == 3600
-    assert beta.walltime_limit == 43_200
+    assert site.parameters.lease == 300
+    assert site.parameters.longest_backoff == 3600
+    assert beta.parameters.walltime_limit == 43_200
     assert beta.directives.to_directives() == Directives(add=("--x=1",), drop=("-V",), rename=(("--time", "--limit"),))
     assert beta.settings == FakeSettings(slots=4, names=("n1", "n2"))
     assert site.enabled_clusters == site.clusters
@@ -147,6 +149,10 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
         ('walltime_limit = "90"', r'walltime_limit: found "90", .*write 90 \(without quotes\) for seconds or "90m"'),
         ('walltime_limit = "10:30"', r"walltime_limit: .*hours and minutes or minutes and seconds"),
         ("walltime_limit = 2020-01-01", r"walltime_limit: found 2020-01-01, allowed is a whole number"),
+        ('malleability = "egz"', r'malleability: found "egz", allowed is "egs" or .*"fpsma"; did you mean "egs"\?$'),
+        ("malleability = 1", r"malleability: found 1, allowed is a text in quotes"),
+        ('approach = "pra"', r":4: clusters\[0\].approach: unknown key, .*; it belongs in \[scheduler\]"),
+        ("out_of_step = true", r":4: clusters\[0\].out_of_step: unknown key"),
         ('output_directory = "tmp"', r"output_directory: found .*, allowed is an absolute path"),
         ('control_center_address = "https://x"', r"control_center_address: .*without port or protocol"),
         ('directives = "x"', r"clusters\[0\].directives: found \"x\", allowed is a table"),
@@ -215,6 +221,20 @@ def test_wrong_cluster_is_refused_with_line_key_found_and_allowed(lines: str, ex
         (one_cluster("") + "[scheduler]\nplaceholder_life = 0.5", r"placeholder_life: found 0.5, allowed .*from 1 to"),
         (one_cluster("") + "[scheduler]\nbackoff = 7200", r"scheduler: longest_backoff|longest_backoff: found 3600"),
         (one_cluster("") + '[scheduler]\nplacement = "worstfit"', r'is "worst-fit" or .*; did you mean "worst-fit"'),
+        (
+            one_cluster("") + "[scheduler]\nlease = 50",
+            r":6: scheduler.lease: unknown key, .*finished_kept; it belongs in \[control_center\]$",
+        ),
+        (
+            one_cluster("") + '[scheduler]\napproach = "pwq"',
+            r'^s.toml:6: scheduler.approach: found "pwq", allowed is "none" or "pra" or "pwa"; did you mean "pwa"\?$',
+        ),
+        (
+            one_cluster("") + '[scheduler]\nmalleability = "folded"',
+            r'^s.toml:6: scheduler.malleability: found "folded", allowed is "egs" or .*; did you mean "folding"\?$',
+        ),
+        (one_cluster("") + "[scheduler]\nguard_scans = 0", r"guard_scans: found 0, .*number from 1 to 1000000$"),
+        (one_cluster("") + '[scheduler]\nanswer_timeout = "0s"', r"answer_timeout: found .*0.*from 1 to 3600 seconds$"),
         ("schedular = 1\n" + one_cluster(""), r'^s.toml:1: schedular: unknown key, .*did you mean "scheduler"'),
     ],
 )

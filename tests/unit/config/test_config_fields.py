@@ -17,8 +17,8 @@ from koala_adapter.config.fields import (
     Seconds,
     WholeSeconds,
     parse_duration,
-    show_duration,
 )
+from koala_adapter.config.showing import show_duration
 
 HOST: TypeAdapter[str] = TypeAdapter(Host)
 ENVIRONMENT: TypeAdapter[dict[str, str]] = TypeAdapter(Environment)

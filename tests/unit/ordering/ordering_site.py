@@ -6,18 +6,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from koala_adapter.batchsystem.listing import Listing
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.deciding import Manner, decide
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.patience import Patience
-from koala_adapter.ordering.standing import Listing, Rules
+from koala_adapter.ordering.standing import Rules
 from koala_adapter.queueing.policies import make_cluster_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from koala_adapter.batchsystem.startlog import Pin
     from koala_adapter.model import Queue
-    from koala_adapter.ordering.entries import Happening, Kind, Pin, Start
+    from koala_adapter.ordering.entries import Happening, Kind, Start
 
 PATIENCE = Patience(start=10.0, backoff=5.0, refused=60.0, longest=600.0)
 

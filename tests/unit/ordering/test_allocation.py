@@ -8,12 +8,13 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.allocation import Allocation, Misfit, Room, allocate, memory_on, rooms_of
 from koala_adapter.ordering.guards import Release, guard_for, guarded
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,7 +169,7 @@ def possible(wanted: LrmJob, rooms: Sequence[Room]) -> bool:
     return False
 
 
-@settings(max_examples=400, deadline=None)
+@examples(100)
 @given(JOBS, ROOMS)
 def test_it_fits_exactly_when_it_can(wanted: LrmJob, rooms: list[Room]) -> None:
     """No node is ever exceeded, the count is right, every wish is kept, and no job is passed over that could fit."""
@@ -203,7 +204,7 @@ def test_nodes_are_kept_for_a_job_that_fits_in_sum_only() -> None:
     assert guard_for(job(16, nodes_wanted=1), rooms, releases) is None
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40)
 @given(JOBS, ROOMS, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4)), max_size=6))
 def test_kept_nodes_are_there_in_time(wanted: LrmJob, rooms: list[Room], ends: list[tuple[int, int, int]]) -> None:
     """When all that others may still take is taken, the job has its nodes at the kept time, and not before."""

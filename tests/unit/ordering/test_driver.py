@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.errors import JobNotFoundError, JournalError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
@@ -17,13 +18,12 @@ from koala_adapter.net.unixsocket import reachable
 from koala_adapter.ordering.answering import Answering, ask_explanation, ask_overview
 from koala_adapter.ordering.deciding import Manner
 from koala_adapter.ordering.driver import Driver
-from koala_adapter.ordering.entries import Kind, Pin, Wishes
+from koala_adapter.ordering.entries import Kind
 from koala_adapter.ordering.explanations import explain, overview
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.patience import Patience
-from koala_adapter.ordering.record import StartRecord
 from koala_adapter.ordering.standing import Rules
-from koala_adapter.ordering.watching import Pace, Watcher
+from koala_adapter.ordering.watching import Pace, PacedWatcher
 from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm
@@ -93,14 +93,14 @@ class Driven:
         self.lrm = lrm or StartingLrm()
         self.happened: list[Happening] = []
         self.troubles: list[str] = []
-        self.record = StartRecord(directory / "starts.sqlite")
+        self.record = StartLog(directory / "starts.sqlite")
         self.mirror = Mirror(
             lambda: make_cluster_scheduler("easy", 0),
             Rules(),
             patience=Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0),
             pins=self.record.pins,
         )
-        watcher = Watcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
+        watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
         manner = Manner(overtaking=True, guards=1)
         self.driver = Driver(self.lrm, watcher, self.mirror, manner, self.record, tell=self.happened.extend)
 
@@ -216,26 +216,6 @@ async def test_nothing_is_started_that_is_not_on_record(tmp_path: Path) -> None:
     with pytest.RaisesGroup(JournalError):
         await driven.driver.run()
     assert driven.lrm.started == []
-
-
-def test_the_record_survives_its_process(tmp_path: Path) -> None:
-    """What was stored is there, what was dropped is not, and a damaged file is refused."""
-    record = StartRecord(tmp_path / "starts.sqlite")
-    wishes = Wishes(processors=4, requested_nodes=("n1",), nodes_wanted=1)
-    pins = {
-        LrmJobId(number): Pin(job_id=LrmJobId(number), submitted_at=1.5, nodes=(("n1", 4),), wishes=wishes, at=2.0)
-        for number in ("1", "2")
-    }
-    record.store(pins)
-    del pins[LrmJobId("1")]
-    record.store(pins)
-    record.close()
-    again = StartRecord(tmp_path / "starts.sqlite")
-    assert again.pins == (pins[LrmJobId("2")],)
-    again.close()
-    (tmp_path / "bad").write_bytes(b"no database" * 100)
-    with pytest.raises(JournalError, match="cannot be used"):
-        StartRecord(tmp_path / "bad")
 
 
 def test_explanations_name_place_reason_and_promise() -> None:

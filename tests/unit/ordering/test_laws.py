@@ -8,11 +8,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.ordering.entries import Kind
 from koala_adapter.queueing.policies import POLICIES
+from tests.examples import examples
 from tests.unit.ordering.ordering_site import Listed
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Life:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(st.integers(0, 2**32), st.booleans())
 def test_every_queue_runs_to_its_end(policy: str, seed: int, choosy: bool) -> None:  # noqa: FBT001 - drawn
     """On no node are ever more processors held than there are, each job starts once, with what it asked for."""
@@ -88,7 +89,7 @@ def test_every_queue_runs_to_its_end(policy: str, seed: int, choosy: bool) -> No
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "easy", "conservative", "firstfit", "bestfit", "greedy", "metacluster"])
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(st.integers(0, 2**32))
 def test_every_promise_is_kept(policy: str, seed: int) -> None:
     """A job for which a start was reserved never starts later than that, whoever overtook it."""

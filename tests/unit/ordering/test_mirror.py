@@ -13,7 +13,7 @@ from koala_adapter.ordering.standing import Rules
 from tests.unit.ordering.ordering_site import PATIENCE, Listed, node
 
 if TYPE_CHECKING:
-    from koala_adapter.ordering.entries import Pin
+    from koala_adapter.batchsystem.startlog import Pin
 
 
 def test_jobs_are_started_in_order_and_backfilled() -> None:

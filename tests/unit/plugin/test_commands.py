@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import anyio
@@ -135,7 +137,7 @@ async def test_over_the_bound_one_waits() -> None:
     with anyio.move_on_after(0.2) as scope:
         await runner.admit()
     assert scope.cancelled_caught
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         await runner.run(["true"], urgent=True)
     assert runner.window.total == 9
 
@@ -153,3 +155,28 @@ async def test_over_the_bound_one_waits() -> None:
 def test_complaint(stdout: bytes, stderr: bytes, complaint: str) -> None:
     """A complaint is the last lines of standard error, or of standard output when that is empty."""
     assert CommandResult(argv=("x",), returncode=1, stdout=stdout, stderr=stderr).complaint == complaint
+
+
+DIES = """
+import os, signal, sys, threading
+import anyio
+from koala_adapter.plugin.commands import CommandRunner
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+script = "read first; while [ ! -e die ]; do sleep 0.05; done; wc -c >whole.new; mv whole.new whole"
+anyio.run(lambda: CommandRunner().run(["sh", "-c", script], stdin=b"first\\n" + b"x" * 1_000_000))
+"""
+
+
+async def test_input_is_whole_though_we_are_killed(tmp_path: Path) -> None:
+    """A command that has not read all of it when we are killed, such as sbatch its script, never gets a part of it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = await anyio.run_process([sys.executable, "-c", DIES], cwd=tmp_path, env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (tmp_path / "die").touch()
+    whole = tmp_path / "whole"
+
+    async def there() -> bool:
+        return whole.exists()
+
+    await eventually(there, bool, what="the command has read all", seconds=20)
+    assert int(whole.read_text()) == 1_000_000

@@ -8,11 +8,12 @@ from math import inf
 from typing import TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.queueing import availability
 from koala_adapter.queueing.availability import EarliestStarts, Profile
+from tests.examples import examples
 
 SIZE = 12
 HORIZON = 60
@@ -53,7 +54,7 @@ def taken(windows: list[Window]) -> Profile:
 
 
 @given(windows=WINDOWS, now=st.integers(0, HORIZON), given_back=st.integers(0, 40))
-@settings(max_examples=80, deadline=None)
+@examples(40)
 def test_levels_are_those_of_a_plain_list(windows: list[Window], now: int, given_back: int) -> None:
     """After taking all, giving some back and forgetting the past, each time has its level and no step is needless."""
     profile = taken(windows)
@@ -76,7 +77,7 @@ def test_levels_are_those_of_a_plain_list(windows: list[Window], now: int, given
     after=st.integers(0, HORIZON),
     before=st.one_of(st.just(inf), st.integers(0, 2 * HORIZON)),
 )
-@settings(max_examples=120, deadline=None)
+@examples(40)
 def test_earliest_start(windows: list[Window], processors: int, duration: int, after: int, before: float) -> None:
     """The search gives what trying every second gives, and "free since" what going back second by second gives."""
     profile = taken(windows)
@@ -89,7 +90,7 @@ def test_earliest_start(windows: list[Window], processors: int, duration: int, a
 
 
 @given(windows=WINDOWS)
-@settings(max_examples=50, deadline=None)
+@examples(40)
 def test_least_until_each_time(windows: list[Window]) -> None:
     """The steps say how many are free without a break from the beginning."""
     steps = taken(windows).least()
@@ -99,7 +100,7 @@ def test_least_until_each_time(windows: list[Window]) -> None:
 
 
 @given(ends=st.lists(st.tuples(st.integers(0, HORIZON), st.integers(1, 5)), max_size=20), now=st.integers(0, HORIZON))
-@settings(max_examples=50, deadline=None)
+@examples(40)
 def test_a_profile_of_what_runs(ends: list[tuple[int, int]], now: int) -> None:
     """Each end gives its processors back; one that has passed counts as now."""
     profile = Profile(now, 3, [(end, processors, None) for end, processors in sorted(ends)])
@@ -124,7 +125,7 @@ def test_what_comes_free_is_found_by_jobs_of_any_length() -> None:
     windows=WINDOWS,
     asked=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12), st.booleans()), min_size=1, max_size=40),
 )
-@settings(max_examples=80, deadline=None)
+@examples(40)
 def test_remembered_searches_give_what_plain_ones_give(
     windows: list[Window], asked: list[tuple[int, int, bool]]
 ) -> None:

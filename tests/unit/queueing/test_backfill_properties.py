@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from koala_adapter.queueing import conservative
 from koala_adapter.queueing.maui import FirstFit, Greedy
 from koala_adapter.queueing.policies import ClusterScheduler, LocalJob, Metric, make_cluster_scheduler
+from tests.examples import examples
 from tests.slow_simulator import SlowJob, SlowSimulator, best_sum, earliest, fits
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def most_held(jobs: Iterable[SlowJob], starts: dict[int, float]) -> int:
 
 @pytest.mark.parametrize(("policy", "options"), WITH_A_SLOW_TWIN, ids=str)
 @given(jobs=workloads())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_schedule_is_that_of_the_slow_simulator(policy: str, options: dict[str, object], jobs: list[SlowJob]) -> None:
     """Every job starts exactly when the independent simulator starts it."""
     fast = play(make_cluster_scheduler(policy, SIZE, **options), jobs)  # type: ignore[arg-type]
@@ -114,7 +115,7 @@ def test_schedule_is_that_of_the_slow_simulator(policy: str, options: dict[str, 
 
 @pytest.mark.parametrize(("policy", "options"), ALL, ids=str)
 @given(jobs=workloads())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_every_job_runs_once_and_never_too_many(policy: str, options: dict[str, object], jobs: list[SlowJob]) -> None:
     """All work is done, nobody starts before it came, no processor is used twice, and all is free in the end."""
     scheduler = make_cluster_scheduler(policy, SIZE, **options)  # type: ignore[arg-type]
@@ -126,7 +127,7 @@ def test_every_job_runs_once_and_never_too_many(policy: str, options: dict[str, 
 
 
 @given(jobs=workloads())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_fcfs_never_overtakes(jobs: list[SlowJob]) -> None:
     """Starts are in the order of arrival."""
     starts = play(make_cluster_scheduler("fcfs", SIZE), jobs).starts
@@ -136,7 +137,7 @@ def test_fcfs_never_overtakes(jobs: list[SlowJob]) -> None:
 
 @pytest.mark.parametrize("policy", ["easy", "metacluster", "bestfit", "greedy"])
 @given(jobs=workloads())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_the_head_is_never_delayed_against_its_shadow(policy: str, jobs: list[SlowJob]) -> None:
     """Whoever was the head of the queue started no later than the time it was promised when it became the head."""
     played = play(make_cluster_scheduler(policy, SIZE), jobs)
@@ -145,7 +146,7 @@ def test_the_head_is_never_delayed_against_its_shadow(policy: str, jobs: list[Sl
 
 @pytest.mark.parametrize("policy", ["firstfit", "bestfit", "greedy"])
 @given(jobs=workloads(), depth=st.integers(2, 6))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_what_fills_the_gap_delays_no_reservation(policy: str, jobs: list[SlowJob], depth: int) -> None:
     """In every pass, the first jobs could still all start when they could without the jobs started behind them."""
     played = play(make_cluster_scheduler(policy, SIZE, depth=depth), jobs)
@@ -173,7 +174,7 @@ def test_what_fills_the_gap_delays_no_reservation(policy: str, jobs: list[SlowJo
 
 
 @given(jobs=workloads())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_conservative_never_delays_anybody(jobs: list[SlowJob]) -> None:
     """Everybody starts no later than the start first reserved."""
     played = play(make_cluster_scheduler("conservative", SIZE), jobs)
@@ -181,7 +182,7 @@ def test_conservative_never_delays_anybody(jobs: list[SlowJob]) -> None:
 
 
 @given(jobs=workloads())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_conservative_within_a_bound_never_delays_anybody(jobs: list[SlowJob], monkeypatch: pytest.MonkeyPatch) -> None:
     """Compression that stops after its first vain try keeps the promise, and leaves nobody out who could start now."""
     monkeypatch.setattr(conservative, "TRIES", 0)
@@ -192,7 +193,7 @@ def test_conservative_within_a_bound_never_delays_anybody(jobs: list[SlowJob], m
 
 
 @given(jobs=workloads())
-@settings(max_examples=60, deadline=None)
+@examples(40)
 def test_firstfit_of_depth_one_is_easy(jobs: list[SlowJob]) -> None:
     """The code of FIRSTFIT for any depth gives EASY's schedule with depth 1, though the factory makes EASY of it."""
     easy = play(make_cluster_scheduler("easy", SIZE), jobs)
@@ -206,7 +207,7 @@ def test_firstfit_of_depth_one_is_easy(jobs: list[SlowJob]) -> None:
     needs=st.lists(st.integers(1, 12), min_size=1, max_size=3),
     metric=st.sampled_from(list(Metric)),
 )
-@settings(max_examples=80, deadline=None)
+@examples(40)
 def test_greedy_fills_the_gap_with_the_best_combination(
     free: int, ends: list[int], waiting: list[tuple[int, int]], needs: list[int], metric: Metric
 ) -> None:

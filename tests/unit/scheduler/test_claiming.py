@@ -17,11 +17,12 @@ from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job
 
 def test_job_is_claimed_with_one_submission_per_component() -> None:
     """Placeholders are asked for in one request each, for walltime plus margin plus life."""
-    site = Site({"a": 8, "b": 4}, Parameters(launch_margin=120.0, placeholder_life=900.0))
+    site = Site({"a": 8, "b": 4}, Parameters(launch_margin=120, placeholder_life=900.0))
     actions = site.submit(job("1", component("x", 5), component("y", 3), walltime=600))
+    first, second = of_kind(SubmitPlaceholders, actions)
     assert actions == [
-        SubmitPlaceholders(batch=actions[0].batch, cluster=A, count=5, walltime=1620),  # type: ignore[attr-defined]
-        SubmitPlaceholders(batch=actions[1].batch, cluster=B, count=3, walltime=1620),  # type: ignore[attr-defined]
+        SubmitPlaceholders(batch=first.batch, cluster=A, count=5, walltime=1620),
+        SubmitPlaceholders(batch=second.batch, cluster=B, count=3, walltime=1620),
     ]
     assert site.record("1").state is JobState.CLAIMING
     assert site.state.clusters[A].queued == 5
@@ -202,7 +203,7 @@ def test_walltime_drain() -> None:
 
 def test_walltime_drain_without_word_from_the_agent() -> None:
     """Where nobody says when a placeholder ends, what was asked from the LRM counts from its start."""
-    site = Site({"a": 4, "b": 4}, Parameters(launch_margin=100.0, placeholder_life=300.0, backoff=5000.0))
+    site = Site({"a": 4, "b": 4}, Parameters(launch_margin=100, placeholder_life=300.0, backoff=5000.0))
     site.submit(job("1", component("x", 1, cluster="a"), component("y", 1, cluster="b"), walltime=600))
     site.take_all()
     site.hold_all("1", "a")

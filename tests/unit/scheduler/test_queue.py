@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.scheduler.claiming.queue import Lane, PlacementQueue, position_of
 from koala_adapter.scheduler.records import Claim, JobRecord
+from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import component, job
 
 
@@ -90,7 +91,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestQueueMachine.settings = settings(examples(40), stateful_step_count=25)
 
 
 @given(st.permutations(range(6)))

@@ -13,15 +13,18 @@ from koala_adapter.errors import JobNotFoundError
 from koala_adapter.model import EndReason, JobId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.clock import POINTS_IN_TIME
+from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
+from koala_adapter.scheduler.clock import POINTS_IN_TIME, advance
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.records import (
     BatchRecord,
+    Claim,
     ClusterRecord,
     JobRecord,
     PlaceholderRecord,
     State,
+    Wait,
 )
 from tests.unit.scheduler.scheduler_site import (
     STATE,
@@ -35,6 +38,9 @@ from tests.unit.scheduler.scheduler_site import (
     launches,
     submissions,
 )
+
+LENGTHS = {"waited", "seconds"}
+"""Fields of type float that are lengths of time."""
 
 
 def eventful(seed: int, length: int = 250) -> Site:
@@ -220,10 +226,21 @@ def test_order_in_the_queue_survives_a_snapshot() -> None:
 
 def test_every_point_in_time_follows_the_clock() -> None:
     """A record's field of type float is a point in time that is moved, or it is named here."""
-    for kind in (JobRecord, PlaceholderRecord, BatchRecord, ClusterRecord):
+    for kind in (JobRecord, PlaceholderRecord, BatchRecord, ClusterRecord, Claim, Change, ClusterStep, Wait):
         hints = get_type_hints(kind, include_extras=True)
         times = {one.name for one in fields(kind) if "float" in str(hints[one.name])}
-        assert times <= POINTS_IN_TIME, kind
+        assert times - LENGTHS <= POINTS_IN_TIME, kind
+
+
+def test_points_in_time_of_what_records_hold_are_moved() -> None:
+    """What is deeper in a record than its own fields is reached, too."""
+    site = Site({"a": 4})
+    site.submit(job("1", component("x", 2)))
+    change = Change(number=1, processors=1, phase=ChangePhase.ASKED, due_at=5000.0)
+    site.record("1").claims[0].change = change
+    site.now -= 500.0
+    advance(site.state, site.now)
+    assert change.due_at == 4500.0
 
 
 @pytest.mark.parametrize("jump", [3600.0, 86400.0, 1e9])

@@ -95,7 +95,7 @@ async def test_what_a_submission_comes_to(error: Exception | None, kind: type[Ev
         event = await driven.heard_of(kind)
     if isinstance(event, ev.BatchSubmitted):
         assert event.lrm_ids == ("koala-k-1:1", "koala-k-1:2")
-    assert driven.driver.under_way == set()
+    assert driven.driver.judge.under_way == frozenset()
 
 
 async def test_nothing_is_sent_to_a_cluster_that_is_out_of_reach() -> None:

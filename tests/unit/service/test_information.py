@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.batchsystem.listing import answering
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.service.information import Poller, Reading, answering
+from koala_adapter.service.information import Poller, Reading
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
 if TYPE_CHECKING:

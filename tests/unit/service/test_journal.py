@@ -16,15 +16,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JournalError
 from koala_adapter.model import BatchKey, ClusterName, EndReason, HoldOwner, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.journal import Journal
+from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import STATE, Site, component, job
 
 if TYPE_CHECKING:
@@ -56,11 +58,7 @@ def lived() -> Site:
 
 def recovered(journal: Journal) -> Scheduler:
     """Return the scheduler as a new process would have it."""
-    state, events = journal.recover()
-    scheduler = Scheduler(state)
-    for event in events:
-        scheduler.handle(event)
-    return scheduler
+    return rebuilt(journal, Scheduler)
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
@@ -154,13 +152,13 @@ _events: st.SearchStrategy[Event] = st.one_of(
 
 
 @given(st.lists(_events, max_size=5))
-@settings(deadline=None, max_examples=50)
+@examples(40)
 def test_events_come_back_as_they_were(events: list[Event]) -> None:
     """Whatever people and batch systems call things."""
     with TemporaryDirectory() as directory, Journal(Path(directory) / "journal.sqlite") as journal:
         for event in events:
             journal.append(event)
-        assert list(journal.recover()[1]) == events
+        assert [event for _, event in journal.recover()[1]] == events
 
 
 def test_numbers_of_jobs_are_never_given_twice(tmp_path: Path) -> None:
@@ -189,7 +187,7 @@ def test_a_killed_process_loses_nothing_that_it_appended(tmp_path: Path) -> None
     )
     assert done.returncode == -signal.SIGKILL
     with Journal(path) as journal:
-        assert [event.time for event in journal.recover()[1]] == [float(number) for number in range(100)]
+        assert [event.time for _, event in journal.recover()[1]] == [float(number) for number in range(100)]
 
 
 def test_a_failed_snapshot_does_not_hold_up_what_follows(journal: Journal, tmp_path: Path) -> None:

@@ -65,6 +65,16 @@ def listed(index: int, state: LrmJobState = LrmJobState.RUNNING, *, key: str = K
 RUNNING = (listed(1), listed(2))
 
 
+def test_what_is_ours_on_another_cluster_of_the_same_batch_system_is_no_orphan() -> None:
+    """Two clusters may be partitions of one batch system, whose listing shows the placeholders of both."""
+    watched = Watched()
+    watched.site.submit(job("2", component("x", 1, cluster="b")))
+    (other,) = watched.site.claimed("2")
+    there = listed(1, key=other.id.batch)
+    stranger = listed(1, key="koala-k-99")
+    assert watched.look([*RUNNING, there, stranger]).orphans == (stranger.id,)
+
+
 def test_what_is_listed_as_running_has_started_once() -> None:
     """The first listing that shows a placeholder on a node starts the wait for its agent; later ones say nothing."""
     watched = Watched()

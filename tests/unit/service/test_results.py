@@ -7,12 +7,13 @@ import io
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.reports import job_report
+from koala_adapter.api.reporting import job_report
 from koala_adapter.cli.context import make_console
 from koala_adapter.cli.following import closing
 from koala_adapter.cli.tables import files_lines
 from koala_adapter.model import PlaceholderId
-from koala_adapter.service.results import LEDGER_NAME, FilesReport, Results, read_ledger
+from koala_adapter.service.filesreport import FilesReport
+from koala_adapter.service.results import LEDGER_NAME, Results, read_ledger
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.vjm.channel import FilePiece, Omission, TaskFiles
 from tests.unit.scheduler.scheduler_site import Site, component, job

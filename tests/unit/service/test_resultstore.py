@@ -7,12 +7,13 @@ import stat
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import ProtocolError
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.vjm.channel import FilePiece
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +102,7 @@ def test_a_file_that_cannot_be_written_is_refused(store: ResultStore, rank: Path
     assert not store.take(rank, piece(b"e", b"abc", size=3, number=3)).refusal
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(content=st.binary(max_size=40), cuts=st.lists(st.integers(0, 40), max_size=8), data=st.data())
 def test_any_order_of_lost_connections_gives_the_same_file(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, cuts: list[int], data: st.DataObject

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
@@ -23,6 +23,7 @@ from koala_adapter.simulation.koala_workloads import WM, WM_HIGH, WMR, WMR_HIGH,
 from koala_adapter.simulation.multicluster import Multicluster, Settings, simulate
 from koala_adapter.simulation.platform import DAS3, BackgroundLoad, ClusterModel, Failures, Platform
 from koala_adapter.simulation.runs import SimulatedJob
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from koala_adapter.simulation.acceptance import AcceptanceRule
@@ -416,7 +417,7 @@ random_jobs = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(40)
 @given(
     random_jobs,
     st.sampled_from(["none", "pra", "pwa"]),

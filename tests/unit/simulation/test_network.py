@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.network import Network
 from koala_adapter.simulation.platform import DomainModel, LinkModel, load_platform_text
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from koala_adapter.simulation.network import Transfer
@@ -136,7 +137,7 @@ sends = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(40)
 @given(sends)
 def test_all_data_arrive_and_no_link_is_overfull(plan: list[tuple[float, str, str, float]]) -> None:
     """Whatever is sent when: each transfer ends no sooner than alone, all bits arrive, and links keep their bounds."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,17 @@ import pytest
 from koala_adapter.vjm import agent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Iterator[Path]:
+    """Return where a tree can be made that is too deep for pytest to remove, should the agent have left it."""
+    path = tmp_path / "top"
+    yield path
+    subprocess.run(["chmod", "-Rf", "u+rwx", path], check=False, timeout=60)
+    subprocess.run(["rm", "-rf", path], check=True, timeout=60)
 
 
 def deep(top: Path, depth: int) -> None:
@@ -27,12 +38,11 @@ def deep(top: Path, depth: int) -> None:
     os.close(place)
 
 
-def test_any_tree_is_removed(tmp_path: Path) -> None:
+def test_any_tree_is_removed(tmp_path: Path, top: Path) -> None:
     """Deep, wide, locked, with links, pipes and names of all sorts; what links lead to stays."""
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
-    top = tmp_path / "top"
     deep(top, 1200)
     for name in ("owner", "deep/owner", "name\n", os.fsdecode(b"\xff")):
         (top / name).touch()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.vjm.jobscript import PYTHONS, AgentConfig, render_job_script
+from koala_adapter.vjm.jobscript import OTHER_PYTHONS, SYSTEM_PYTHONS, AgentConfig, render_job_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 TOKEN = "token-0123456789abcdef"
 AGENT = AgentConfig(
@@ -32,10 +31,20 @@ def render(agent: AgentConfig = AGENT) -> str:
     return render_job_script(agent=agent, array_index_variable="SGE_TASK_ID", job_id_variable="JOB_ID")
 
 
-def run(script: str, path: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def looking_for(script: str, *, system: str, others: str) -> str:
+    """Return the script as it is with other places and names of Python."""
+    for listed, wanted in ((SYSTEM_PYTHONS, system), (OTHER_PYTHONS, others)):
+        assert " ".join(listed) in script
+        script = script.replace(" ".join(listed), wanted)
+    return script
+
+
+def run(
+    script: str, path: str, tmp_path: Path, shell: Sequence[str] = ("/bin/sh",)
+) -> subprocess.CompletedProcess[str]:
     """Run a script as a batch system does, with its own PATH."""
     return subprocess.run(
-        ["/bin/sh"], input=script, env={"PATH": path, "TMPDIR": str(tmp_path)}, cwd=tmp_path, capture_output=True,
+        [*shell], input=script, env={"PATH": path, "TMPDIR": str(tmp_path)}, cwd=tmp_path, capture_output=True,
         text=True, check=False, timeout=30,
     )  # fmt: skip
 
@@ -119,7 +128,7 @@ def test_impossible_configurations_are_refused(changes: dict[str, object], told:
 
 def test_no_python_is_said_clearly(tmp_path: Path) -> None:
     """Status 127, and stderr names the node, the PATH and what was looked for."""
-    script = re.sub(r"^for python in .*?;", "for python in python3 python3.11;", render(), flags=re.MULTILINE)
+    script = looking_for(render(), system="/nowhere/python3", others="python3 python3.11")
     done = run(script, only(tmp_path / "bin"), tmp_path)
     assert done.returncode == 127
     assert "no usable Python 3.6" in done.stderr
@@ -127,12 +136,12 @@ def test_no_python_is_said_clearly(tmp_path: Path) -> None:
 
 
 def test_unusable_pythons_are_passed_over(tmp_path: Path) -> None:
-    """An old one, a broken one and one without ssl are tried and left; the next one runs the agent."""
+    """Where the system has none: one that is not there and a broken one are left; the next one runs the agent."""
     executable(tmp_path / "bin" / "python3", "#!/bin/sh\nexit 1\n")
     path = only(tmp_path / "bin")
     chosen = f"{tmp_path}/chosen"
     Path(chosen).symlink_to(sys.executable)
-    script = re.sub(r"^for python in .*?;", f"for python in nowhere python3 {chosen};", render(), flags=re.MULTILINE)
+    script = looking_for(render(), system="/nowhere/python3", others=f"nowhere python3 {chosen}")
     done = run(script, path, tmp_path)
     assert done.returncode == 4, done.stderr
     assert "127.0.0.1:9" in done.stderr
@@ -152,11 +161,75 @@ def test_nothing_is_imported_from_the_directory_of_the_job(tmp_path: Path) -> No
 
 
 def test_places_of_python_cover_the_usual_nodes() -> None:
-    """The default name first, RHEL 8's own Python, and no version that is too old."""
-    assert PYTHONS[0] == "python3"
-    assert "/usr/libexec/platform-python" in PYTHONS
-    assert {"python3.6", "python3.14"} <= set(PYTHONS)
-    assert "python3.5" not in PYTHONS
+    """The system's own first, RHEL 8's among them, then the default name, and no version that is too old."""
+    assert SYSTEM_PYTHONS == ("/usr/bin/python3", "/usr/libexec/platform-python")
+    assert OTHER_PYTHONS[0] == "python3"
+    assert {"python3.6", "python3.14"} <= set(OTHER_PYTHONS)
+    assert "python3.5" not in OTHER_PYTHONS
+
+
+SHELLS = [path for name in ("dash", "bash", "busybox") if (path := shutil.which(name))]
+
+
+def as_sh(shell: str) -> list[str]:
+    """Return the command line by which a shell is a POSIX one."""
+    return [shell, *{"bash": ["--posix"], "busybox": ["sh"]}.get(Path(shell).name, [])]
+
+
+def counting(path: Path, program: str) -> Path:
+    """Write a program that notes each start of itself before it is another one."""
+    return executable(path, f'#!/bin/sh\necho >>"$0.starts"\nexec {program} "$@"\n')
+
+
+def starts(program: Path) -> int:
+    """Return how often a counting program was started."""
+    noted = Path(f"{program}.starts")
+    return len(noted.read_text().splitlines()) if noted.exists() else 0
+
+
+WITHOUT_SSL = """\
+#!/bin/sh
+echo >>"$0.starts"
+while [ "$1" != -c ]; do shift; done
+shift
+exec {python} -I -S -B -c 'import sys; sys.modules["_ssl"] = None; exec(sys.argv.pop(1))' "$@"
+"""
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
+def test_the_python_of_the_system_is_started_once(shell: str, tmp_path: Path) -> None:
+    """What stands first in the PATH, such as a shim, is not started at all."""
+    system = counting(tmp_path / "system" / "python3", sys.executable)
+    shim = counting(tmp_path / "bin" / "python3", sys.executable)
+    script = looking_for(render(), system=f"/nowhere/python3 {system}", others="python3")
+    done = run(script, only(tmp_path / "bin"), tmp_path, as_sh(shell))
+    assert done.returncode == 4, done.stderr
+    assert (starts(system), starts(shim)) == (1, 0)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda path: Path(path).name)
+def test_a_python_that_is_not_enough_hands_over_to_another(shell: str, tmp_path: Path) -> None:
+    """One without ssl looks among the others, passes over a broken one, and the next runs the agent."""
+    system = executable(tmp_path / "system" / "python3", WITHOUT_SSL.format(python=sys.executable))
+    executable(tmp_path / "bin" / "python3", "#!/bin/sh\ncat\nexit 1\n")
+    good = counting(tmp_path / "bin" / "python3.9", sys.executable)
+    script = looking_for(render(), system=str(system), others="nowhere python3 python3.9")
+    done = run(script, only(tmp_path / "bin"), tmp_path, as_sh(shell))
+    assert done.returncode == 4, done.stderr
+    assert "no contact to the control center for 1 s" in done.stderr
+    assert done.stdout == ""
+    assert starts(system) == 2  # it tries itself, too, as one of those that are looked for
+    assert starts(good) == 2  # tried, then taken
+
+
+def test_a_python_that_is_not_enough_says_so_when_there_is_no_other(tmp_path: Path) -> None:
+    """In the same words as the shell, where there is no Python at all."""
+    system = executable(tmp_path / "system" / "python3", WITHOUT_SSL.format(python=sys.executable))
+    script = looking_for(render(), system=str(system), others="python3 python3.11")
+    done = run(script, only(tmp_path / "bin"), tmp_path)
+    assert done.returncode == 127
+    said = f"(PATH={tmp_path / 'bin'}); looked for: {system} python3 python3.11\n"
+    assert done.stderr == f"koala agent: no usable Python 3.6 or newer on {os.uname().nodename} {said}"
 
 
 FOREIGN = 54321
@@ -168,10 +241,10 @@ def say(directory: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     script = render_job_script(
         agent=AGENT, array_index_variable="SGE_TASK_ID", job_id_variable=None, words_directory=str(directory)
     )
-    script = script.replace('"$python" -I', "false -I")
+    script = looking_for(script, system="/nowhere/python3", others="nowhere")
     work = tmp_path / "work"
     work.mkdir()
-    ended = run(f"{script.removesuffix('exit 127' + chr(10))}pwd\nexit 127\n", "/usr/bin:/bin", work)
+    ended = run(script.replace("    exit 127\n", "    pwd\n    exit 127\n"), "/usr/bin:/bin", work)
     assert ended.returncode == 127
     return ended
 

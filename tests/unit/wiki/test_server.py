@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.batchsystem.startlog import Pin, Wishes
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.model import EndReason, HoldOwner, LrmJobState, NodeState
+from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.protocol import Dialect
+from koala_adapter.wiki.earliernotes import take_over_notes
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ def server(tmp_path: Path) -> Server:
     made = Server(tmp_path)
     made.source.add(job("5", 6), running("7", {"n1": 4, "n2": 2}))
     return made
+
+
+def on_record(id_: str) -> Pin:
+    """Return what is on record of the start of a job by an earlier process."""
+    wishes = Wishes(processors=1)
+    return Pin(job_id=LrmJobId(id_), submitted_at=NOW - 60, nodes=(("n1", 1),), wishes=wishes, at=NOW - 1)
 
 
 async def test_records_that_maui_understands(server: Server) -> None:
@@ -49,7 +57,7 @@ async def test_started_as_told(server: Server) -> None:
     assert (reply.status, reply.text) == (0, "job 5 started successfully")
     assert server.source.calls == [("start", "5 n4:n4:n4:n2:n2:n2")]
     assert "STATE=Running;TASKLIST=n4:n4:n4:n2:n2:n2;" in (await server.records("GETJOBS ARG=0:5"))["5"]
-    assert server.intents.left() == {}
+    assert server.starts.pins == ()
 
 
 async def test_a_start_that_shows_late_is_promised(server: Server) -> None:
@@ -351,19 +359,40 @@ async def test_interrupted_starts_are_settled(tmp_path: Path, shows: str) -> Non
     if shows in states:
         source.add(states[shows])
     server = Server(tmp_path, source)
-    server.intents.note("5", ["n1"], now=NOW)
+    server.starts.note(on_record("5"))
     await server.resource.verbs.reconcile()
     assert source.calls == ([("hold", "5")] if shows == "released" else [])
-    assert server.intents.left() == {}
+    assert server.starts.pins == ()
     expected = {"released": {"5": "Idle"}, "held": {"5": "Idle"}, "running": {"5": "Running"}, "gone": {}}
     assert await server.states() == expected[shows]
 
 
-async def test_nothing_is_started_without_a_note(tmp_path: Path, server: Server) -> None:
-    """When the note of a start cannot be written the start is refused; a damaged note is no note."""
-    (tmp_path / "starts" / "job-9.start").write_text(json.dumps({"job": 9}))
-    assert server.intents.left() == {}
-    (tmp_path / "starts").rmdir()
-    (tmp_path / "starts").write_text("no directory")
+async def test_a_later_job_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
+    """What is on record is the start of another job, which is gone."""
+    server = Server(tmp_path)
+    server.source.add(job("5", state=LrmJobState.QUEUED))
+    server.starts.note(replace(on_record("5"), submitted_at=NOW - 5000))
+    await server.resource.verbs.reconcile()
+    assert (server.source.calls, server.starts.pins) == ([], ())
+
+
+async def test_nothing_is_started_off_the_record(server: Server) -> None:
+    """When a start cannot be put on record it is refused."""
+    server.starts.close()
     assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == -700
     assert server.source.calls == []
+
+
+async def test_notes_of_version_0_1_are_taken_over(tmp_path: Path) -> None:
+    """Starts that such a server was trying are settled by the next; a damaged note was never acted upon."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "job-5.start").write_text('{"job": "5", "nodes": ["n1", "n1", "n2"], "at": 1795000000.5}')
+    (notes / "job-9.start").write_text(json.dumps({"job": 9}))
+    server = Server(tmp_path)
+    take_over_notes(notes, server.starts)
+    assert [(pin.job_id, pin.nodes) for pin in server.starts.pins] == [("5", (("n1", 2), ("n2", 1)))]
+    assert list(notes.iterdir()) == []
+    server.source.add(job("5", state=LrmJobState.QUEUED))
+    await server.resource.verbs.reconcile()
+    assert (server.source.calls, server.starts.pins) == ([("hold", "5")], ())

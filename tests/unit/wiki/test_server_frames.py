@@ -14,6 +14,7 @@ import structlog
 
 from koala_adapter.errors import WikiError
 from koala_adapter.wiki.codec.protocol import Dialect, FrameReader, Status, checksum, open_reply, parse_reply
+from tests.examples import repeated
 from tests.unit.wiki.wiki_source import KEY, NOW, Server, job, running
 from tests.wire.wiki_samples import golden
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-FRAMES = 100_000
+FRAMES = repeated(4_000)
 SEED = 7
 
 SAMPLES = (
@@ -139,10 +140,9 @@ def quiet() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("quiet")
 async def test_random_frames_do_no_harm(tmp_path: Path) -> None:
-    """100,000 random and mutated payloads each get an answer that Maui could read, or none; the server lives on."""
+    """Thousands of random and mutated payloads: each gets an answer that Maui could read, or none."""
     chance = random.Random(SEED)
     server = Server(tmp_path, cache=1e9, reply_within=0.5, dialect=Dialect.WIKI2)
     statuses: dict[int, int] = {}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.model import ClusterName, EndReason, HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.plugin import Capabilities
 from koala_adapter.wiki.codec.protocol import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
-from koala_adapter.wiki.intents import Intents
 from koala_adapter.wiki.options import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.sources import Listing, Place, Source
+from koala_adapter.wiki.sources import Place, Source, Survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ class MemorySource(Source):
         """Have these jobs."""
         self.job_list.update((str(one.id), one) for one in jobs)
 
-    async def read(self) -> Listing:
+    async def read(self) -> Survey:
         """Return all."""
         self.reads += 1
         await anyio.sleep(self.slow)
@@ -91,8 +91,8 @@ class MemorySource(Source):
         for one in self.node_list:
             active = (found for found in self.job_list.values() if found.state is LrmJobState.RUNNING)
             used = sum(count for found in active for where, count in found.layout if where == one.name)
-            nodes.append((CLUSTER, replace(one, processors_used=max(used, one.processors_used))))
-        return Listing(nodes=tuple(nodes), jobs=tuple(self.job_list.values()), clusters=frozenset({CLUSTER}))
+            nodes.append(replace(one, processors_used=max(used, one.processors_used)))
+        return Survey(nodes={CLUSTER: tuple(nodes)}, jobs=tuple(self.job_list.values()))
 
     async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
         """Let a job run there."""
@@ -160,11 +160,12 @@ class Server:
         self.now = NOW
         self.set_by = 0.0
         """Seconds by which somebody has set the time of day, ``now``."""
-        self.intents = Intents(path / "starts")
+        path.mkdir(exist_ok=True)
+        self.starts = StartLog(path / "starts.sqlite")
         self.resource = WikiResource(
             self.source,
             key,
-            self.intents,
+            self.starts,
             self.options,
             clock=lambda: self.now,
             steady=lambda: self.now - self.set_by,

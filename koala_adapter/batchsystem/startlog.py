@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The starts that are under way, on disk before they are asked for.
+"""The starts that are under way, on disk before they are asked for: those of `koala schedule` and of WIKI.
 
 Together with ``start_on``, which acts on held jobs only, this makes a kill at any moment harmless: what is on record
-and still held is started again, what was released and did not start is held again, and what runs is left running.
+and still held may be started again, what was released and did not start is held again, what runs is left running.
 """
 
 from __future__ import annotations
@@ -10,26 +10,86 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JournalError
 from koala_adapter.host.clock import ClockReading
-from koala_adapter.ordering.entries import Pin
+from koala_adapter.model import LrmJobId  # noqa: TC001 - the codec of the log reads annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from koala_adapter.model import LrmJobId
+    from koala_adapter.model import LrmJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What of a job a batch system may show differently once we have tied it to nodes."""
+
+    processors: int
+    requested_nodes: tuple[str, ...] = ()
+    nodes_wanted: int | None = None
+    nodes_least: int = 1
+    nodes_most: int | None = None
+    tasks_per_node: int | None = None
+
+    @classmethod
+    def of(cls, job: LrmJob) -> Wishes:
+        """Return those of a job that is not tied."""
+        return cls(
+            processors=job.processors,
+            requested_nodes=job.requested_nodes,
+            nodes_wanted=job.nodes_wanted,
+            nodes_least=job.nodes_least,
+            nodes_most=job.nodes_most,
+            tasks_per_node=job.tasks_per_node,
+        )
+
+    def restored(self, job: LrmJob) -> LrmJob:
+        """Return a job as it was before it was tied."""
+        return replace(
+            job,
+            processors=self.processors,
+            requested_nodes=self.requested_nodes,
+            nodes_wanted=self.nodes_wanted,
+            nodes_least=self.nodes_least,
+            nodes_most=self.nodes_most,
+            tasks_per_node=self.tasks_per_node,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What is on record of a start before it is asked for, so that a kill at any time loses and doubles nothing."""
+
+    job_id: LrmJobId
+    submitted_at: float | None
+    """Tells the job from a later one of the same number."""
+    nodes: tuple[tuple[str, int], ...]
+    wishes: Wishes
+    """What its user insists on: what the batch system shows from now on is ours."""
+    at: float
+    """Like all times but ``submitted_at`` by our own clock."""
+    failures: int = 0
+    """How many starts have failed; one that was cut short by our own end did not."""
+    not_before: float = 0.0
+    """After a failed start: when the next one may be tried."""
+    failure: str = ""
+    """Why the last start failed, or that the job was queued again."""
+    started: bool = False
+    """It ran there: kept until it is over, because the batch system may queue it again."""
+
 
 HINT = "is the disk full, or the file damaged?"
 _PIN = TypeAdapter(Pin)
 _READING = TypeAdapter(ClockReading)
 
 
-class StartRecord:
+class StartLog:
     """The pins of one cluster in one SQLite file of mode 0600."""
 
     def __init__(self, path: Path) -> None:
@@ -66,6 +126,14 @@ class StartRecord:
             self._database.execute(statement, values)
         except sqlite3.Error as error:
             raise JournalError(f"{self._path}: cannot be written: {error}", hint=HINT) from error
+
+    def note(self, pin: Pin) -> None:
+        """Put a start on record; on return that is on disk. Raises JournalError: then it must not be asked for."""
+        self.store({**self._stored, pin.job_id: pin})
+
+    def remove(self, job_id: LrmJobId) -> None:
+        """Take a start off the record: the job runs, or is held, or is gone. Raises JournalError."""
+        self.store({job: pin for job, pin in self._stored.items() if job != job_id})
 
     def store(self, pins: Mapping[LrmJobId, Pin]) -> None:
         """Make the record equal to ``pins``; on return that is on disk. Raises JournalError: then nothing changed."""

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does it cost to start an agent? Processor time of each, and the time until N of them are held.
+
+Real job scripts on this machine, all at once, with a real control center; no batch system. The baseline, in turns with
+them, are as many bare shell scripts that only say that they have begun. Once more with a shell script named ``python3``
+first in the PATH, as pyenv, conda and modules have one.
+
+    python benchmarks/agentstart.py [--sizes 1,8,64] [--repeat 5] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.vjm.center import ControlCenter
+from koala_adapter.vjm.certificate import load_or_create, server_context
+from koala_adapter.vjm.credentials import digest, matches
+from koala_adapter.vjm.events import AgentEvent, AgentRegistered
+from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BATCH = BatchKey("koala-benchmark-1")
+TOKEN = "a-token-that-guards-nothing-at-all"  # noqa: S105 - lives for the length of a benchmark
+DEADLINE = 120.0
+SHIM = f'#!/bin/sh\nname=$(basename "$0")\nexec {sys.executable} "$@"\n'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of N programs that are started at once."""
+
+    seconds: float
+    """Until the last has begun, or is held."""
+    processor_seconds: float
+    """Of one, to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Medians for one size."""
+
+    agents: int
+    bare: Cost
+    system: Cost
+    """With the plain PATH."""
+    shim: Cost
+    """With a shell script named ``python3`` first in it."""
+
+    @property
+    def ratio(self) -> float:
+        """Seconds until held over those of bare scripts."""
+        return self.system.seconds / self.bare.seconds
+
+
+class Count:
+    """Counts agents for one control center."""
+
+    def __init__(self, agents: int) -> None:
+        self._left = agents
+        self._owners: dict[PlaceholderId, str] = {}
+        self.all_here = anyio.Event()
+
+    def bound_session(self, placeholder: PlaceholderId) -> str | None:
+        """Return who owns ``placeholder``."""
+        return self._owners.get(placeholder)
+
+    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
+        """Remember it."""
+        self._owners[placeholder] = session_hash
+
+    def on_event(self, event: AgentEvent) -> None:
+        """Count it."""
+        self._left -= isinstance(event, AgentRegistered)
+        if self._left == 0:
+            self.all_here.set()
+
+
+def start(script: Path, count: int, path: str) -> list[subprocess.Popen[bytes]]:
+    """Start a script so many times, each with its index."""
+    return [
+        subprocess.Popen(
+            ["/bin/sh", str(script)], env={"PATH": path, "INDEX": str(index)}, stdin=subprocess.DEVNULL, cwd="/"
+        )
+        for index in range(1, count + 1)
+    ]
+
+
+def processor_seconds(processes: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Wait for all and return the mean processor time."""
+    total = 0.0
+    for process in processes:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0, process.returncode
+        total += usage.ru_utime + usage.ru_stime
+    return total / len(processes)
+
+
+def bare_scripts(count: int) -> Cost:
+    """Start scripts that only say that they have begun."""
+    with tempfile.TemporaryDirectory() as directory:
+        script = Path(directory) / "script"
+        script.write_text(f'#!/bin/sh\n: >"{directory}/begun.$INDEX"\n')
+        begin = time.time()
+        used = processor_seconds(start(script, count, os.defpath))
+        last = max(path.stat().st_mtime for path in Path(directory).glob("begun.*"))
+    return Cost(seconds=last - begin, processor_seconds=used)
+
+
+async def agents(count: int, path: str) -> Cost:
+    """Start agents, release them when all are held."""
+    counted = Count(count)
+    stored = digest(TOKEN)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        own = load_or_create(directory / "certificate")
+        center = ControlCenter(
+            ssl_context=server_context(own),
+            authenticate=lambda _, token: matches(token, stored),
+            sessions=counted,
+            on_event=counted.on_event,
+            output_path=lambda _placeholder, _task: None,
+            lease=60,
+            heartbeat=30,
+        )
+        async with anyio.create_task_group() as tasks:
+            port = await tasks.start(center.serve, "127.0.0.1", 0)
+            config = AgentConfig(
+                batch=BATCH,
+                host="127.0.0.1",
+                port=port,
+                fingerprint=own.fingerprint,
+                lease=60,
+                walltime=600,
+                token=TOKEN,
+            )
+            script = directory / "script"
+            script.write_text(render_job_script(agent=config, array_index_variable="INDEX", job_id_variable=None))
+            begin = time.monotonic()
+            processes = start(script, count, path)
+            with anyio.fail_after(DEADLINE):
+                await counted.all_here.wait()
+            seconds = time.monotonic() - begin
+            for placeholder in center.connected:
+                center.release(placeholder, 1.0)
+            used = await anyio.to_thread.run_sync(processor_seconds, processes)
+            tasks.cancel_scope.cancel()
+    return Cost(seconds=seconds, processor_seconds=used)
+
+
+def measure(count: int, repeat: int, shims: str) -> Row:
+    """Measure one size, in turns, so that all meet the same conditions."""
+    found: dict[str, list[Cost]] = {"bare": [], "system": [], "shim": []}
+    for _ in range(repeat):
+        found["bare"].append(bare_scripts(count))
+        found["system"].append(anyio.run(agents, count, os.defpath))
+        found["shim"].append(anyio.run(agents, count, f"{shims}:{os.defpath}"))
+    return Row(agents=count, **{name: middle(costs) for name, costs in found.items()})
+
+
+def middle(costs: Sequence[Cost]) -> Cost:
+    """Return the medians."""
+    return Cost(
+        seconds=statistics.median(cost.seconds for cost in costs),
+        processor_seconds=statistics.median(cost.processor_seconds for cost in costs),
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", default="1,8,64", help="numbers of agents (default 1,8,64)")
+    parser.add_argument("--repeat", type=int, default=5, help="times that each is measured (default 5)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as shims:
+        shim = Path(shims) / "python3"
+        shim.write_text(SHIM)
+        shim.chmod(0o755)
+        rows = [measure(int(size), options.repeat, shims) for size in options.sizes.split(",")]
+    if options.json:
+        print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=2))
+        return
+    print(f"medians of {options.repeat}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    print(f"{'':>4} {'until all are held, s':^30} {'':>6} {'processor time of one, ms':^30}")
+    print(f"{'N':>4} {'bare':>9} {'agents':>9} {'shim':>9} {'ratio':>7} {'bare':>9} {'agents':>9} {'shim':>9}")
+    for row in rows:
+        costs = (row.bare, row.system, row.shim)
+        seconds = " ".join(f"{cost.seconds:9.3f}" for cost in costs)
+        used = " ".join(f"{1000 * cost.processor_seconds:9.1f}" for cost in costs)
+        print(f"{row.agents:4} {seconds} {row.ratio:7.1f} {used}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service inside the process of ``koala run`` or ``koala demo``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TextIO, cast
+
+import structlog
+from anyio.from_thread import start_blocking_portal
+
+from koala_adapter.api.hosting import host
+from koala_adapter.api.statedirectory import LOG_NAME
+from koala_adapter.cli.logstream import LogStream
+from koala_adapter.errors import ServiceUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.interrupts import Interrupts
+
+CLOSING = 10.0
+"""Seconds that our own service may take to end once it has begun to."""
+
+
+@dataclass(slots=True)
+class InnerService:
+    """A service inside this process."""
+
+    ended: bool = False
+    """It ended by itself: it was stopped, or it failed."""
+
+
+@contextmanager
+def inner_service(session: Session, interrupts: Interrupts) -> Iterator[InnerService]:
+    """Run a service inside this process during the block, the only part of this that an interrupt may end."""
+    inner = InnerService()
+    with log_to_file(session), interrupts.put_off(), start_blocking_portal() as portal:
+        with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
+            future, server = portal.start_task(
+                partial(host, policies=session.policies), session.site, session.plugins, session.directory
+            )
+        try:
+            with interrupts.let_in():
+                yield inner
+        except ServiceUnavailableError:
+            # It is our own that is gone, so we know why.
+            error = future.exception(timeout=CLOSING)
+            if error is not None:
+                raise error from None
+            raise
+        finally:
+            inner.ended = future.done()
+            if not inner.ended:
+                portal.call(server.quiet)  # or asyncio would grumble about a read that is both done and cancelled
+            future.cancel()
+
+
+@contextmanager
+def log_to_file(session: Session) -> Iterator[None]:
+    """Have a service inside this process log where one in the background does, not among what people read."""
+    if session.verbose:
+        yield
+        return
+    former = structlog.get_config()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    file = os.fdopen(os.open(session.directory / LOG_NAME, flags, 0o600), "a", buffering=1)
+    structlog.configure(
+        processors=[*former["processors"][:-1], structlog.dev.ConsoleRenderer(colors=False)],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(file))),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**former)
+        with suppress(OSError):  # what a full disk did not take
+            file.close()

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How parts that log do so while a command runs: in lines on standard error, or not at all."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO, cast
+
+import structlog
+
+from koala_adapter.cli.logstream import LogStream
+
+
+def set_up_log(*, shown: bool) -> None:
+    """Log on standard error when ``shown``; otherwise to nowhere."""
+    level = logging.INFO if shown else logging.CRITICAL
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.ExceptionRenderer(),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(sys.stderr))),
+    )
+    if not shown:
+        # What asyncio complains of on its own is for us, not for the person at the terminal.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)

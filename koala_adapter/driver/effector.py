@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What carries out the scheduler's actions: one method for each kind, so that none can be forgotten. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, assert_never
+
+from koala_adapter.scheduler import actions as act
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.actions import Action
+
+
+class Effector(Protocol):
+    """Does things in the world, real or simulated. What comes of them is reported by events, later or at once.
+
+    A method may raise JournalBlockedError, and is called again with the same action when the journal can be written.
+    """
+
+    def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
+        """Have placeholders submitted; BatchSubmitted, or what else becomes of it."""
+
+    def end_placeholders(self, action: act.EndPlaceholders) -> None:
+        """Release or cancel placeholders; PlaceholderEnded for each."""
+
+    def launch_job(self, action: act.LaunchJob) -> None:
+        """Start an application; RankStarted and RankEnded for each rank."""
+
+    def offer_processors(self, action: act.OfferProcessors) -> None:
+        """Ask an application to grow; OfferAnswered."""
+
+    def request_processors(self, action: act.RequestProcessors) -> None:
+        """Ask an application to shrink; OfferAnswered, then ProcessorsReleased."""
+
+    def take_processors(self, action: act.TakeProcessors) -> None:
+        """Start further processes of an application; RankStarted for each."""
+
+    def withdraw_offer(self, action: act.OfferWithdrawn) -> None:
+        """Tell an application that what it accepted cannot be had."""
+
+    def grant_processors(self, action: act.ProcessorsGranted) -> None:
+        """Tell an application what it gets of what it asked for."""
+
+    def read_output(self, action: act.ReadPlaceholderOutput) -> None:
+        """Find out what a placeholder wrote; PlaceholderSaid."""
+
+    def job_finished(self, action: act.JobFinished) -> None:
+        """Take note of the outcome of a job."""
+
+    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+        """Take note that the outcome of a job is another one."""
+
+
+def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901 - one plain line per kind of action
+    """Have an action carried out."""
+    match action:
+        case act.SubmitPlaceholders():
+            effector.submit_placeholders(action)
+        case act.EndPlaceholders():
+            effector.end_placeholders(action)
+        case act.LaunchJob():
+            effector.launch_job(action)
+        case act.OfferProcessors():
+            effector.offer_processors(action)
+        case act.RequestProcessors():
+            effector.request_processors(action)
+        case act.TakeProcessors():
+            effector.take_processors(action)
+        case act.OfferWithdrawn():
+            effector.withdraw_offer(action)
+        case act.ProcessorsGranted():
+            effector.grant_processors(action)
+        case act.ReadPlaceholderOutput():
+            effector.read_output(action)
+        case act.JobFinished():
+            effector.job_finished(action)
+        case act.OutcomeCorrected():
+            effector.outcome_corrected(action)
+        case _:
+            assert_never(action)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of things: an event is journaled, then the scheduler handles it, then its actions are carried out.
+
+While the journal cannot be written nothing of that happens: events wait here, in their order, and so do actions that
+need the journal, until it can be written again. What users ask for is refused meanwhile.
+
+An event on which the scheduler fails, which is a defect of ours, is set aside: the state that it left half changed is
+given up, and built again from the journal without it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from koala_adapter.driver.effector import carry_out
+from koala_adapter.driver.recovery import EventStore, failure_text, rebuilt, report_defect
+from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, RecoveryError
+from koala_adapter.scheduler import actions as act
+from koala_adapter.scheduler.events import TimeReached, TimersPostponed
+
+if TYPE_CHECKING:
+    from koala_adapter.driver.effector import Effector
+    from koala_adapter.driver.recovery import MakeScheduler
+    from koala_adapter.errors import KoalaError
+    from koala_adapter.scheduler import Scheduler
+    from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import State
+
+POSTPONEMENT = 60.0
+"""Seconds for which the timers are put off on which the scheduler failed."""
+SNAPSHOT_INTERVAL = 5000
+"""Events between two snapshots of the scheduler's state."""
+
+log = structlog.get_logger()
+
+
+class WritableStore(EventStore, Protocol):
+    """A journal, for its only writer."""
+
+    def append(self, event: Event) -> int:
+        """Store an event and return its number. Raises JournalBlockedError when it cannot: then it never happened."""
+
+    def sync(self) -> None:
+        """Force what was appended to disk. Raises JournalBlockedError."""
+
+    def probe(self) -> None:
+        """Write something. Raises JournalBlockedError when that cannot be."""
+
+    def snapshot(self, state: State, number: int) -> None:
+        """Store the state as of an event. Raises JournalBlockedError."""
+
+
+class Owner(Protocol):
+    """Whoever runs a loop, and hears what becomes of it."""
+
+    def handled(self, event: Event) -> None:
+        """Hear of an event that the scheduler has handled; its actions are carried out after this.
+
+        May raise JournalBlockedError.
+        """
+
+    def settled(self) -> None:
+        """Hear that all that there was is done, or waits for the journal."""
+
+    def halted(self) -> None:
+        """Hear that nothing is done until the journal can be written: :meth:`EventLoop.try_again`."""
+
+    def state_rebuilt(self) -> None:
+        """Hear that an event was set aside: what agents and batch systems told by it must be asked for again."""
+
+    def failed(self, error: KoalaError) -> None:
+        """Hear that the state cannot be built again. Nothing is done any more; all that was journaled is there."""
+
+
+class EventLoop:
+    """Takes events one after the other, each with all its actions before the next. Owns the scheduler."""
+
+    def __init__(
+        self, scheduler: Scheduler, store: WritableStore, effector: Effector, owner: Owner, *, make: MakeScheduler
+    ) -> None:
+        """``scheduler``: as built from ``store``; ``make``: how it is made when it has to be built again."""
+        self.scheduler = scheduler
+        self._store = store
+        self._effector = effector
+        self._owner = owner
+        self._make = make
+        self._events: deque[Event] = deque()
+        self._actions: deque[Action] = deque()
+        self._failed_on: tuple[int, Event, str] | None = None
+        """Event that has left the state half changed and is not set aside yet, with its number and the traceback."""
+        self._since_snapshot = 0
+        self._sync_wanted = False
+        self._draining = False
+        self._halt_told = False
+        self.stopped = False
+        """True once the state could not be built again."""
+        self.trouble = ""
+        """Why nothing is decided at present; empty while all is well."""
+
+    def post(self, event: Event) -> None:
+        """Take in what has happened: now, or as soon as the journal can be written."""
+        self._events.append(event)
+        self._drain()
+
+    def enter(self, event: Event) -> None:
+        """Take in what a user wants; it is on disk before this returns.
+
+        Raises JournalBlockedError when it cannot be journaled: then it was never wanted. Raises JobRefusedError when
+        the scheduler refuses it, and DefectError when it failed on it: then nothing was changed.
+        """
+        self.require_journal()
+        try:
+            number = self._store.append(event)
+        except JournalBlockedError as error:
+            self.halt(error)
+            raise
+        self._sync_wanted = True
+        try:
+            well = self._decide(number, event)
+        finally:
+            self._drain()
+        if not well:
+            kind, hint = type(event).__name__, "its log and `koala status` tell more; please report it"
+            raise DefectError(
+                f"koala failed on this ({kind} {number}), and set it aside: nothing was changed", hint=hint
+            )
+
+    def require_journal(self) -> None:
+        """Raise JournalBlockedError while nothing is decided."""
+        if self.trouble:
+            raise JournalBlockedError(self.trouble, hint="nothing is accepted until it can; make room, then try again")
+
+    def halt(self, error: JournalBlockedError) -> None:
+        """Do nothing more until the journal can be written."""
+        self.trouble = error.message
+        if not self._halt_told:
+            self._halt_told = True
+            log.error("nothing is decided until the journal can be written", error=error.message)
+            self._owner.halted()
+
+    def try_again(self) -> None:
+        """Go on if the journal can be written."""
+        if self.stopped:
+            return
+        try:
+            self._store.probe()
+        except JournalBlockedError as error:
+            self.trouble = error.message
+        else:
+            self.trouble = ""
+            self._drain()
+            self._halt_told = bool(self.trouble)
+
+    def _drain(self) -> None:
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while not self.trouble and (self._failed_on or self._events or self._actions or self._sync_wanted):
+                self._go_on()
+        except JournalBlockedError as error:
+            self.halt(error)
+        except RecoveryError as error:
+            self._stop(error)
+        finally:
+            self._draining = False
+        self._owner.settled()
+
+    def _go_on(self) -> None:
+        if self._failed_on is not None:
+            self._set_aside(*self._failed_on)
+        elif self._sync_wanted:
+            self._store.sync()
+            self._sync_wanted = False
+        elif self._actions:
+            action = self._actions.popleft()
+            try:
+                carry_out(action, self._effector)
+            except JournalBlockedError:
+                self._actions.appendleft(action)
+                raise
+        else:
+            number = self._store.append(self._events[0])
+            event = self._events.popleft()
+            try:
+                self._decide(number, event)
+            except JobRefusedError as error:
+                log.warning("the scheduler refused an event", event_type=type(event).__name__, error=error.message)
+
+    def _decide(self, number: int, event: Event) -> bool:
+        """Have the scheduler handle an event that is in the journal. False when it failed on it."""
+        try:
+            actions = self.scheduler.handle(event)
+        except JobRefusedError:  # raised before anything was changed
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a defect, and the state may be half changed
+            self._failed_on = (number, event, failure_text(error))
+            return False
+        self._actions.extend(actions)
+        self._sync_wanted |= any(isinstance(one, act.SubmitPlaceholders | act.LaunchJob) for one in actions)
+        try:
+            self._owner.handled(event)
+        except JournalBlockedError as error:  # the event has been taken in all the same
+            self.halt(error)
+        self._since_snapshot += 1
+        if self._since_snapshot >= SNAPSHOT_INTERVAL:
+            self._snapshot(number)
+        return True
+
+    def _snapshot(self, number: int) -> None:
+        self._since_snapshot = 0
+        try:
+            self._store.snapshot(self.scheduler.state, number)
+        except JournalBlockedError as error:  # the events are there; the next restart only takes longer
+            log.warning("no snapshot was taken", error=error.message)
+
+    def _set_aside(self, number: int, event: Event, failure: str) -> None:
+        """Go on without an event on which the scheduler failed."""
+        self._store.set_aside(number, event, failure)
+        report_defect(number, event, failure)
+        self.scheduler = rebuilt(self._store, self._make)
+        self._failed_on = None
+        if isinstance(event, TimersPostponed):
+            raise RecoveryError("the scheduler fails whenever time passes", hint="nothing was lost; see the log")
+        if isinstance(event, TimeReached):
+            # What was due is due still, and would fail again at once, and every other event with it.
+            self._events.appendleft(TimersPostponed(time=event.time, seconds=POSTPONEMENT))
+        self._owner.state_rebuilt()
+
+    def _stop(self, error: RecoveryError) -> None:
+        self.stopped, self.trouble = True, error.message
+        log.error("the service stops", error=str(error))
+        self._owner.failed(error)

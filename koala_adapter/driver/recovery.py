@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the scheduler's state from its journal, without the events on which the scheduler fails."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import closing
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import structlog
+
+from koala_adapter.errors import JobRefusedError, RecoveryError
+from koala_adapter.scheduler.events import BatchUncertain, PlaceholderSilent
+from koala_adapter.scheduler.outcome import PlaceholderState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator, Iterable
+
+    from koala_adapter.model import BatchKey
+    from koala_adapter.scheduler import Scheduler
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import State
+
+    MakeScheduler: TypeAlias = Callable[[State | None], Scheduler]
+
+MOST_FAILURES = 10
+"""Events of one journal that may fail when they are replayed: beyond that the journal and this program do not fit."""
+
+log = structlog.get_logger()
+
+
+class EventStore(Protocol):
+    """A journal that a state is built from."""
+
+    def recover(self) -> tuple[State | None, Generator[tuple[int, Event], None, None]]:
+        """Return the latest snapshot, or None, and the numbered events after it that are not set aside."""
+
+    def set_aside(self, number: int, event: Event, failure: str) -> None:
+        """Leave an event out from now on, and keep it with the traceback of what it led to.
+
+        Raises JournalBlockedError.
+        """
+
+
+def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
+    """Return the scheduler after snapshot and events; an event on which it fails is set aside, and all begun anew.
+
+    Raises RecoveryError when too many fail, and then sets none aside; raises JournalError.
+    """
+    failures: dict[int, tuple[Event, str]] = {}
+    while len(failures) <= MOST_FAILURES:
+        state, events = store.recover()
+        scheduler = make(state)
+        with closing(events):
+            failed = _replay(scheduler, (one for one in events if one[0] not in failures))
+        if failed is None:
+            for number, (event, failure) in failures.items():
+                store.set_aside(number, event, failure)
+                report_defect(number, event, failure)
+            return scheduler
+        number, event, failure = failed
+        failures[number] = (event, failure)
+    message = f"the state cannot be built from the journal: the scheduler fails on more than {MOST_FAILURES} events"
+    latest = failure.strip().rpartition("\n")[2]
+    raise RecoveryError(
+        f"{message}, such as {number}: {latest}", hint="nothing was lost; report it, or use the version that wrote it"
+    )
+
+
+def _replay(scheduler: Scheduler, events: Iterable[tuple[int, Event]]) -> tuple[int, Event, str] | None:
+    """Have all events handled; return the first on which the scheduler failed, with how."""
+    for number, event in events:
+        try:
+            scheduler.handle(event)
+        except JobRefusedError:  # and nothing was changed, as when it happened
+            continue
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a defect
+            return number, event, failure_text(error)
+    return None
+
+
+def doubts(state: State, *, now: float, why: str, under_way: Collection[BatchKey]) -> list[Event]:
+    """Return the events that doubt what only a process knew, or an event that is set aside told.
+
+    Submissions whose outcome is not known, but for those ``under_way`` that this process is sending, and agents, all of
+    which have yet to come back.
+    """
+    found: list[Event] = [
+        BatchUncertain(time=now, batch=batch.key, reason=f"{why} meanwhile")
+        for batch in state.batches.values()
+        if batch.lrm_ids is None and batch.key not in under_way
+    ]
+    found += [
+        PlaceholderSilent(time=now, placeholder=placeholder.id, detail=why)
+        for placeholder in state.placeholders.values()
+        if placeholder.host and placeholder.state is not PlaceholderState.ENDING
+    ]
+    return found
+
+
+def failure_text(error: Exception) -> str:
+    """Return the traceback of a failure, for whoever mends the defect."""
+    return "".join(traceback.format_exception(error))
+
+
+def report_defect(number: int, event: Event, failure: str) -> None:
+    """Tell the operator of an event that is set aside."""
+    log.error(
+        "the scheduler failed on an event, which is set aside: a defect of koala, please report it",
+        number=number,
+        event_type=type(event).__name__,
+        failure=failure,
+    )

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One window of requests for all processes of a user on this host that ask the same batch system.
+
+A batch system's administrators count what an account sends, not which of its processes sends it. So the times of the
+last minute's requests stand in a small file for each batch system, which whoever is about to ask locks for a moment.
+Where the file cannot be used, each process still keeps within the bound by itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from array import array
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import structlog
+
+from koala_adapter.host.clock import boot_id, seconds_since_boot
+from koala_adapter.host.privatedirectory import make_private_directory
+from koala_adapter.plugin.limits import WINDOW, RequestWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+LOCKED_PAUSE = 0.005
+"""Seconds between two tries to get the lock."""
+LOCKED_AT_MOST = 5.0
+"""Seconds after which a process that keeps the lock, because it was stopped, is not waited for."""
+UNUSED_AFTER = 86_400.0
+"""Seconds after which the file of a batch system that nobody asked is removed."""
+SUFFIX = ".requests"
+
+log = structlog.get_logger()
+
+
+def window_path(directory: Path, *identity: str) -> Path:
+    """Return the file in ``directory`` for the batch system that ``identity`` tells from all others.
+
+    Times count from the boot of a host, so that each boot of each host has files of its own.
+    """
+    digest = sha256("\0".join((boot_id(), *identity)).encode()).hexdigest()
+    return directory / f"{digest[:32]}{SUFFIX}"
+
+
+def prepare_directory(directory: Path, *, now: float) -> None:
+    """Make the private directory of the windows and remove the files in it that are out of use. Raises OSError.
+
+    ``now``: the time of day.
+    """
+    make_private_directory(directory)
+    for path in directory.glob(f"*{SUFFIX}"):
+        with suppress(OSError):
+            if path.stat().st_mtime < now - UNUSED_AFTER:
+                with _locked(path) as descriptor:
+                    if descriptor is not None:
+                        path.unlink()
+
+
+class SharedWindow:
+    """At most ``per_minute`` requests in any 60 seconds, those of other processes that use the same file counted."""
+
+    def __init__(
+        self, per_minute: int, path: Path | None = None, *, clock: Callable[[], float] = seconds_since_boot
+    ) -> None:
+        """``path``: in a private directory; None: this process alone is counted. ``clock``: the same for all (s)."""
+        self._own = RequestWindow(per_minute)
+        self._path = path
+        self._clock = clock
+        self._locked_since: float | None = None
+        self._alone = False
+        self._largest = 0
+
+    @property
+    def per_minute(self) -> int:
+        """The bound."""
+        return self._own.per_minute
+
+    @property
+    def total(self) -> int:
+        """How many requests this process has sent."""
+        return self._own.total
+
+    @property
+    def largest(self) -> int:
+        """Largest number of requests seen in any 60 seconds, those of other processes counted."""
+        return max(self._largest, self._own.largest)
+
+    def take(self, *, urgent: bool = False) -> float:
+        """Count one request and return 0.0 when it may go now, else the seconds to wait before asking again."""
+        now = self._clock()
+        wait = self._own.wait(now, urgent=urgent)
+        if wait == 0.0 and self._path is not None:
+            wait = self._take_shared(self._path, now, urgent=urgent)
+        if wait == 0.0:
+            self._own.record(now)
+        return wait
+
+    def _take_shared(self, path: Path, now: float, *, urgent: bool) -> float:
+        try:
+            with _locked(path) as descriptor:
+                if descriptor is None:
+                    return self._another_has_it(now)
+                wait = self._take_locked(descriptor, now, urgent=urgent)
+        except OSError as error:
+            self._go_alone(str(error))
+            return 0.0
+        self._locked_since, self._alone = None, False
+        return wait
+
+    def _take_locked(self, descriptor: int, now: float, *, urgent: bool) -> float:
+        window = RequestWindow(self.per_minute, _read(descriptor, now))
+        wait = window.wait(now, urgent=urgent)
+        if wait == 0.0:
+            window.record(now)
+            _write(descriptor, window.times)
+            self._largest = max(self._largest, window.largest)
+        return wait
+
+    def _another_has_it(self, now: float) -> float:
+        if self._locked_since is None:
+            self._locked_since = now
+        if now - self._locked_since < LOCKED_AT_MOST:
+            return LOCKED_PAUSE
+        self._go_alone(f"another process has kept it locked for {LOCKED_AT_MOST:g} s")
+        return 0.0
+
+    def _go_alone(self, why: str) -> None:
+        """Keep within the bound without the others, until the file can be used again."""
+        if not self._alone:
+            log.warning("requests of other processes cannot be counted", path=str(self._path), error=why)
+        self._alone = True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int | None]:
+    """Give the open file while nobody else has it; None when another process has it. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            # It may have been removed, and made anew by another, before we got the lock.
+            yield descriptor if _is_at(descriptor, path) else None
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _read(descriptor: int, now: float) -> list[float]:
+    """Return the times of the last minute; what is not one, in a damaged file, is left out."""
+    times: array[float] = array("d")
+    raw = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    times.frombytes(raw[: len(raw) - len(raw) % times.itemsize])
+    return [time for time in times if now - WINDOW < time <= now]
+
+
+def _write(descriptor: int, times: tuple[float, ...]) -> None:
+    raw = array("d", times).tobytes()
+    os.pwrite(descriptor, raw, 0)
+    os.ftruncate(descriptor, len(raw))

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the reports of finished jobs: at their end, when that is corrected, and when the last of them has come in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from koala_adapter.model import JobId
+    from koala_adapter.scheduler.records import State
+    from koala_adapter.service.applications import Applications
+    from koala_adapter.service.journal import Journal
+
+
+class Archive:
+    """Reports of jobs that have ended, in the journal."""
+
+    def __init__(
+        self, journal: Journal, *, state: Callable[[], State], applications: Applications, ending: Iterable[JobId]
+    ) -> None:
+        """Nothing is kept before :meth:`keep_with` says how.
+
+        ``ending``: jobs with an outcome whose placeholders are not all gone.
+        """
+        self._journal = journal
+        self._state = state
+        self._applications = applications
+        self._make_report: Callable[[JobId], str] | None = None
+        self._ending = set(ending)
+
+    def keep_with(self, make_report: Callable[[JobId], str]) -> None:
+        """Have reports (JSON) made by ``make_report`` from now on, and of what had ended before a kill."""
+        self._make_report = make_report
+        for job_id, record in self._state().jobs.items():
+            if record.state.final and self._journal.archived(job_id) is None:
+                self.keep(job_id)
+
+    def keep(self, job_id: JobId) -> None:
+        """Keep the report of a finished job as it is now, in place of an earlier one. Raises JournalBlockedError."""
+        if self._make_report is not None:
+            record = self._state().jobs[job_id]
+            finished_at = record.finished_at or self._state().now or 0.0
+            self._journal.archive(job_id, finished_at, self._make_report(job_id))
+
+    def ended(self, job_id: JobId) -> None:
+        """Keep the report of a job that has just ended. Raises JournalBlockedError."""
+        self._applications.forget(job_id)
+        self._ending.add(job_id)
+        self.keep(job_id)
+
+    def close_over(self) -> None:
+        """Keep once more what is over: until its last placeholder was gone, files of its ranks have come in.
+
+        Raises JournalBlockedError.
+        """
+        jobs = self._state().jobs
+        for job_id in [id_ for id_ in self._ending if id_ not in jobs or not jobs[id_].live]:
+            if job_id in jobs:
+                self.keep(job_id)
+            self._ending.discard(job_id)
+            self._applications.results.forget(self._applications.directory / job_id)

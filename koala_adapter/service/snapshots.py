@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's state in pieces: a head, and rows of records, each small enough to be written while others wait.
+
+Version 0.1 wrote all of it as one text; that is read, too.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
+from koala_adapter.scheduler.timers import Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+GROUP = 250
+"""Records in a row of a snapshot: some milliseconds' work."""
+_STATE = TypeAdapter(State)
+_PARTS: dict[str, TypeAdapter[list[Any]]] = {
+    "jobs": TypeAdapter(list[JobRecord]),
+    "placeholders": TypeAdapter(list[PlaceholderRecord]),
+    "batches": TypeAdapter(list[BatchRecord]),
+    "clusters": TypeAdapter(list[ClusterRecord]),
+    "timers": TypeAdapter(list[Timer]),
+}
+"""Fields of the state that may be long."""
+
+
+def head(state: State) -> str:
+    """Return what is left of a state without the parts that are in rows."""
+    return _STATE.dump_json(state, exclude=set(_PARTS)).decode()
+
+
+def rows(state: State) -> Iterator[tuple[str, str]]:
+    """Yield the other parts group by group, each with its name. The state must not change meanwhile."""
+    for part, adapter in _PARTS.items():
+        table = getattr(state, part)
+        records = iter(table if isinstance(table, list) else table.values())
+        while group := list(islice(records, GROUP)):
+            yield part, adapter.dump_json(group).decode()
+
+
+def restored(body: str, stored: Iterable[tuple[str, str]]) -> State:
+    """Return a state from its head, or from all of it as version 0.1 wrote it, and its rows. Raises ValueError."""
+    state = _STATE.validate_json(body)
+    for part, group in stored:
+        for record in _PARTS[part].validate_json(group):
+            _put(state, record)
+    return state
+
+
+def _put(state: State, record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord | Timer) -> None:
+    match record:
+        case JobRecord():
+            state.jobs[record.job.id] = record
+        case PlaceholderRecord():
+            state.placeholders[record.id] = record
+        case BatchRecord():
+            state.batches[record.key] = record
+        case ClusterRecord():
+            state.clusters[record.parameters.name] = record
+        case Timer():
+            state.timers.append(record)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries the scheduler's actions out in the simulated world, and checks each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
+from tests.faults.agents import TO_AGENT, TO_CENTER, SimulatedAgent, Task
+from tests.faults.applications import Applications
+from tests.faults.faults import SubmissionFate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.model import BatchKey, ClusterName, LrmJobId, PlaceholderId
+    from koala_adapter.scheduler import actions as act
+    from tests.faults.driver import SimulatedService
+    from tests.faults.lrm import Element, SimulatedLrm
+
+STRANGER = "mallory"
+UNUSED = 100_000
+"""Submissions of so high a number are none of ours, although their names look so."""
+
+
+class SimulatedEffector:
+    """The hands of one service."""
+
+    def __init__(self, service: SimulatedService) -> None:
+        """What is done here is done by the process that the service is at that moment."""
+        self._service = service
+        self._clock = service.clock
+        self._faults = service.faults
+        self._applications = Applications(service)
+        self._keys: set[str] = set()
+        self.agents: dict[str, SimulatedAgent] = {}
+
+    # ---- submissions -----------------------------------------------------------------------------------------------
+
+    def submit_placeholders(self, action: act.SubmitPlaceholders) -> None:
+        """See Effector."""
+        key, service = action.batch, self._service
+        assert key not in self._keys, "a submission is repeated under the same key"
+        self._keys.add(key)
+        service.judges[action.cluster].sending(key)
+        fate = self._faults.fate()
+        if fate is SubmissionFate.REFUSED:
+            refusal = ev.BatchRejected(time=service.now, batch=key, reason="refused")
+            service.later(1.0, lambda: self._answer(action.cluster, key, refusal))
+            return
+        if fate is not SubmissionFate.TAKEN:
+            doubt = ev.BatchUncertain(time=service.now, batch=key, reason="no answer")
+            service.later(30.0, lambda: self._answer(action.cluster, key, doubt))
+        if fate is not SubmissionFate.UNKNOWN_OUT:
+            # The command runs in a process of its own, so it may outlive the service.
+            late = fate is SubmissionFate.UNKNOWN_LATE
+            delay = self._faults.chance.uniform(30.0, 40.0) if late else 0.3
+            self._clock.after(delay, lambda: self._arrive(action, answered=fate is SubmissionFate.TAKEN))
+
+    def _arrive(self, action: act.SubmitPlaceholders, *, answered: bool) -> None:
+        service, key = self._service, action.batch
+        lrm = service.lrms[action.cluster]
+        if not lrm.up:
+            doubt = ev.BatchUncertain(time=service.now, batch=key, reason="down")
+            service.later(0.0, lambda: self._answer(action.cluster, key, doubt))
+            return
+        ids = lrm.submit(
+            key,
+            action.count,
+            walltime=action.walltime,
+            user=service.user,
+            on_start=lambda element: self._started(lrm, element),
+            on_killed=lambda element: self.agents.pop(element.id).killed(),
+        )
+        if self._faults.imitated():
+            for name in (key, f"{service.prefix}{UNUSED + len(lrm.submissions)}"):
+                lrm.imitate(name, action.count + 1, user=STRANGER)
+        answer = ev.BatchSubmitted(time=service.now, batch=key, lrm_ids=ids)
+        if answered:
+            service.later(self._faults.delay(), lambda: self._answer(action.cluster, key, answer))
+
+    def _answer(self, cluster: ClusterName, key: BatchKey, event: ev.Event) -> None:
+        self._service.judges[cluster].answered(key)
+        self._service.post(replace(event, time=self._service.now))
+
+    def _started(self, lrm: SimulatedLrm, element: Element) -> None:
+        service = self._service
+        agent = SimulatedAgent(self._clock, lrm, element, service, lease=service.parameters.lease)
+        agent.mute = self._faults.hit(self._faults.mute)
+        self.agents[element.id] = agent
+
+    # ---- ends ------------------------------------------------------------------------------------------------------
+
+    def end_placeholders(self, action: act.EndPlaceholders) -> None:
+        """See Effector."""
+        to_cancel = []
+        for placeholder, lrm_id in zip(action.placeholders, action.lrm_ids, strict=True):
+            agent = self._service.connected.get(placeholder)
+            if agent is not None and agent.connection is not None:
+                agent.connection.send(TO_AGENT, agent.finish)
+            if lrm_id and (action.force or agent is None):
+                to_cancel.append(lrm_id)
+        self.cancel(action.cluster, to_cancel)
+
+    def cancel(self, cluster: ClusterName, ids: list[LrmJobId]) -> None:
+        """Have elements cancelled after a while; the judge of the cluster hears of it when nobody answers."""
+        lrm = self._service.lrms[cluster]
+
+        def reach() -> None:
+            if lrm.up:
+                lrm.cancel(ids)
+            else:
+                self._service.judges[cluster].not_cancelled(ids)
+
+        if ids:
+            self._service.later(self._faults.delay(), reach)
+
+    def read_output(self, action: act.ReadPlaceholderOutput) -> None:
+        """See Effector."""
+        service = self._service
+
+        def said() -> None:
+            service.post(
+                ev.PlaceholderSaid(time=service.now, cluster=action.cluster, job_id=action.job_id, text="nothing")
+            )
+
+        service.later(self._faults.delay(), said)
+
+    # ---- applications ----------------------------------------------------------------------------------------------
+
+    def launch_job(self, action: act.LaunchJob) -> None:
+        """See Effector."""
+        state = self._service.state
+        record = state.jobs[action.job_id]
+        sizes = {claim.component: 0 for claim in record.claims}
+        for rank in action.ranks:
+            sizes[rank.component] += 1
+            placeholder = state.placeholders[rank.placeholder]
+            assert placeholder.held_at is not None, "launched into a placeholder that was never held"
+            assert placeholder.silent_since is None, "launched into a silent placeholder"
+            assert placeholder.job_id == action.job_id, "launched into another job's placeholder"
+        for component in record.job.components:
+            assert component.minimum <= sizes[component.name] <= component.maximum, "launched on a wrong size"
+        assert len({rank.placeholder for rank in action.ranks}) == len(action.ranks)
+        for rank in action.ranks:
+            self.start_in(rank.placeholder)
+
+    def take_processors(self, action: act.TakeProcessors) -> None:
+        """See Effector."""
+        state = self._service.state
+        record = state.jobs[action.job_id]
+        assert all(state.placeholders[rank.placeholder].held_at is not None for rank in action.ranks)
+        assert all(state.placeholders[rank.placeholder].silent_since is None for rank in action.ranks)
+        assert action.ranks == record.ranks[-len(action.ranks) :]
+        self._service.taken.append(action)
+        for rank in action.ranks:
+            self.start_in(rank.placeholder)
+
+    def offer_processors(self, action: act.OfferProcessors) -> None:
+        """See Effector."""
+        self._applications.told(action)
+
+    def request_processors(self, action: act.RequestProcessors) -> None:
+        """See Effector."""
+        self._applications.told(action)
+
+    def withdraw_offer(self, action: act.OfferWithdrawn) -> None:
+        """See Effector: these applications did not count on it."""
+
+    def grant_processors(self, action: act.ProcessorsGranted) -> None:
+        """See Effector: these applications take what comes."""
+
+    def stir(self) -> None:
+        """Let one application do as it pleases."""
+        self._applications.stir()
+
+    def start_in(self, id_: PlaceholderId) -> None:
+        """Send an agent the task that it should have; it passes over what it knows."""
+        service = self._service
+        agent, placeholder = service.connected.get(id_), service.state.placeholders.get(id_)
+        if agent is None or agent.connection is None or placeholder is None:
+            return
+        record = service.state.jobs[placeholder.job_id]
+        if placeholder.state is not PlaceholderState.LAUNCHED or record.state not in LAUNCHED_STATES:
+            return
+        rank = next(rank.rank for rank in record.ranks if rank.placeholder == id_)
+        seconds, end = service.runs.get(record.job.id, (50.0, TaskEnd(reason=EndReason.EXITED, exit_code=0)))
+        agent.connection.send(TO_AGENT, self._delivery(agent, Task(record.job.id, rank), seconds, end))
+
+    def _delivery(self, agent: SimulatedAgent, task: Task, seconds: float, end: TaskEnd) -> Callable[[], None]:
+        service = self._service
+
+        def tell(news: Task) -> None:
+            if agent.connection is not None and service.up:
+                agent.connection.send(TO_CENTER, lambda: service.heard(Task(news.job, news.rank, news.end)))
+
+        def deliver() -> None:
+            if agent.start(task.job, task.rank, seconds, end, tell):
+                started = (task.job, task.rank)
+                service.process_starts[started] = service.process_starts.get(started, 0) + 1
+
+        return deliver
+
+    # ---- outcomes --------------------------------------------------------------------------------------------------
+
+    def job_finished(self, action: act.JobFinished) -> None:
+        """See Effector."""
+        self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
+
+    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+        """See Effector."""
+        assert self._service.outcomes[action.job_id], "corrected before it was told"

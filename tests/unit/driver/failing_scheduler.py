@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scheduler with defects where a test wants them: it fails on events that are named, before or after it took them in.
+
+An event is known by its identity or equality, so that the same defect shows again whenever the event is replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler.clock import advance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import State
+
+
+class InjectedError(Exception):
+    """The defect of a test."""
+
+
+@dataclass
+class Defects:
+    """Where the schedulers made by :meth:`make` fail."""
+
+    before: Callable[[Event], bool] = field(default=lambda _: False)
+    """Fails once the clock has been moved and nothing else has changed."""
+    within: Callable[[Event], bool] = field(default=lambda _: False)
+    """Fails when the event has been taken in, and what follows from it has not been done."""
+    after: Callable[[Event], bool] = field(default=lambda _: False)
+    """Fails when everything has changed, and the actions are lost."""
+
+    def make(self, state: State | None) -> Scheduler:
+        """Return a scheduler."""
+        return FailingScheduler(self, state)
+
+
+class FailingScheduler(Scheduler):
+    """Fails where its defects are."""
+
+    def __init__(self, defects: Defects, state: State | None = None) -> None:
+        super().__init__(state)
+        self._defects = defects
+
+    def handle(self, event: Event) -> list[Action]:
+        """See Scheduler."""
+        if self._defects.before(event):
+            advance(self.state, event.time)
+            raise InjectedError(f"before {type(event).__name__}")
+        actions = super().handle(event)
+        if self._defects.after(event):
+            raise InjectedError(f"after {type(event).__name__}")
+        return actions
+
+    def _take_in(self, context: Context, event: Event) -> None:
+        super()._take_in(context, event)
+        if self._defects.within(event):
+            raise InjectedError(f"within {type(event).__name__}")

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events in order, each on disk before it takes effect; a journal that cannot be written stops that, and loses nothing.
+
+The journal is a real one; a limit on its number of pages makes it full, with SQLite's own words. A defect of the
+scheduler costs the event that shows it, and nothing that it left half changed goes on.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.driver.loop import POSTPONEMENT, EventLoop
+from koala_adapter.driver.recovery import MOST_FAILURES, rebuilt
+from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, JournalError, RecoveryError
+from koala_adapter.host.clock import ServiceClock
+from koala_adapter.model import ClusterName, JobId
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import actions as act
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.service.journal import Journal
+from tests.unit.driver.failing_scheduler import Defects
+from tests.unit.driver.recording_effector import RecordingEffector, RecordingOwner
+from tests.unit.scheduler.scheduler_site import STATE, component, job
+from tests.unit.service.clocks import SteppedClocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+A = ClusterName("a")
+
+
+class Looped:
+    """A loop on a journal that can be made full, and what became of the events."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.defects = Defects()
+        self.effector, self.owner = RecordingEffector(), RecordingOwner()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with what the journal holds, as a new process does."""
+        scheduler = rebuilt(self.journal, self.defects.make)
+        self.loop = EventLoop(scheduler, self.journal, self.effector, self.owner, make=self.defects.make)
+
+    @property
+    def handled(self) -> list[float]:
+        """Times of the events that were handled."""
+        return [event.time for event in self.owner.events]
+
+    @property
+    def stored(self) -> bytes:
+        """The state, byte for byte."""
+        return STATE.dump_json(self.loop.scheduler.state)
+
+    def fill(self) -> None:
+        """Make the journal full: it grows no more."""
+        pages = self.journal._database.execute("PRAGMA page_count").fetchone()[0]
+        self.journal._database.execute(f"PRAGMA max_page_count={pages}")
+        filler = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+        full = False
+        for number in range(1000):
+            try:
+                self.journal._database.execute(filler, (f"filler{number}", "x" * 400))
+            except sqlite3.OperationalError as error:
+                full = "full" in str(error)
+                break
+        assert full
+
+    def make_room(self) -> None:
+        """Let it grow again."""
+        self.journal._database.execute("PRAGMA max_page_count=1000000")
+
+
+@pytest.fixture
+def looped(tmp_path: Path) -> Iterator[Looped]:
+    """Return a loop on an empty journal."""
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        yield Looped(journal)
+
+
+def at(time: float) -> ev.Event:
+    """Return a large event."""
+    return ev.ClusterUnavailable(time=time, cluster=A, reason="x" * 5000)
+
+
+def refused(time: float) -> ev.Event:
+    """Return the submission of a job that is refused at once."""
+    return ev.JobSubmitted(time=time, job=job("1", 2, placement="nowhere"))
+
+
+def journaled(path: Path) -> int:
+    """Return how many events are on disk."""
+    with closing(sqlite3.connect(path)) as database:
+        return int(database.execute("SELECT count(*) FROM events").fetchone()[0])
+
+
+def test_a_full_journal_stops_everything_until_there_is_room(looped: Looped) -> None:
+    """What has happened is kept in order; what users want is refused; then all goes on."""
+    loop = looped.loop
+    loop.post(at(1.0))
+    looped.fill()
+    for time in (2.0, 3.0):
+        loop.post(at(time))
+    with pytest.raises(JournalBlockedError, match=r"cannot be written.*full"):
+        loop.enter(at(9.0))
+    loop.post(at(4.0))
+    assert looped.handled == [1.0]
+    assert journaled(looped.journal.path) == 1
+    assert "full" in loop.trouble
+    loop.try_again()
+    assert looped.handled == [1.0]
+    looped.make_room()
+    loop.try_again()
+    assert looped.handled == [1.0, 2.0, 3.0, 4.0]
+    assert (loop.trouble, looped.owner.halted_often) == ("", 1)
+    loop.enter(at(10.0))
+    assert journaled(looped.journal.path) == 5
+
+
+def test_what_a_user_wants_is_forgotten_when_it_cannot_be_journaled(looped: Looped) -> None:
+    """Who was told that it was refused must not find it done later."""
+    looped.fill()
+    with pytest.raises(JournalBlockedError):
+        looped.loop.enter(at(1.0))
+    looped.make_room()
+    looped.loop.try_again()
+    assert looped.handled == []
+    assert journaled(looped.journal.path) == 0
+
+
+def test_an_action_that_needs_the_journal_is_done_again(looped: Looped) -> None:
+    """The event has happened; what follows from it is not forgotten, and nothing overtakes it."""
+    loop, effector = looped.loop, looped.effector
+    loop.post(at(1.0))
+    effector.error = JournalBlockedError("full")
+    loop.post(refused(101.0))
+    loop.post(at(102.0))
+    assert (looped.handled, effector.done) == ([1.0, 101.0], [])
+    effector.error = None
+    loop.try_again()
+    assert looped.handled == [1.0, 101.0, 102.0]
+    assert [type(action) for action in effector.done] == [act.JobFinished]
+    assert looped.owner.settled_often == 4
+
+
+def test_a_damaged_journal_is_no_reason_to_wait(looped: Looped) -> None:
+    """Only what may pass is waited for."""
+    looped.journal._database.execute("DROP TABLE events")
+    with pytest.raises(JournalError) as failed:
+        looped.loop.post(at(1.0))
+    assert not isinstance(failed.value, JournalBlockedError)
+
+
+def test_the_clock_is_in_the_journal(looped: Looped) -> None:
+    """A journal without it, or with one that a later version wrote, is read all the same."""
+    journal, clocks = looped.journal, SteppedClocks().clocks
+    assert journal.clock_reading() is None
+    reading = ServiceClock(clocks).reading()
+    journal.note_clock(reading)
+    assert journal.clock_reading() == reading
+    journal.set_value("clock", '{"another": "form"}')
+    assert journal.clock_reading() is None
+
+
+# ---- defects --------------------------------------------------------------------------------------------------------
+
+
+def working(looped: Looped) -> None:
+    """Configure a cluster and submit a job to it."""
+    parameters = ClusterParameters(name=A)
+    looped.loop.post(ev.Configured(time=1000.0, parameters=Parameters(), clusters=(parameters,)))
+    looped.loop.post(ev.ClusterPolled(time=1000.0, cluster=A, processors=4, idle=4, ours=0))
+    looped.loop.enter(ev.JobSubmitted(time=1001.0, job=job("1", component("x", 2, cluster="a"))))
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_event_on_which_the_scheduler_fails_is_set_aside(looped: Looped, where: str) -> None:
+    """The state is that of the journal without it, now and in the next process; others go on; the operator is told."""
+    working(looped)
+    before, poll = looped.stored, ev.ClusterPolled(time=1002.0, cluster=A, processors=9, idle=9, ours=0)
+    setattr(looped.defects, where, lambda event: event == poll)
+    done = len(looped.effector.done)
+    looped.loop.post(poll)
+    assert looped.stored == before
+    assert (len(looped.effector.done), looped.owner.rebuilt_often) == (done, 1)
+    (noted,) = looped.journal.events_set_aside()
+    assert (noted.number, noted.event_type, noted.time) == (4, "ClusterPolled", 1002.0)
+    assert noted.summary.endswith(f"InjectedError: {where} ClusterPolled")
+    assert "failing_scheduler.py" in noted.failure
+    assert '"processors":9' in noted.event
+    looped.loop.post(ev.ClusterPolled(time=1003.0, cluster=A, processors=7, idle=7, ours=0))
+    assert looped.loop.scheduler.state.clusters[A].processors == 7
+    after = looped.stored
+    looped.restart()
+    assert looped.stored == after
+    with Journal(looped.journal.path, read_only=True) as reader:
+        assert [one.number for one in reader.events_set_aside()] == [4]
+        assert STATE.dump_json(rebuilt(reader, Scheduler).state) == after
+
+
+def test_who_asked_for_it_is_told(looped: Looped) -> None:
+    """A job on which the scheduler fails was never submitted; neither is what it refuses a defect."""
+    working(looped)
+    looped.defects.after = lambda event: isinstance(event, ev.JobSubmitted) and event.job.id == "2"
+    with pytest.raises(DefectError, match="set it aside: nothing was changed"):
+        looped.loop.enter(ev.JobSubmitted(time=1002.0, job=job("2", 2)))
+    assert list(looped.loop.scheduler.state.jobs) == ["1"]
+    with pytest.raises(JobRefusedError, match="exists already"):
+        looped.loop.enter(ev.JobSubmitted(time=1003.0, job=job("1", 2)))
+    looped.loop.post(ev.JobSubmitted(time=1003.0, job=job("1", 2)))
+    assert [one.number for one in looped.journal.events_set_aside()] == [4]
+    looped.restart()
+    assert looped.loop.scheduler.state.jobs[JobId("1")].state is JobState.CLAIMING
+
+
+def test_a_timer_on_which_the_scheduler_fails_is_tried_later(looped: Looped) -> None:
+    """It would fail at once again, and every other event with it."""
+    working(looped)
+    looped.loop.enter(ev.JobSubmitted(time=1001.0, job=job("2", component("x", 4, cluster="a"))))
+    due = looped.loop.scheduler.next_wakeup
+    assert due is not None
+    looped.defects.before = lambda event: isinstance(event, ev.TimeReached)
+    looped.loop.post(ev.TimeReached(time=due))
+    put_off = looped.loop.scheduler.next_wakeup
+    assert put_off is not None
+    assert due < put_off <= due + POSTPONEMENT
+    looped.loop.post(ev.ClusterPolled(time=due, cluster=A, processors=7, idle=7, ours=0))
+    assert looped.loop.scheduler.state.clusters[A].processors == 7
+    assert [one.event_type for one in looped.journal.events_set_aside()] == ["TimeReached"]
+
+
+def test_a_kill_before_it_is_noted_changes_nothing(looped: Looped) -> None:
+    """The event is in the journal already: the next process fails on it, and sets it aside, too."""
+    working(looped)
+    before, poll = looped.stored, ev.ClusterPolled(time=1002.0, cluster=A, processors=9, idle=9, ours=0)
+    looped.journal.append(poll)
+    looped.defects.after = lambda event: event == poll
+    looped.restart()
+    assert looped.stored == before
+    assert [one.number for one in looped.journal.events_set_aside()] == [4]
+
+
+def test_a_defect_while_the_journal_is_full(looped: Looped) -> None:
+    """The event cannot be noted yet; nothing goes on with the half-changed state meanwhile."""
+    working(looped)
+    before = looped.stored
+    looped.defects.after = lambda event: event.time == 1002.0
+    set_aside = looped.journal.set_aside
+
+    def full(number: int, event: ev.Event, failure: str) -> None:
+        raise JournalBlockedError(f"full: {number} {event} {failure}")
+
+    looped.journal.set_aside = full  # type: ignore[method-assign]
+    looped.loop.post(at(1002.0))
+    looped.loop.post(at(1003.0))
+    assert looped.handled[-1] == 1001.0
+    assert "full" in looped.loop.trouble
+    looped.journal.set_aside = set_aside  # type: ignore[method-assign]
+    looped.defects.before = lambda event: event.time == 1003.0
+    looped.loop.try_again()
+    assert looped.stored == before
+    assert [one.time for one in looped.journal.events_set_aside()] == [1002.0, 1003.0]
+
+
+def test_a_state_that_cannot_be_built_again_stops_everything(looped: Looped) -> None:
+    """Nothing more is decided or accepted; all that was journaled stays for a version that can read it."""
+    for number in range(MOST_FAILURES + 2):
+        looped.loop.post(at(1000.0 + number))
+    looped.defects.before = lambda _: True
+    looped.loop.post(at(2000.0))
+    assert isinstance(looped.owner.failure, RecoveryError)
+    assert looped.loop.stopped
+    with pytest.raises(JournalBlockedError):
+        looped.loop.enter(at(2001.0))
+    looped.loop.post(at(2002.0))
+    looped.loop.try_again()
+    assert looped.loop.trouble
+    assert journaled(looped.journal.path) == MOST_FAILURES + 3
+    with pytest.raises(RecoveryError, match="nothing was lost"):
+        looped.restart()
+    assert len(looped.journal.events_set_aside()) == 1
+    looped.defects.before = lambda _: False
+    looped.restart()
+    assert looped.loop.scheduler.state.now == 1000.0 + MOST_FAILURES + 1

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole service in the process of the test: scheduler, journal, control center and socket, with a scripted LRM."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from anyio import to_thread
+from click.testing import CliRunner
+from pydantic import BaseModel
+
+from koala_adapter.api.client import Client
+from koala_adapter.api.hosting import host
+from koala_adapter.api.offline import recorded
+from koala_adapter.cli.koala import koala
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.errors import EXIT_SERVICE, DefectError, RecoveryError
+from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
+from koala_adapter.plugin import Capabilities, PluginDefinition
+from koala_adapter.plugin.commands import login_name
+from koala_adapter.scheduler import actions as act
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.core import Scheduler
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.policies import OWN
+from koala_adapter.service.service import Service
+from tests.unit.scheduler.scheduler_site import component, job
+from tests.unit.service.scripted_agent import ScriptedAgent
+from tests.unit.service.scripted_lrm import ScriptedLrm
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from koala_adapter.config.sitefile import SiteConfig
+
+pytestmark = pytest.mark.anyio
+
+
+class NoSettings(BaseModel, extra="forbid"):
+    """The scripted plugin has none."""
+
+
+class Served:
+    """A service on a state directory, whose LRM and agents are in the test's hands."""
+
+    def __init__(self, directory: Path) -> None:
+        self.lrm = ScriptedLrm()
+        self.directory = directory / "state"
+        self.directory.mkdir(mode=0o700)
+        self.tokens = directory / "tokens"
+        self.plugins = {
+            "scripted": PluginDefinition(
+                name="scripted",
+                summary="a test's",
+                settings=NoSettings,
+                capabilities=Capabilities(),
+                factory=lambda _context, _settings: self.lrm,
+            )
+        }
+        self.service: Service | None = None
+
+    @property
+    def site(self) -> SiteConfig:
+        """The site file."""
+        text = f"""
+            control_center = {{ listen = "127.0.0.1" }}
+            [[clusters]]
+            name = "a"
+            plugin = "scripted"
+            poll_interval = 1
+            requests_per_minute = 6000
+            token_directory = "{self.tokens}"
+        """
+        return load_site_text(text, self.plugins)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Service]:
+        """Run it during the block."""
+        service = self.service = Service(self.site, self.plugins, self.directory)
+        service.archive.keep_with(lambda id_: f"report of {id_}")
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(service.run)
+            yield service
+            tasks.cancel_scope.cancel()
+
+    def lists(self, batch: BatchKey) -> None:
+        """Have the LRM show the one job of a submission as running."""
+        self.lrm.all_jobs = (
+            LrmJob(
+                id=LrmJobId(f"{batch}:1"),
+                name=batch,
+                state=LrmJobState.RUNNING,
+                user=login_name(),
+                processors=1,
+                array_index=1,
+            ),
+        )
+
+    def agent(self, service: Service, batch: BatchKey) -> ScriptedAgent:
+        """Return the agent of a submission of one, which is not connected yet."""
+        token = (self.tokens / f"{batch}.token").read_text(encoding="utf-8")
+        port = int(service.journal.value("port") or "0")
+        return ScriptedAgent(PlaceholderId(batch=batch, index=1), port=port, token=token)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Served:
+    """Return a service that has never run."""
+    return Served(tmp_path)
+
+
+async def until(met: Callable[[], bool], service: Service) -> None:
+    """Wait until something is so in a service."""
+    with anyio.fail_after(30):
+        while not met():
+            with anyio.move_on_after(0.2):
+                await service.changed.wait()
+
+
+def submit(service: Service) -> JobId:
+    """Submit a job of one processor."""
+    return service.submit(lambda id_, now: job(id_, component("x", 1), submitted_at=now))
+
+
+def failing_on(monkeypatch: pytest.MonkeyPatch, fails: Callable[[ev.Event], bool]) -> None:
+    """Have the scheduler fail at the end of some events, whenever they are handled."""
+    handle = Scheduler.handle
+
+    def failing(scheduler: Scheduler, event: ev.Event) -> list[act.Action]:
+        actions = handle(scheduler, event)
+        if fails(event):
+            raise KeyError("a defect")
+        return actions
+
+    monkeypatch.setattr(Scheduler, "handle", failing)
+
+
+async def started(served: Served, service: Service) -> tuple[JobId, ScriptedAgent]:
+    """Submit a job and bring it as far as its agent."""
+    id_ = submit(service)
+    await until(lambda: "submit" in served.lrm.order and bool(service.state.jobs[id_].claims[0].placeholders), service)
+    (batch,) = service.state.batches
+    served.lists(batch)
+    return id_, served.agent(service, batch)
+
+
+async def test_a_job_from_its_submission_to_its_end(served: Served) -> None:
+    """Placeholder, agent, launch, end, release: everything that happens is an event, and is in the journal."""
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        agent.end_task.set()
+        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        served.lrm.all_jobs = ()
+        await until(lambda: not service.state.placeholders, service)
+        assert service.journal.archived(id_) == f"report of {id_}"
+        await until(lambda: not service.busy, service)
+
+
+async def test_a_defect_costs_one_event(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event that an agent told is told again when it comes back, and the job ends as if nothing had been."""
+    failed: list[ev.Event] = []
+
+    def once(event: ev.Event) -> bool:
+        if isinstance(event, ev.RankEnded) and not failed:
+            failed.append(event)
+        return event in failed and isinstance(event, ev.RankEnded)
+
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        failing_on(monkeypatch, once)
+        agent.end_task.set()
+        await until(lambda: agent.connections > 1, service)
+        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        (told,) = service.journal.defects_told(service.now())
+        assert "(RankEnded) was set aside 0 min ago: KeyError: 'a defect'" in told
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_asks_for_what_koala_fails_on_is_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no such job, now or after a restart; the next one is taken."""
+    failing_on(monkeypatch, lambda event: isinstance(event, ev.JobSubmitted) and event.job.id == "1")
+    async with served.running() as service:
+        with pytest.raises(DefectError, match="nothing was changed"):
+            submit(service)
+        assert submit(service) == "2"
+    async with served.running() as service:
+        assert list(service.state.jobs) == ["2"]
+        assert len(service.journal.events_set_aside()) == 1
+    assert "JobSubmitted" in recorded(served.directory, OWN).defects()[0]
+
+
+async def test_a_service_whose_state_cannot_be_built_stops(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clear message and the exit code of a service that cannot run; the journal stays as it was."""
+    with pytest.RaisesGroup(RecoveryError, flatten_subgroups=True, allow_unwrapped=True) as stopped:
+        async with served.running() as service:
+            for number in range(15):
+                service.post(ev.ClusterUnavailable(time=service.now(), cluster=ClusterName("a"), reason=str(number)))
+            failing_on(monkeypatch, lambda event: isinstance(event, ev.ClusterUnavailable))
+            service.post(ev.ClusterUnavailable(time=service.now(), cluster=ClusterName("a"), reason="last"))
+            await anyio.sleep(30)
+    assert stopped.value.exceptions
+    assert RecoveryError.exit_code == EXIT_SERVICE
+
+
+async def test_live_applications_keep_their_size(served: Served) -> None:
+    """What no runner can carry out is declined, and the scheduler goes on."""
+    async with served.running() as service:
+        id_ = submit(service)
+        offer = act.OfferProcessors(job_id=id_, component="x", cluster=ClusterName("a"), number=1, processors=1)
+        service._effector.offer_processors(offer)
+        (number, answer) = list(service.journal.recover()[1])[-1]
+        assert number
+        assert isinstance(answer, ev.OfferAnswered)
+        assert (answer.number, answer.accepted) == (1, 0)
+
+
+async def test_hosted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients ask by the socket, and are told of defects."""
+    failing_on(monkeypatch, lambda event: isinstance(event, ev.CancelRequested))
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        client = Client(served.directory)
+        id_ = await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
+        with pytest.raises(DefectError):
+            await to_thread.run_sync(lambda: client.cancel(id_))
+        assert "(CancelRequested)" in (await to_thread.run_sync(client.defects))[0]
+        assert (await to_thread.run_sync(client.jobs))[0].id == id_
+        server.stop_wanted.set()
+    shown = CliRunner().invoke(koala, ["--state", str(served.directory), "status"])
+    assert "(CancelRequested) was set aside" in " ".join(shown.output.split())

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots in groups of records: the same state comes back, whenever writing was broken off, and from version 0.1."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.errors import JournalError
+from koala_adapter.model import ClusterName
+from koala_adapter.scheduler import Scheduler
+from koala_adapter.scheduler import events as ev
+from koala_adapter.service import snapshots
+from koala_adapter.service.journal import Journal
+from tests.unit.scheduler import test_malleability_state
+from tests.unit.scheduler.scheduler_site import STATE, Site, job
+from tests.unit.scheduler.test_state import eventful
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECORDED = json.loads(Path(__file__).with_name("snapshots-0.1.json").read_text(encoding="utf-8"))
+"""What version 0.1 had in its journal, and the actions that it took for the events after its snapshot."""
+SCHEMA_01 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, type TEXT NOT NULL, body TEXT NOT NULL);
+CREATE TABLE snapshots (number INTEGER PRIMARY KEY, body TEXT NOT NULL);
+INSERT INTO meta VALUES ('schema', '1');
+"""
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+    """A journal whose snapshots have few records in a row."""
+    monkeypatch.setattr(snapshots, "GROUP", 3)
+    with Journal(tmp_path / "journal.sqlite") as opened:
+        yield opened
+
+
+def rows_in(journal: Journal) -> int:
+    """Return how many rows of snapshots the database has."""
+    with closing(sqlite3.connect(journal.path)) as other:
+        return int(other.execute("SELECT count(*) FROM snapshot_rows").fetchone()[0])
+
+
+@pytest.mark.parametrize("malleable", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_state_comes_back(journal: Journal, seed: int, *, malleable: bool) -> None:
+    """Byte for byte, in the order in which the records were."""
+    state = (test_malleability_state.eventful(seed)[0] if malleable else eventful(seed)).state
+    journal.snapshot(state, 7)
+    found, events = journal.recover()
+    assert found is not None
+    assert found == state
+    assert STATE.dump_json(found) == STATE.dump_json(state)
+    assert list(events) == []
+    assert rows_in(journal) > 1
+
+
+def test_a_later_snapshot_replaces_the_earlier_one(journal: Journal) -> None:
+    """Nothing is left of it, and taking the same twice changes nothing."""
+    site = Site({"a": 4})
+    site.submit(job("1", 2))
+    journal.snapshot(site.state, 1)
+    before = rows_in(journal)
+    for placeholder in site.claimed("1"):
+        site.ended(placeholder.id)
+    for _ in range(2):
+        journal.snapshot(site.state, 2)
+    assert rows_in(journal) < before
+    assert journal.recover()[0] == site.state
+
+
+def test_a_snapshot_that_is_broken_off_never_was(journal: Journal) -> None:
+    """Killed after any group, the one before it and the events are still there; what was begun goes with the next."""
+    site = Site({"a": 40})
+    journal.snapshot(site.state, journal.append(site.events[0]))
+    early = STATE.dump_json(site.state)
+    number = 0
+    for id_ in map(str, range(5)):
+        site.submit(job(id_, 2))
+        number = journal.append(site.events[-1])
+    groups = len(list(snapshots.rows(site.state)))
+    assert groups > 4
+    for written in range(1, groups + 1):
+        writing = journal.snapshot_in_groups(site.state, number)
+        for _ in range(written):
+            next(writing)
+        del writing
+        with Journal(journal.path, read_only=True) as reader:
+            found, events = reader.recover()
+            assert found is not None
+            assert STATE.dump_json(found) == early
+            assert len(list(events)) == 5
+    journal.snapshot(site.state, number)
+    assert rows_in(journal) == groups
+    assert journal.recover()[0] == site.state
+
+
+def test_others_may_write_between_two_groups(journal: Journal) -> None:
+    """What they write is on record even if the snapshot never comes to its end."""
+    site = Site({"a": 4})
+    site.submit(job("1", 4))
+    writing = journal.snapshot_in_groups(site.state, 1)
+    next(writing)
+    journal.set_value("meanwhile", "written")
+    journal.append(ev.ClusterUnavailable(time=site.now, cluster=ClusterName("a"), reason="gone"))
+    del writing
+    with Journal(journal.path, read_only=True) as reader:
+        assert reader.value("meanwhile") == "written"
+        assert len(list(reader.recover()[1])) == 1
+
+
+def test_an_unreadable_row_is_named(journal: Journal) -> None:
+    """Damage is told, not skipped."""
+    journal.snapshot(Site({"a": 4}).state, 3)
+    with closing(sqlite3.connect(journal.path, isolation_level=None)) as other:
+        other.execute("UPDATE snapshot_rows SET body = '[{}]'")
+    with pytest.raises(JournalError, match="snapshot 3 cannot be read"):
+        journal.recover()
+
+
+@pytest.mark.parametrize("name", sorted(RECORDED))
+def test_a_journal_of_the_first_version_is_recovered(tmp_path: Path, name: str) -> None:
+    """Read-only, too; and the events after its snapshot, its timers among them, lead to what they led to then."""
+    recorded = RECORDED[name]
+    path = tmp_path / "journal.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(SCHEMA_01)
+        database.execute("INSERT INTO snapshots VALUES (0, ?)", (recorded["snapshot"],))
+        database.executemany("INSERT INTO events (type, body) VALUES (?, ?)", recorded["events"])
+        database.commit()
+    with Journal(path, read_only=True) as reader:
+        assert len(list(reader.recover()[1])) == len(recorded["events"])
+    with Journal(path) as journal:
+        state, events = journal.recover()
+        scheduler = Scheduler(state)
+        actions = [[repr(action) for action in scheduler.handle(event)] for _, event in events]
+        assert actions == recorded["actions"]
+        assert any(actions)
+        journal.snapshot(scheduler.state, len(actions))
+        assert journal.recover()[0] == scheduler.state
