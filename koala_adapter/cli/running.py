@@ -141,7 +141,7 @@ def unfinished(session: Session) -> list[JobId]:
     """Return the jobs that the journal has and that have not ended."""
     from koala_adapter.api.offline import read_record
 
-    return read_record(session.directory).unfinished
+    return read_record(session.directory, session.policies).unfinished
 
 
 def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerService | None:

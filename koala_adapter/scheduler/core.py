@@ -39,8 +39,8 @@ from koala_adapter.scheduler.malleable.offers import change_timer, offer_answere
 from koala_adapter.scheduler.malleable.requests import more_requested
 from koala_adapter.scheduler.malleable.shrinking import processors_released
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
-from koala_adapter.scheduler.placement.policies import POLICIES
 from koala_adapter.scheduler.placement.policy import infeasibility
+from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
 from koala_adapter.scheduler.roster import Roster
 from koala_adapter.scheduler.timers import Timer, TimerKind
@@ -59,12 +59,13 @@ SHRINK_PROOF = 3600.0
 class Scheduler:
     """Takes events, gives actions; knows nothing of how either travels."""
 
-    def __init__(self, state: State | None = None) -> None:
-        """Start empty, or go on from a snapshot of :attr:`state`."""
+    def __init__(self, state: State | None = None, policies: Policies = OWN) -> None:
+        """Start empty, or go on from a snapshot of :attr:`state`, with the same ``policies`` as before."""
+        self.policies = policies
         self.state = State() if state is None else state
         self.ledger = Ledger(self.state)
         self.timetable = Timetable(self.state)
-        self._queue = PlacementQueue()
+        self._queue = PlacementQueue(policies)
         rebuild(self._queue, self.state)
         self._roster = Roster(self.state.jobs.values())
 
@@ -76,13 +77,16 @@ class Scheduler:
     def handle(self, event: ev.Event) -> list[Action]:
         """Take in one event and return what is to be done now.
 
-        Raises JobRefusedError, before anything is changed, for a job whose id is known already. Events may be out of
-        order by a minute; a clock set back by more is followed.
+        Before anything is changed, raises JobRefusedError for a job whose id is known already, and ConfigurationError
+        for a configuration with a policy that is not here. Events may be out of order by a minute; a clock set back by
+        more is followed.
         """
         if isinstance(event, ev.JobSubmitted) and event.job.id in self.state.jobs:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
+        if isinstance(event, ev.Configured):
+            self.policies.require_malleability(event.parameters, *event.clusters)
         now = advance(self.state, self.timetable, event.time)
-        context = Context(ledger=self.ledger, timetable=self.timetable, queue=self._queue, now=now, roster=self._roster)
+        context = self._context(now)
         if isinstance(event, ev.Configured):
             give_time(self.state, self.timetable, context.now)
         elif isinstance(event, ev.TimersPostponed):
@@ -98,7 +102,7 @@ class Scheduler:
 
     def plan(self, job: Job, now: float) -> PlacementResult:
         """Return where a job would go now, without submitting it."""
-        context = Context(ledger=self.ledger, timetable=self.timetable, queue=self._queue, now=now, roster=self._roster)
+        context = self._context(now)
         return place(context, _new_record(job), context.views())
 
     def job(self, job_id: str) -> JobRecord:
@@ -111,6 +115,16 @@ class Scheduler:
     def queue_position(self, job_id: JobId) -> int | None:
         """Return the 1-based place of a job in the placement queue; None when it is not there."""
         return self._queue.place_in_order(job_id)
+
+    def _context(self, now: float) -> Context:
+        return Context(
+            ledger=self.ledger,
+            timetable=self.timetable,
+            queue=self._queue,
+            now=now,
+            policies=self.policies,
+            roster=self._roster,
+        )
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -205,8 +219,8 @@ def _finish_ended(context: Context) -> None:
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
     record = _new_record(event.job)
     context.ledger.add_job(record)
-    if event.job.placement not in POLICIES:
-        known = ", ".join(sorted(POLICIES))
+    if event.job.placement not in context.policies.placement_names:
+        known = ", ".join(sorted(context.policies.placement_names))
         refuse(context, record, f"there is no placement policy {event.job.placement!r}; there are: {known}")
         return
     never = infeasibility(context.requests(record), context.views())

@@ -19,7 +19,6 @@ from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.claiming.waiting import leave_queue, place, refuse
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.pieces import join_pieces
-from koala_adapter.scheduler.placement.policies import policy
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.records import Claim
 from koala_adapter.scheduler.timers import TimerKind
@@ -113,7 +112,8 @@ def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
     placed: tuple[PlacedComponent, ...] = ()
     if trouble is None and homeless:
         requests = [context.request(record, claim) for claim in homeless]
-        result = policy(record.job.placement, context.state.parameters).place(requests, views)
+        policy = context.policies.placement_policy(record.job.placement, context.state.parameters)
+        result = policy.place(requests, views)
         if isinstance(result, Infeasible):
             refuse(context, record, result.reason)
             return

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.claiming.lifecycle import maximum_tries, tries_used_up
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
-from koala_adapter.scheduler.placement.policies import policy
 from koala_adapter.scheduler.placement.policy import Placed, infeasibility
 from koala_adapter.scheduler.timers import TimerKind
 
@@ -104,7 +103,8 @@ def _last_try(context: Context, record: JobRecord, verdict: PlacementResult) -> 
 
 def place(context: Context, record: JobRecord, views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
     """Ask the job's placement policy where it would go now."""
-    return policy(record.job.placement, context.state.parameters).place(context.requests(record), views)
+    policy = context.policies.placement_policy(record.job.placement, context.state.parameters)
+    return policy.place(context.requests(record), views)
 
 
 def refuse(context: Context, record: JobRecord, reason: str) -> None:

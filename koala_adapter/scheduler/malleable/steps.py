@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
-from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, Direction, Step
+from koala_adapter.scheduler.malleable.policies import Direction, Step
 from koala_adapter.scheduler.roster import order_of
 from koala_adapter.scheduler.spreading import SHORTEST_PAUSE
 
@@ -32,7 +32,8 @@ def cluster_of(context: Context, record: JobRecord, number: int) -> ClusterRecor
 
 def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
     """Return the malleability policy of a cluster."""
-    return MALLEABILITY_POLICIES[cluster.parameters.malleability_policy or context.state.parameters.malleability_policy]
+    name = cluster.parameters.malleability_policy or context.state.parameters.malleability_policy
+    return context.policies.malleability_policy(name)
 
 
 def start_step(

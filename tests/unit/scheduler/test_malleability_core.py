@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -244,12 +245,17 @@ def test_policy_of_a_cluster() -> None:
     assert offers(site.start(malleable("1", part(2, 9)))) == [("1", 2)]
 
 
-@pytest.mark.parametrize("kind", [Parameters, ClusterParameters])
-def test_unknown_policy_is_refused(kind: type[Parameters | ClusterParameters]) -> None:
-    """The names that there are, are listed."""
-    fields = {"name": A} if kind is ClusterParameters else {}
-    with pytest.raises(ValueError, match="egs, egs-repeated, equipartition, folding, fpsma"):
-        kind(malleability_policy="nope", **fields)  # type: ignore[arg-type]
+@pytest.mark.parametrize("of_site", [True, False])
+def test_unknown_policy_is_refused(*, of_site: bool) -> None:
+    """A configuration with a policy that is not here changes nothing; the names that there are, are listed."""
+    scheduler = Scheduler()
+    before = copied(scheduler.state)
+    parameters = Parameters(malleability_policy="nope") if of_site else Parameters()
+    cluster = ClusterParameters(name=A, malleability_policy=None if of_site else "nope")
+    with pytest.raises(ConfigurationError, match="no malleability policy 'nope'") as caught:
+        scheduler.handle(ev.Configured(time=1.0, parameters=parameters, clusters=(cluster,)))
+    assert "egs, egs-repeated, equipartition, folding, fpsma" in (caught.value.hint or "")
+    assert scheduler.state == before
 
 
 def test_fpsma_offers_one_after_the_other() -> None:
