@@ -100,6 +100,12 @@ def test_schedules_of_malleable_jobs_contain_what_they_are_for() -> None:
     assert departed > 50
 
 
+@pytest.mark.parametrize(("seed", "malleable"), [(101925, True), (102835, True), (200100, False), (510121, True)])
+def test_schedules_that_once_broke_an_invariant(seed: int, *, malleable: bool) -> None:
+    """A change for ever, a placeholder believed to be gone, a connection of our ending taken for a farewell."""
+    World(seed, malleable=malleable).run()
+
+
 def test_same_seed_same_world() -> None:
     """A schedule repeats itself event by event, or a failure could not be looked into."""
     journals = []
