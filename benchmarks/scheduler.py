@@ -215,7 +215,9 @@ def _naive(site: FullSite, jobs: int) -> float:
     state = site.scheduler.state
     waiting = [record for record in state.jobs.values() if record.queued_at_scan is not None]
     asked = waiting[:NAIVE_MOST]
-    context = Context(ledger=site.scheduler.ledger, queue=PlacementQueue(), now=site.now)
+    context = Context(
+        ledger=site.scheduler.ledger, timetable=site.scheduler.timetable, queue=PlacementQueue(), now=site.now
+    )
     views = dict(context.views())
     begin = time.perf_counter()
     for record in asked:

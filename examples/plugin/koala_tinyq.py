@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
+from koala_adapter.plugin.commandsystem import CommandSystem, ComplaintTable, complaints, only_id, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +37,15 @@ JOB_STATES = {
     "done": LrmJobState.ENDED,
 }
 NODE_STATES = {"up": NodeState.UP, "draining": NodeState.DRAINING, "down": NodeState.DOWN}
-LATER = ("cannot connect", "timed out", "try again")
-"""Complaints that mean "ask again"; every other complaint means no."""
+COMPLAINTS = ComplaintTable(
+    system="tinyq",
+    known=(
+        *complaints(LrmUnavailableError, dict.fromkeys(("cannot connect", "timed out", "try again"), "is it up?")),
+        *complaints(LrmNotFoundError, {"no such job": "it has ended, or never was"}),
+        *complaints(LrmRejectedError, {"": "see the cluster's settings in the site file"}),
+    ),
+)
+"""Complaints that mean "ask again" go first; every other complaint means no."""
 
 
 # 3. Pure pairs: one function builds a command, another parses what it prints. Test them on recorded output.
@@ -59,11 +67,8 @@ def submit_command(settings: TinyqSettings, submission: Submission) -> tuple[str
 
 def parse_submitted(stdout: str, count: int) -> tuple[LrmJobId, ...]:
     """Return the ids from the one line that is a number: a site may print banners around it."""
-    numbers = re.findall(r"^(\d+)$", stdout, re.MULTILINE)
-    if len(numbers) != 1:
-        # Unavailable after a submission means: nobody knows. The core then looks for the key.
-        raise LrmUnavailableError(f"no job id in {stdout!r:.200}", hint="it is looked for by its name")
-    return tuple(LrmJobId(f"{numbers[0]}.{index}") for index in range(1, count + 1))
+    number = only_id(stdout, re.compile(r"[0-9]+"))
+    return tuple(LrmJobId(f"{number}.{index}") for index in range(1, count + 1))
 
 
 def parse_jobs(stdout: str) -> tuple[LrmJob, ...]:
@@ -100,15 +105,6 @@ def parse_nodes(stdout: str) -> tuple[Node, ...]:
     )
 
 
-def raise_complaint(complaint: str) -> NoReturn:
-    """Raise what the LRM means: later, unknown or no. The text decides, not the exit status."""
-    if any(word in complaint.lower() for word in LATER):
-        raise LrmUnavailableError(f"tinyq: {complaint}", hint="it is asked again later")
-    if "no such job" in complaint.lower():
-        raise LrmNotFoundError(f"tinyq: {complaint}")
-    raise LrmRejectedError(f"tinyq: {complaint}", hint="see the cluster's settings in the site file")
-
-
 # 4. The LRM: runs the pairs. Optional operations that are left out raise LrmUnsupportedError by themselves.
 class TinyqLrm(Lrm):
     """A cluster under tinyq."""
@@ -120,20 +116,26 @@ class TinyqLrm(Lrm):
 
     def __init__(self, context: ClusterContext, settings: TinyqSettings) -> None:
         """Start nothing here: that is for `start`."""
-        self._context = context
         self._settings = settings
+        # The base runs commands: bounded in rate and time, with a built environment. Use nothing else for it.
+        environment = {"TINYQ_SERVER": settings.server} if settings.server else {}
+        self._commands = CommandSystem(context.commands, COMPLAINTS, environment=environment)
 
     async def version(self) -> str:
         """Return the version of tinyq."""
-        return (await self._run("version")).strip()
+        return await self._commands.version((self._settings.command, "version"), lambda text: text.strip() or None)
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return all nodes."""
-        return parse_nodes(await self._run("nodes"))
+        return parsed(parse_nodes, await self._list("nodes"), source="tinyq nodes")
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return jobs by one listing of all."""
-        return tuple(job for job in parse_jobs(await self._run("list")) if job.name.startswith(name_prefix))
+        jobs = parsed(parse_jobs, await self._list("list"), source="tinyq list")
+        return tuple(job for job in jobs if job.name.startswith(name_prefix))
+
+    async def _list(self, what: str) -> str:
+        return await self._commands.read((self._settings.command, what), action=f"tinyq {what}")
 
     async def queues(self) -> tuple[Queue, ...]:
         """Return the one queue that tinyq has."""
@@ -150,16 +152,15 @@ class TinyqLrm(Lrm):
             raise LrmRejectedError("tinyq cannot submit in hold")
         rendered = self.render(submission)
         # Undecodable bytes of the script pass through as they came.
-        script = rendered.script.encode("utf-8", "surrogateescape")
-        result = await self._context.commands.run(rendered.command, stdin=script, environment=self._environment())
+        result = await self._commands.run(rendered.command, stdin=rendered.script.encode("utf-8", "surrogateescape"))
         if result.returncode != 0:
-            raise_complaint(result.complaint)
+            raise COMPLAINTS.error(result.complaint, action="submission")
         return parse_submitted(result.text, submission.count)
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """Cancel with one request; urgent, so that polling never delays it. Jobs that are gone are no error."""
         if ids:
-            await self._run("cancel", *ids, urgent=True)
+            await self._commands.cancel((self._settings.command, "cancel", *ids))
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Report whether the command works. Raises nothing."""
@@ -169,18 +170,6 @@ class TinyqLrm(Lrm):
         except LrmError as error:
             return (CheckResult(subject="tinyq", ok=False, found=str(error), remedy=remedy),)
         return (CheckResult(subject="tinyq", ok=True, found=found, remedy=remedy),)
-
-    async def _run(self, *arguments: str, urgent: bool = False) -> str:
-        # context.commands bounds rate and time and builds the environment: use nothing else to run a command.
-        result = await self._context.commands.run(
-            [self._settings.command, *arguments], environment=self._environment(), urgent=urgent
-        )
-        if result.returncode != 0:
-            raise_complaint(result.complaint)
-        return result.text
-
-    def _environment(self) -> dict[str, str]:
-        return {"TINYQ_SERVER": self._settings.server} if self._settings.server else {}
 
 
 # 5. The definition, named by the entry point ``tinyq = koala_tinyq:PLUGIN`` of the group koala_adapter.plugins.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.api.server import Server, listening
+from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.service.service import Service
 
 if TYPE_CHECKING:
@@ -28,16 +29,17 @@ async def host(
     *,
     idle_limit: float | None = None,
     clocks: HostClocks | None = None,
+    policies: Policies = OWN,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
 
     ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
-    those of this machine.
+    those of this machine. ``policies``: those that the scheduler may use.
     """
     # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
     async with listening(directory) as listener:
-        service = Service(site, plugins, directory, clocks=clocks)
+        service = Service(site, plugins, directory, clocks=clocks, policies=policies)
         server = Server(service)
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,6 +26,7 @@ from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
 from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.service.information import read_cluster
 from koala_adapter.service.journal import Journal, SetAside, sentences
+from koala_adapter.service.recovery import WithPolicies
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.siteparameters import configuration
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import JobId
     from koala_adapter.plugin import Lrm, PluginDefinition
+    from koala_adapter.scheduler.policies import Policies
     from koala_adapter.service.information import Reading
 
 JOURNAL_NAME = "journal.sqlite"
@@ -97,15 +100,15 @@ class Record:
         return sorted({**self.archived, **live}.values(), key=in_order)[-limit:]
 
 
-def read_record(directory: Path, *, archived: int = 0) -> Record:
+def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Record:
     """Read the journal of a state directory, with so many finished jobs; an empty record when there is none.
 
-    Raises JournalError.
+    Raises JournalError, and ConfigurationError when a policy that the journal needs is not among ``policies``.
     """
     if not (directory / JOURNAL_NAME).exists():
-        return Record(directory=directory)
+        return Record(directory=directory, scheduler=Scheduler(policies=policies))
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
-        scheduler = rebuilt(journal, Scheduler)
+        scheduler = rebuilt(WithPolicies(journal, policies), partial(Scheduler, policies=policies))
         reports = [JOB_REPORT.validate_json(text) for text in reversed(journal.latest_archived(archived))]
         return Record(
             directory=directory,
@@ -118,12 +121,12 @@ def read_record(directory: Path, *, archived: int = 0) -> Record:
         )
 
 
-def recorded(directory: Path, *, archived: int = 0) -> Record:
+def recorded(directory: Path, policies: Policies, *, archived: int = 0) -> Record:
     """Read the journal of a state directory in which a service has run. Raises ServiceUnavailableError otherwise."""
     if not (directory / JOURNAL_NAME).exists():
         message = f"no koala service runs in {directory}, and none ever has"
         raise ServiceUnavailableError(message, hint="run a job with `koala run JOB`, or start one with `koala serve`")
-    return read_record(directory, archived=archived)
+    return read_record(directory, policies, archived=archived)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

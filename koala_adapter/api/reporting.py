@@ -76,6 +76,7 @@ def job_report(
         return None if time is None else time + wall_offset
 
     position = scheduler.queue_position(job.id) if record.state is JobState.WAITING else None
+    explained = explain(scheduler.state, position, record, now, policies=scheduler.policies)
     return JobReport(
         id=job.id,
         name=job.name,
@@ -93,7 +94,7 @@ def job_report(
         hand_backs=record.hand_backs,
         components=tuple(_component(scheduler.state, record, claim, now) for claim in record.claims),
         outcome=record.outcome,
-        explanation=" ".join(filter(None, (explain(scheduler.state, position, record, now), trouble))),
+        explanation=" ".join(filter(None, (explained, trouble))),
         placeholders_left=record.live,
         output_directory=output_directory,
         trouble=trouble,

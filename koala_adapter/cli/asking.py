@@ -52,7 +52,7 @@ def knowing(session: Session) -> Knowing:
     from koala_adapter.api.offline import recorded
 
     session.set_up_log()
-    record = recorded(session.directory, archived=MANY)
+    record = recorded(session.directory, session.policies, archived=MANY)
     left = ", ".join(record.unfinished)
     session.remark("no service runs; this is what its journal says")
     if left:
@@ -206,7 +206,7 @@ def cluster_reports(session: Session) -> list[ClusterReport]:
 
     session.set_up_log()
     prepare_directory(session.directory)
-    record = read_record(session.directory)
+    record = read_record(session.directory, session.policies)
     with session.progress.status("asking the clusters") as display:
 
         def tell(names: str) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job
     from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.scheduler.policies import Policies
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,6 +75,13 @@ class Session:
         from koala_adapter.plugin import load_plugins
 
         return load_plugins()
+
+    @cached_property
+    def policies(self) -> Policies:
+        """What the scheduler may use: koala's own policies and the installed ones. Raises PluginError."""
+        from koala_adapter.policies.loading import load_policies
+
+        return load_policies()
 
     @cached_property
     def site_file(self) -> Path:

@@ -7,6 +7,7 @@ import logging
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TextIO, cast
 
 import structlog
@@ -39,7 +40,7 @@ class InnerService:
     @staticmethod
     def unfinished(session: Session) -> list[JobId]:
         """Return the jobs that the journal has and that have not ended."""
-        return read_record(session.directory).unfinished
+        return read_record(session.directory, session.policies).unfinished
 
 
 @contextmanager
@@ -49,7 +50,9 @@ def inner_service(session: Session, interrupts: Interrupts) -> Iterator[InnerSer
     session.set_up_log()
     with log_to_file(session), interrupts.put_off(), start_blocking_portal() as portal:
         with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
-            future, server = portal.start_task(host, session.site, session.plugins, session.directory)
+            future, server = portal.start_task(
+                partial(host, policies=session.policies), session.site, session.plugins, session.directory
+            )
         try:
             with interrupts.let_in():
                 yield inner

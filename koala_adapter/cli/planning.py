@@ -74,7 +74,7 @@ def planned(session: Session, job: Job) -> PlanReport:
 
         session.set_up_log()
         prepare_directory(session.directory)
-        record = read_record(session.directory)
+        record = read_record(session.directory, session.policies)
         anyio.run(
             lambda: ask_clusters(
                 session.site,
@@ -163,7 +163,7 @@ def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[l
         raise ConfigurationError(f"no cluster {cluster!r}; there are: {known}", hint="give --cluster NAME")
     session.set_up_log()
     prepare_directory(session.directory)
-    record = read_record(session.directory)
+    record = read_record(session.directory, session.policies)
     own = certificate.load_or_create(session.directory / "certificate")
     port = session.site.control_center.port or record.port
     scripts = ScriptMaker(

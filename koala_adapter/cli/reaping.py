@@ -157,7 +157,7 @@ async def _find(session: Session, reaping: Reaping, all_instances: bool, tell: C
             tell(f"asking {config.name}")
             tasks.start_soon(ask, config)
     # Only now: see the module's docstring.
-    record = read_record(session.directory)
+    record = read_record(session.directory, session.policies)
     for name, listing in listings.items():
         reaping.found += leftovers(name, listing, record, user=login_name(), all_instances=all_instances)
 

@@ -18,6 +18,7 @@ from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.queuepolicy import QueuePolicy
 from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmError, LrmUnsupportedError
@@ -33,7 +34,7 @@ from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.timeofday import as_read, report_as_read
 from koala_adapter.ordering.watching import Pace, PacedWatcher, start_plugin
-from koala_adapter.queueing.policies import METRICS, POLICIES, PriorityWeights, make_cluster_scheduler
+from koala_adapter.queueing.policies import METRICS, PriorityWeights, make_cluster_scheduler
 from koala_adapter.service.clusterdriver import make_lrm
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.ordering.explanations import Overview
     from koala_adapter.plugin import Lrm
-    from koala_adapter.queueing.policies import ClusterScheduler
+    from koala_adapter.queueing.policies import ClusterScheduler, MakeQueue
 
 HAPPENING = TypeAdapter(Happening)
 SHADOW_REPORT = TypeAdapter(ShadowReport)
@@ -68,10 +69,14 @@ class Plan:
     shadow: bool
     once: bool
     as_json: bool
+    make_queue: MakeQueue | None
+    """Makes the queue, where the policy is none of koala's own."""
 
     def make_scheduler(self) -> ClusterScheduler:
         """Return the policy for a cluster whose size is not known yet."""
-        return make_cluster_scheduler(self.policy, 0, metric=self.metric, depth=self.depth, weights=self.weights)
+        return make_cluster_scheduler(
+            self.policy, 0, metric=self.metric, depth=self.depth, weights=self.weights, make=self.make_queue
+        )
 
     @property
     def manner(self) -> Manner:
@@ -108,7 +113,7 @@ def parse_weights(text: str) -> PriorityWeights:
 
 @click.command()
 @click.option("--cluster", "-c", "name", required=True, help="Cluster of the site file whose queue is scheduled.")
-@click.option("--policy", "-p", type=click.Choice(POLICIES), default="easy", show_default=True)
+@click.option("--policy", "-p", type=QueuePolicy(), default="easy", show_default=True)
 @click.option(
     "--metric", type=click.Choice(METRICS), default=METRICS[0], show_default=True, help="What bestfit and greedy fill."
 )
@@ -179,11 +184,14 @@ def schedule(
       koala schedule --cluster a --policy firstfit --depth 4
       koala schedule --cluster a --shadow      what would change?
     """
+    from koala_adapter.policies.loading import load_queue_policy
+
     config = _cluster(session, name)
     definition = session.plugins[config.plugin]
     told_apart = definition.capabilities.tells_holders
     plan = Plan(
         policy=policy,
+        make_queue=load_queue_policy(policy),
         metric=metric,
         depth=depth,
         weights=parse_weights(weights),

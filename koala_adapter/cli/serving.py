@@ -55,7 +55,7 @@ def serve(
         session.client.stop()
         with session.progress.status("waiting for the service to end"):
             wait_until_unowned(session.directory)
-        left = read_record(session.directory).unfinished
+        left = read_record(session.directory, session.policies).unfinished
         unfinished = f"; unfinished jobs: {', '.join(left)}" if left else ""
         session.console.print(f"stopped the service in {session.directory}{unfinished}", markup=False, soft_wrap=True)
         return
@@ -82,7 +82,14 @@ async def _host(
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Host until stopped by a client or by a signal; either ends the other's wait."""
-    await host(session.site, session.plugins, session.directory, idle_limit=idle_limit, task_status=task_status)
+    await host(
+        session.site,
+        session.plugins,
+        session.directory,
+        idle_limit=idle_limit,
+        policies=session.policies,
+        task_status=task_status,
+    )
     scope.cancel()
 
 

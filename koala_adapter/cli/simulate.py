@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from koala_adapter.cli.context import EXIT_INTERRUPTED, command_body, json_option, pass_session
-from koala_adapter.queueing.policies import METRICS, POLICIES
+from koala_adapter.cli.queuepolicy import QueuePolicy
+from koala_adapter.queueing.policies import METRICS
 
 if TYPE_CHECKING:
     from koala_adapter.cli.context import Session
@@ -21,7 +22,7 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @click.command()
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 @click.option(
-    "--policy", "-p", "policies", type=click.Choice(POLICIES), multiple=True, default=("easy",), show_default=True,
+    "--policy", "-p", "policies", type=QueuePolicy(), multiple=True, default=("easy",), show_default=True,
     help="Order of each cluster's queue; may be given several times.",
 )  # fmt: skip
 @click.option("--platform", metavar="FILE", help="Platform file with the clusters, or das3.")
@@ -74,6 +75,7 @@ def simulate(
       koala simulate model:lublin --jobs 20000 --processors 256 --seed 7 --json
     """
     from koala_adapter.cli import simulating
+    from koala_adapter.policies.loading import load_queue_policy
     from koala_adapter.simulation.comparison import Case
     from koala_adapter.simulation.figures import check_matplotlib
     from koala_adapter.simulation.replay import Policy
@@ -84,13 +86,16 @@ def simulate(
         check_matplotlib()
     sites = () if platform is None else simulating.clusters_of(session, platform)
     names = simulating.trace_names(traces)
+    ordered_by = {
+        name: Policy(name=name, metric=metric, depth=depth, make=load_queue_policy(name)) for name in policies
+    }
     cases = [
         Case(
-            source=trace, name=names[trace], policy=Policy(name=policy, metric=metric, depth=depth), sites=sites,
+            source=trace, name=names[trace], policy=ordered_by[policy], sites=sites,
             processors=processors, jobs=jobs, seed=seed, kill_at_limit=kill_at_limit, out=out,
         )
         for trace in names
-        for policy in dict.fromkeys(policies)
+        for policy in ordered_by
     ]  # fmt: skip
     outcomes = simulating.run_cases(session, cases, processes or os.cpu_count() or 1)
     if as_json:

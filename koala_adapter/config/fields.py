@@ -9,23 +9,36 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Strict, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BeforeValidator,
+    PlainValidator,
+    Strict,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticKnownError
+
+from koala_adapter.policies.definition import PolicyKind
+from koala_adapter.policies.entrypoints import policy_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pydantic.config import JsonDict
 
-PlacementName = Literal[
+PLACEMENTS = (
     "worst-fit",
     "close-to-files",
     "cluster-minimization",
     "flexible-cluster-minimization",
     "waiting-history",
-]
-"""Placement policies that a file may name."""
+)
+"""Koala's own placement policies. A file may also name those that are installed beside it."""
 
 DURATION_WORDS = 'seconds as a number, "HH:MM:SS", "D-HH:MM:SS", or numbers with units such as "90s", "45m" or "1h30m"'
 DURATION_PATTERN = (
@@ -87,6 +100,20 @@ def parse_duration(value: object) -> object:
     raise NotAllowedError(DURATION_WORDS)
 
 
+def policy_schema(own: Collection[str]) -> JsonDict:
+    """Return the JSON Schema of a policy's name: koala's own are offered, any other is possible."""
+    return {"anyOf": [{"enum": [*own]}, {"type": "string", "pattern": NAME_PATTERN}]}
+
+
+def known_policy(value: object, kind: PolicyKind, own: Collection[str]) -> object:
+    """Return the name of one of koala's own policies of a kind or of an installed one; refuse the rest as a Literal."""
+    if value not in own:
+        allowed = (*own, *policy_names(kind))
+        if value not in allowed:
+            raise PydanticKnownError("literal_error", {"expected": " or ".join(f"'{name}'" for name in allowed)})
+    return value
+
+
 def _host(value: str) -> str:
     try:
         return str(ipaddress.ip_address(value))
@@ -129,6 +156,11 @@ def _no_null(value: str) -> str:
     return value
 
 
+PlacementName = Annotated[
+    str,
+    PlainValidator(partial(known_policy, kind=PolicyKind.PLACEMENT, own=PLACEMENTS)),
+    WithJsonSchema(policy_schema(PLACEMENTS)),
+]
 Whole = Annotated[int, Strict()]
 Flag = Annotated[bool, Strict()]
 Seconds = Annotated[float, Strict(), AllowInfNan(allow_inf_nan=False), BeforeValidator(parse_duration)]

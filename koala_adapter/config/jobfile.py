@@ -167,7 +167,7 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
     )
     placement: PlacementName | None = Field(
         default=None,
-        description="Placement policy. Default: that of the site.",
+        description="Placement policy, koala's own or an installed one. Default: that of the site.",
     )
     walltime: WholeSeconds = Field(
         ge=1,

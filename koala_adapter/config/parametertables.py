@@ -14,18 +14,19 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, Field, create_model
+from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema, create_model
 
-from koala_adapter.config.diagnosis import nearest
 from koala_adapter.config.fields import (
     AbsolutePath,
     Flag,
     MebibytesPerSecond,
-    NotAllowedError,
     Seconds,
     Whole,
     WholeSeconds,
+    known_policy,
+    policy_schema,
 )
+from koala_adapter.policies.definition import PolicyKind
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters, Setting
 
 if TYPE_CHECKING:
@@ -87,8 +88,6 @@ def values_of(kind: Kind, *tables: BaseModel) -> dict[str, Any]:
 def _key(hint: object, setting: Setting, default: object) -> tuple[object, object]:
     """Return type and field of the key that sets a parameter."""
     extra: dict[str, Any] = {"x-unit": setting.unit} if setting.unit in {"seconds", "MiB/s"} else {}
-    if setting.choices is not None:
-        extra["enum"] = sorted(setting.choices)
     bounds: dict[str, Any] = {"ge": setting.least, "gt": setting.above, "le": setting.most}
     bounds = {name: bound for name, bound in bounds.items() if bound is not None}
     field = Field(default=default, description=setting.meaning, json_schema_extra=extra or None, **bounds)
@@ -102,17 +101,11 @@ def _in_file(hint: object, setting: Setting) -> object:
         found: Any = _in_file(kind, setting)
         return found | None
     if setting.choices is not None:
-        return Annotated[str, AfterValidator(partial(_among, setting.choices))]
+        own = tuple(sorted(setting.choices))
+        known = partial(known_policy, kind=PolicyKind.MALLEABILITY, own=own)
+        return Annotated[str, AfterValidator(known), WithJsonSchema(policy_schema(own))]
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint
     if (hint, setting.unit) not in _IN_FILES:
         raise TypeError(f"a site file has no words for {hint} in {setting.unit or 'no unit'}")
     return _IN_FILES[hint, setting.unit]
-
-
-def _among(choices: Collection[str], value: str) -> str:
-    """Return a name that is one of the choices as they are now. Raises NotAllowedError."""
-    if value not in choices:
-        names = sorted(choices)
-        raise NotAllowedError(" or ".join(f'"{name}"' for name in names) + nearest(value, names))
-    return value

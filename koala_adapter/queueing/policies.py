@@ -19,6 +19,8 @@ A driver, live or simulated, does for every instant at which something happens:
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.queueing.backfill import Easy, Fcfs
 from koala_adapter.queueing.conservative import Conservative
@@ -31,6 +33,7 @@ __all__ = [
     "POLICIES",
     "ClusterScheduler",
     "LocalJob",
+    "MakeQueue",
     "Metric",
     "PriorityWeights",
     "Reservation",
@@ -44,6 +47,14 @@ METRICS = tuple(metric.value for metric in Metric)
 """Names of what BESTFIT and GREEDY maximize."""
 
 
+class MakeQueue(Protocol):
+    """Makes the queue of a cluster under a policy that is none of :data:`POLICIES`."""
+
+    def __call__(self, processors: int, /, *, weights: PriorityWeights) -> ClusterScheduler:
+        """Return an empty queue for a cluster of so many processors."""
+        ...
+
+
 def make_cluster_scheduler(
     policy: str,
     processors: int,
@@ -51,12 +62,16 @@ def make_cluster_scheduler(
     metric: Metric | str = Metric.PROCESSORS,
     depth: int = 1,
     weights: PriorityWeights = ARRIVAL,
+    make: MakeQueue | None = None,
 ) -> ClusterScheduler:
     """Return an empty queue for a cluster of so many processors, ordered by a policy of :data:`POLICIES`.
 
-    ``metric`` is for bestfit and greedy, ``depth`` (how many jobs have a reservation) for firstfit, bestfit and greedy;
-    the other policies ignore both. Raises ConfigurationError for what is not known or out of range.
+    ``make``: makes it where the policy is another one. ``metric`` is for bestfit and greedy, ``depth`` (how many jobs
+    have a reservation) for firstfit, bestfit and greedy; the other policies ignore both. Raises ConfigurationError for
+    what is not known or out of range.
     """
+    if make is not None:
+        return make(processors, weights=weights)
     if policy not in POLICIES:
         raise ConfigurationError(f"there is no policy {policy!r}", hint=f"policies are {', '.join(POLICIES)}")
     if metric not in METRICS:

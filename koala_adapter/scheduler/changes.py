@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from koala_adapter.model import JobId, PlaceholderId
 from koala_adapter.scheduler.malleable.policies import Step
+from koala_adapter.scheduler.timers import Due
 
 
 class ChangePhase(StrEnum):
@@ -49,8 +50,8 @@ class Change:
     """The step of the cluster waits for its answer."""
     shrunk_others: bool = False
     """Others were asked to make room for it: that is done once."""
-    due_at: float | None = None
-    """When it is given up."""
+    due: Due | None = None
+    """When it is given up; None: never, or that is past."""
 
 
 @dataclass(slots=True)
@@ -62,6 +63,8 @@ class ClusterStep:
     """Messages of the present round that are not settled."""
     reason: str = ""
     """What the processors are for, for people."""
+    value: int = 0
+    """Processors that it began with."""
 
 
 @dataclass(frozen=True, slots=True)

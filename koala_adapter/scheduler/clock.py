@@ -8,16 +8,16 @@ be known; timers are late by that much.
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
-    from koala_adapter.scheduler.changes import Change
+    from collections.abc import Callable
+
     from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
-    from koala_adapter.scheduler.timers import Timer
+    from koala_adapter.scheduler.timetable import Timetable
 
 TOLERANCE = 60.0
 """Seconds by which events may be out of order; time just stands still for them."""
@@ -25,22 +25,17 @@ AWAITS_AGENTS = frozenset({TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind
 """Timers that judge by what agents have not said."""
 POINTS_IN_TIME = frozenset(
     {
-        "due_at",
         "ending_since",
-        "end_check_at",
         "ends_at",
         "finished_at",
         "held_at",
         "launched_at",
         "levelled_until",
-        "life_ends_at",
         "no_growth_before",
         "no_shrink_before",
-        "not_before",
         "on_hold_since",
         "paused_until",
         "polled_at",
-        "retake_at",
         "silent_since",
         "smaller_since",
         "started_at",
@@ -51,58 +46,68 @@ POINTS_IN_TIME = frozenset(
 """Fields of the records that hold a point in time."""
 
 
-def advance(state: State, time: float) -> float:
+def advance(state: State, timetable: Timetable, time: float) -> float:
     """Return the time of an event as the scheduler takes it, never before that of the event before."""
     if state.now is not None and time < state.now:
         if time >= state.now - TOLERANCE:
             return state.now
         _set_back(state, state.now - time)
+        state.now = time
+        timetable.rebuild()
     state.now = time
     return time
 
 
-def give_time(state: State, now: float) -> None:
+def give_time(state: State, timetable: Timetable, now: float) -> None:
     """Put off what fell due while the service was down, as long as an agent has for its first report.
 
     An agent that could not report is not MISSING, ranks may have ended well in time, and the last processor may be
     there: first let them say so.
     """
-    state.timers = [replace(timer, at=_put_off(state, timer, now)) for timer in state.timers]
-    heapq.heapify(state.timers)
+    _move_timers(state, lambda kind, at, placeholder: _put_off(state, kind, at, placeholder, now))
+    timetable.rebuild()
 
 
-def postpone(state: State, now: float, seconds: float) -> None:
+def postpone(state: State, timetable: Timetable, now: float, seconds: float) -> None:
     """Have the timers that are due fire ``seconds`` later."""
-    due: list[Timer] = []
-    while (timer := state.due_timer(now)) is not None:
-        due.append(timer)
-    for timer in due:
-        state.set_timer(now + seconds, timer.kind, job_id=timer.job_id, placeholder=timer.placeholder)
+    _move_timers(state, lambda _kind, at, _placeholder: now + seconds if at <= now else at)
+    timetable.rebuild()
 
 
-def _put_off(state: State, timer: Timer, now: float) -> float:
+def _put_off(state: State, kind: TimerKind, at: float, placeholder: PlaceholderRecord | None, now: float) -> float:
     """Return when a timer fires that was set before the service was down."""
-    if timer.kind in AWAITS_AGENTS and timer.at <= now:
+    if kind in AWAITS_AGENTS and at <= now:
         return now + state.parameters.registration_timeout
-    placeholder = state.placeholders.get(timer.placeholder) if timer.placeholder is not None else None
-    if timer.kind is TimerKind.ENDING and placeholder is not None and placeholder.host:
+    if kind is TimerKind.ENDING and placeholder is not None and placeholder.host:
         # Its agent may hold the last output of a job, and has yet to find out that somebody listens again.
-        return max(timer.at, now + state.parameters.registration_timeout)
-    return timer.at
+        return max(at, now + state.parameters.registration_timeout)
+    return at
+
+
+def _move_timers(state: State, moved: Callable[[TimerKind, float, PlaceholderRecord | None], float]) -> None:
+    """Give each timer another time, which ``moved`` tells from its kind, its time and its placeholder."""
+    if state.scan_due is not None:
+        state.scan_due = state.scan_due._replace(at=moved(TimerKind.SCAN, state.scan_due.at, None))
+    for placeholder in state.placeholders.values():
+        for kind, due in placeholder.timers.items():
+            placeholder.timers[kind] = due._replace(at=moved(kind, due.at, placeholder))
+    for job in state.jobs.values():
+        for kind, due in job.timers.items():
+            job.timers[kind] = due._replace(at=moved(kind, due.at, None))
+        for claim in job.claims:
+            if claim.change is not None and claim.change.due is not None:
+                due = claim.change.due
+                claim.change.due = due._replace(at=moved(TimerKind.CHANGE, due.at, None))
 
 
 def _set_back(state: State, seconds: float) -> None:
     for table in (state.jobs, state.placeholders, state.batches, state.clusters):
         for record in table.values():
             _move(record, seconds)
-    for job in state.jobs.values():
-        for claim in job.claims:
-            if claim.change is not None:
-                _move(claim.change, seconds)
-    state.timers = [replace(timer, at=timer.at - seconds) for timer in state.timers]
+    _move_timers(state, lambda _kind, at, _placeholder: at - seconds)
 
 
-def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord | Change, seconds: float) -> None:
+def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord, seconds: float) -> None:
     for one in fields(record):
         if one.name in POINTS_IN_TIME:
             noted = getattr(record, one.name)

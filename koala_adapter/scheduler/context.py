@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import Effects
 from koala_adapter.scheduler.outcome import NOT_SEEN
-from koala_adapter.scheduler.placement.policies import may_split
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.scheduler.placement.waitinghistory import expected_wait
+from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.scheduler.roster import Roster, initial_size
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.ledger import Ledger
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.timetable import Timetable
 
 
 @dataclass(slots=True)
@@ -30,8 +31,10 @@ class Context:
     """State, queue and the actions collected so far, at one point in time."""
 
     ledger: Ledger
+    timetable: Timetable
     queue: PlacementQueue
     now: float
+    policies: Policies = OWN
     effects: Effects = field(default_factory=Effects)
     outcomes: list[tuple[JobRecord, JobOutcome]] = field(default_factory=list)
     """Jobs found to have ended, to be finished once the event's own handling is through."""
@@ -83,7 +86,7 @@ class Context:
             component=component,
             walltime=record.job.walltime + self.margin(),
             excluded=frozenset(claim.excluded),
-            splittable=may_split(record.job, component),
+            splittable=self.policies.may_split(record.job, component),
         )
 
     def margin(self) -> int:

@@ -14,7 +14,7 @@ from koala_adapter.model import EndReason, JobId
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler import sightings as reports
 from koala_adapter.scheduler.claiming.batches import batch_failed, batch_submitted, batch_uncertain
-from koala_adapter.scheduler.claiming.claims import retake, scan_queue
+from koala_adapter.scheduler.claiming.claims import retake
 from koala_adapter.scheduler.claiming.holds import holds_seen
 from koala_adapter.scheduler.claiming.lifecycle import ending_timer, registration_timer
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
@@ -32,17 +32,19 @@ from koala_adapter.scheduler.clock import advance, give_time, postpone
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.ledger import Ledger
-from koala_adapter.scheduler.malleable.adaptation import after_scan, before_scan
+from koala_adapter.scheduler.malleable.adaptation import RecordedSites
 from koala_adapter.scheduler.malleable.growing import stub_lost
+from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
 from koala_adapter.scheduler.malleable.requests import more_requested
 from koala_adapter.scheduler.malleable.shrinking import processors_released
-from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, outcome_without_code
-from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policy import infeasibility
+from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
 from koala_adapter.scheduler.roster import Roster
 from koala_adapter.scheduler.timers import Timer, TimerKind
+from koala_adapter.scheduler.timetable import Timetable, change_due
 
 if TYPE_CHECKING:
     from koala_adapter.model import Job
@@ -57,50 +59,50 @@ SHRINK_PROOF = 3600.0
 class Scheduler:
     """Takes events, gives actions; knows nothing of how either travels."""
 
-    def __init__(self, state: State | None = None) -> None:
-        """Start empty, or go on from a snapshot of :attr:`state`."""
+    def __init__(self, state: State | None = None, policies: Policies = OWN) -> None:
+        """Start empty, or go on from a snapshot of :attr:`state`, with the same ``policies`` as before."""
+        self.policies = policies
         self.state = State() if state is None else state
         self.ledger = Ledger(self.state)
-        self._queue = PlacementQueue()
+        self.timetable = Timetable(self.state)
+        self._queue = PlacementQueue(policies)
         rebuild(self._queue, self.state)
         self._roster = Roster(self.state.jobs.values())
 
     @property
     def next_wakeup(self) -> float | None:
         """Time at which a TimeReached event is wanted; None when nothing is awaited."""
-        return self.state.timers[0].at if self.state.timers else None
+        return self.timetable.next_at
 
     def handle(self, event: ev.Event) -> list[Action]:
         """Take in one event and return what is to be done now.
 
-        Raises JobRefusedError, before anything is changed, for a job whose id is known already. Events may be out of
-        order by a minute; a clock set back by more is followed.
+        Before anything is changed, raises JobRefusedError for a job whose id is known already, and ConfigurationError
+        for a configuration with a policy that is not here. Events may be out of order by a minute; a clock set back by
+        more is followed.
         """
         if isinstance(event, ev.JobSubmitted) and event.job.id in self.state.jobs:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
-        now = advance(self.state, event.time)
-        context = Context(ledger=self.ledger, queue=self._queue, now=now, roster=self._roster)
         if isinstance(event, ev.Configured):
-            give_time(self.state, context.now)
+            self.policies.require_malleability(event.parameters, *event.clusters)
+        now = advance(self.state, self.timetable, event.time)
+        context = self._context(now)
+        if isinstance(event, ev.Configured):
+            give_time(self.state, self.timetable, context.now)
         elif isinstance(event, ev.TimersPostponed):
-            postpone(self.state, context.now, event.seconds)
-        while (timer := self.state.due_timer(context.now)) is not None:
+            postpone(self.state, self.timetable, context.now, event.seconds)
+        while (timer := self.timetable.take_due(context.now)) is not None:
             self._fire(context, timer)
             _finish_ended(context)
         self._take_in(context, event)
         _finish_ended(context)
-        while context.scan_wanted:
-            context.scan_wanted = False
-            kept = before_scan(context) if len(self._roster) else {}
-            scan_queue(context)
-            if len(self._roster):
-                after_scan(context, kept)
+        JobManagement(RecordedSites(context)).decide()
         wake_for_scan(context)
         return context.effects.actions()
 
     def plan(self, job: Job, now: float) -> PlacementResult:
         """Return where a job would go now, without submitting it."""
-        context = Context(ledger=self.ledger, queue=self._queue, now=now, roster=self._roster)
+        context = self._context(now)
         return place(context, _new_record(job), context.views())
 
     def job(self, job_id: str) -> JobRecord:
@@ -113,6 +115,16 @@ class Scheduler:
     def queue_position(self, job_id: JobId) -> int | None:
         """Return the 1-based place of a job in the placement queue; None when it is not there."""
         return self._queue.place_in_order(job_id)
+
+    def _context(self, now: float) -> Context:
+        return Context(
+            ledger=self.ledger,
+            timetable=self.timetable,
+            queue=self._queue,
+            now=now,
+            policies=self.policies,
+            roster=self._roster,
+        )
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -184,9 +196,9 @@ class Scheduler:
             interval_scan(context)
         elif timer.kind is TimerKind.PAUSE:
             context.scan_wanted = True
-        elif timer.job_id is not None and timer.job_id in self.state.jobs:
+        elif timer.job_id is not None:
             _fire_job(context, timer, self.state.jobs[timer.job_id])
-        elif timer.placeholder is not None and timer.placeholder in self.state.placeholders:
+        elif timer.placeholder is not None:
             _fire_placeholder(context, timer, self.state.placeholders[timer.placeholder])
 
 
@@ -207,8 +219,8 @@ def _finish_ended(context: Context) -> None:
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
     record = _new_record(event.job)
     context.ledger.add_job(record)
-    if event.job.placement not in POLICIES:
-        known = ", ".join(sorted(POLICIES))
+    if event.job.placement not in context.policies.placement_names:
+        known = ", ".join(sorted(context.policies.placement_names))
         refuse(context, record, f"there is no placement policy {event.job.placement!r}; there are: {known}")
         return
     never = infeasibility(context.requests(record), context.views())
@@ -269,14 +281,12 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
     if timer.kind is TimerKind.LIFE:
         life_timer(context, record)
     elif timer.kind is TimerKind.RETAKE:
-        if record.state is JobState.CLAIMING and record.retake_at is not None and context.now >= record.retake_at:
-            retake(context, record)
+        retake(context, record)
     elif timer.kind is TimerKind.BACKOFF:
-        if record.state is JobState.WAITING and record.not_before is not None and context.now >= record.not_before:
-            enqueue(context, record)
+        enqueue(context, record)
     elif timer.kind is TimerKind.CHANGE:
-        change_timer(context, record)
-    elif timer.kind is TimerKind.WALLTIME and record.state in LAUNCHED_STATES:
+        change_timer(context, record, change_due(record, timer))
+    elif timer.kind is TimerKind.WALLTIME:
         detail = f"stopped at the job's walltime of {record.job.walltime} s"
         context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))
 

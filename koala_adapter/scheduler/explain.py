@@ -13,7 +13,7 @@ from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain_changes import giving_up, sizes
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.placement.policies import may_split
+from koala_adapter.scheduler.policies import OWN, Policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,12 +26,14 @@ LISTED = 6
 """Most clusters that one sentence tells about."""
 
 
-def explain(state: State, queue_position: int | None, record: JobRecord, now: float) -> str:
-    """Say in one or two plain sentences where a job stands at time ``now``."""
+def explain(
+    state: State, queue_position: int | None, record: JobRecord, now: float, *, policies: Policies = OWN
+) -> str:
+    """Say in one or two plain sentences where a job stands at time ``now``; ``policies``: those of its scheduler."""
     if record.state.final:
         return _ended(state, record)
     if record.state is JobState.WAITING:
-        return _waiting(state, queue_position, record, now)
+        return _waiting(state, queue_position, record, now, policies)
     if record.state is JobState.CLAIMING:
         return _claiming(state, record, now)
     return _launched(state, record, now)
@@ -179,37 +181,37 @@ def _trouble(record: JobRecord) -> str:
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
-def _waiting(state: State, queue_position: int | None, record: JobRecord, now: float) -> str:
+def _waiting(state: State, queue_position: int | None, record: JobRecord, now: float, policies: Policies) -> str:
     if record.not_before is not None:
         pause = duration(record.not_before - now)
         return f"The job holds nothing and is tried again in {pause}.{_trouble(record)}"
     place = (
         f"The job is number {queue_position} in the queue" if queue_position is not None else "The job is in the queue"
     )
-    need = _joined(_needs(record.job))
+    need = _joined(_needs(record.job, policies))
     kept = ""
     if state.guarded == record.job.id and (giving := giving_up(state, state.kept_room)):
         kept = f" Running jobs are giving up processors for it on {_joined(giving)}."
     elif state.guarded == record.job.id:
         said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
         kept = f" Because it has waited long, what comes free is kept for it ({said})."
-    return f"{place} and needs {need}. {_clusters(state, record, now)}{kept}"
+    return f"{place} and needs {need}. {_clusters(state, record, now, policies)}{kept}"
 
 
-def _needs(job: Job) -> list[str]:
+def _needs(job: Job, policies: Policies) -> list[str]:
     """Say what each component asks for, equal ones once."""
     counts: dict[str, int] = {}
     for component in job.components:
         where = f"on {component.cluster}" if component.cluster is not None else "on one cluster"
-        where = "on one or more clusters" if may_split(job, component) else where
+        where = "on one or more clusters" if policies.may_split(job, component) else where
         need = f"{_processors(component.minimum)} {where}"
         counts[need] = counts.get(need, 0) + 1
     return [need if count == 1 else f"{count} times {need}" for need, count in counts.items()]
 
 
-def _clusters(state: State, record: JobRecord, now: float) -> str:
+def _clusters(state: State, record: JobRecord, now: float, policies: Policies) -> str:
     """Say what could be placed where, of the clusters that could ever hold a part of the job."""
-    clusters = [cluster for cluster in state.clusters.values() if _usable(cluster, record)]
+    clusters = [cluster for cluster in state.clusters.values() if _usable(cluster, record, policies)]
     if not clusters:
         return "No cluster that it may use is in the site file."
     said = [
@@ -220,12 +222,12 @@ def _clusters(state: State, record: JobRecord, now: float) -> str:
     return f"It starts when that can be had at once: {'; '.join(said)}{rest}."
 
 
-def _usable(cluster: ClusterRecord, record: JobRecord) -> bool:
+def _usable(cluster: ClusterRecord, record: JobRecord, policies: Policies) -> bool:
     name, capacity = cluster.parameters.name, cluster.largest_capacity
     return any(
         component.cluster in (None, name)
         and name not in claim.excluded
-        and (capacity is None or (1 if may_split(record.job, component) else component.minimum) <= capacity)
+        and (capacity is None or (1 if policies.may_split(record.job, component) else component.minimum) <= capacity)
         and (cluster.configured or component.cluster == name)
         for component, claim in record.components()
     )

@@ -32,7 +32,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
     record.outcome = outcome
     record.finished_at = context.now
     context.state.note_claims(record, context.now)
-    record.life_ends_at = record.retake_at = None
+    record.timers.clear()
     if record.job.kind is JobKind.MALLEABLE:
         context.roster.update(record)
         drop_changes(context, record)

@@ -211,10 +211,6 @@ class Parameters:
         ),
     ] = 1000
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for a malleability policy that there is not."""
-        _check_policy(self.malleability_policy)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterParameters:
@@ -263,14 +259,3 @@ class ClusterParameters:
     ] = None
     bandwidth_from: tuple[tuple[ClusterName, float], ...] = ()
     """MiB/s to its nodes from other clusters, where known."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for a malleability policy that there is not."""
-        if self.malleability_policy is not None:
-            _check_policy(self.malleability_policy)
-
-
-def _check_policy(name: str) -> None:
-    if name not in MALLEABILITY_POLICIES:
-        known = ", ".join(sorted(MALLEABILITY_POLICIES))
-        raise ValueError(f"there is no malleability policy {name!r}; there are: {known}")

@@ -8,7 +8,6 @@ of strings or is ordered by chance: a snapshot goes on exactly as the original w
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +30,7 @@ from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderSta
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.pieces import sized
 from koala_adapter.scheduler.tables import ClusterTable
-from koala_adapter.scheduler.timers import Timer, TimerKind
+from koala_adapter.scheduler.timers import Due, TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,8 +55,8 @@ class PlaceholderRecord:
     ends_at: float | None = None
     silent_since: float | None = None
     ending_since: float | None = None
-    end_check_at: float | None = None
-    """When an ending placeholder is looked at again; earlier ENDING timers are void."""
+    timers: dict[TimerKind, Due] = field(default_factory=dict)
+    """When it is looked at again, and what for."""
     stub: bool = False
     """It is gathered for an application that grows and has not been told of it yet."""
     exchanged: bool = False
@@ -155,13 +154,10 @@ class JobRecord:
     """Order among jobs of equal priority and submission time."""
     tries_end_at_scan: int | None = None
     """Number of the scan at which its tries are used up, while it is in the placement queue."""
-    not_before: float | None = None
-    """Back-off: a waiting job is not in the placement queue before this."""
-    life_ends_at: float | None = None
+    timers: dict[TimerKind, Due] = field(default_factory=dict)
+    """When it is looked at again, and what for."""
     life_extended: bool = False
     """Its end was put off once, because missing placeholders had just begun to start."""
-    retake_at: float | None = None
-    """When the processors that were handed back are claimed again."""
     retake_with_room: bool = False
     """All else is held and only room was lacking: they are claimed again as soon as one of its placeholders is gone."""
     setbacks: int = 0
@@ -190,6 +186,25 @@ class JobRecord:
     """Placeholders of this job that have not ended."""
     held: int = 0
     """Those of them that are held."""
+
+    @property
+    def not_before(self) -> float | None:
+        """Back-off: a waiting job is not in the placement queue before this."""
+        return self._due(TimerKind.BACKOFF)
+
+    @property
+    def life_ends_at(self) -> float | None:
+        """When what it holds is handed back, if processors are still missing then."""
+        return self._due(TimerKind.LIFE)
+
+    @property
+    def retake_at(self) -> float | None:
+        """When the processors that were handed back are claimed again."""
+        return self._due(TimerKind.RETAKE)
+
+    def _due(self, kind: TimerKind) -> float | None:
+        due = self.timers.get(kind)
+        return None if due is None else due.at
 
     def take_back(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""
@@ -277,6 +292,11 @@ class ClusterRecord:
     """Waiting history, oldest first, bounded (selection.py)."""
 
     @property
+    def name(self) -> ClusterName:
+        """Its name in the site file."""
+        return self.parameters.name
+
+    @property
     def capacity(self) -> int:
         """Most placeholders we may ever have there: what is beyond the threshold is left to local users."""
         return max(0, (self.processors or 0) - self.parameters.threshold)
@@ -342,7 +362,6 @@ class State:
     placeholders: PlaceholderTable = field(default_factory=ClusterTable)
     batches: BatchTable = field(default_factory=ClusterTable)
     clusters: dict[ClusterName, ClusterRecord] = field(default_factory=dict)
-    timers: list[Timer] = field(default_factory=list)
     timers_set: int = 0
     batches_made: int = 0
     starts: int = 0
@@ -351,7 +370,8 @@ class State:
     """Messages sent to malleable jobs, and requests taken from them."""
     scans: int = 0
     """Scans of the placement queue by its interval timer: each is one try of every waiting job."""
-    scan_timer_set: bool = False
+    scan_due: Due | None = None
+    """When the next of them is made."""
     tries_end: dict[int, dict[JobId, None]] = field(default_factory=dict)
     """Waiting jobs that will have used up their tries, by the number of the scan at which that happens."""
     enqueued: int = 0
@@ -360,22 +380,6 @@ class State:
     """Waiting job for which room is kept free of later jobs, so that it does not starve."""
     kept_room: dict[ClusterName, int] = field(default_factory=dict)
     """Processors kept for it."""
-
-    def set_timer(
-        self,
-        at: float,
-        kind: TimerKind,
-        *,
-        job_id: JobId | None = None,
-        placeholder: PlaceholderId | None = None,
-    ) -> None:
-        """Have ``kind`` looked at when ``at`` has come."""
-        self.timers_set += 1
-        heapq.heappush(self.timers, Timer(at, self.timers_set, kind, job_id, placeholder))
-
-    def due_timer(self, now: float) -> Timer | None:
-        """Take the earliest timer that is due."""
-        return heapq.heappop(self.timers) if self.timers and self.timers[0].at <= now else None
 
     def placeholders_of(self, record: JobRecord) -> list[PlaceholderRecord]:
         """Return the placeholders in the claims of a job (not those already given up or gone)."""

@@ -37,7 +37,7 @@ def placeholder_started(context: Context, event: ev.PlaceholderStarted) -> None:
     if placeholder.waiting:
         context.ledger.move(placeholder, PlaceholderState.STARTED)
         at = context.now + context.state.parameters.registration_timeout
-        context.state.set_timer(at, TimerKind.REGISTRATION, placeholder=placeholder.id)
+        context.timetable.for_placeholder(placeholder, TimerKind.REGISTRATION, at)
 
 
 def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
@@ -47,6 +47,8 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
         return
     news = not placeholder.held
     placeholder.host, placeholder.address, placeholder.silent_since = event.host, event.address, None
+    for kind in (TimerKind.REGISTRATION, TimerKind.SILENCE):
+        placeholder.timers.pop(kind, None)
     placeholder.ends_at = event.ends_at
     if placeholder.started_at is None:
         placeholder.started_at = context.now
@@ -74,19 +76,18 @@ def placeholder_silent(context: Context, event: ev.PlaceholderSilent) -> None:
     placeholder = context.state.placeholders.get(event.placeholder)
     if placeholder is not None and placeholder.silent_since is None:
         placeholder.silent_since = context.now
+        if placeholder.state is PlaceholderState.ENDING:
+            return
         at = context.now + context.state.parameters.lease + SILENCE_MARGIN
-        context.state.set_timer(at, TimerKind.SILENCE, placeholder=placeholder.id)
+        context.timetable.for_placeholder(placeholder, TimerKind.SILENCE, at)
 
 
 def silence_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     """Give up a placeholder whose agent's lease has run out."""
-    if placeholder.silent_since is None or placeholder.state is PlaceholderState.ENDING:
-        return
-    silent = context.now - placeholder.silent_since
-    if silent >= context.state.parameters.lease + SILENCE_MARGIN:
-        detail = f"no contact with its agent for {silent:.0f} s; it has ended itself by its lease"
-        _give_up(context, placeholder, TaskEnd(reason=EndReason.LOST, detail=detail))
-        end_placeholder(context, placeholder, force=True)
+    silent = context.now - (context.now if placeholder.silent_since is None else placeholder.silent_since)
+    detail = f"no contact with its agent for {silent:.0f} s; it has ended itself by its lease"
+    _give_up(context, placeholder, TaskEnd(reason=EndReason.LOST, detail=detail))
+    end_placeholder(context, placeholder, force=True)
 
 
 def placeholder_ending(context: Context, event: ev.PlaceholderEnding) -> None:

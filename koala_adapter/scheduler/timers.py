@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
-from koala_adapter.model import JobId, PlaceholderId
+from koala_adapter.model import ClusterName, JobId, PlaceholderId
 
 
 class TimerKind(StrEnum):
@@ -24,12 +25,21 @@ class TimerKind(StrEnum):
     PAUSE = "pause"
 
 
+class Due(NamedTuple):
+    """When something is to be looked at, as the record that it concerns keeps it."""
+
+    at: float
+    number: int
+    """Of those for the same time, the one that was set first comes first."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Timer:
-    """Something to look at when ``at`` has come. A timer that no longer fits its record is ignored, never removed."""
+    """The same with its subject, as it stands in the order of time."""
 
     at: float
     number: int
     kind: TimerKind = field(compare=False)
     job_id: JobId | None = field(default=None, compare=False)
     placeholder: PlaceholderId | None = field(default=None, compare=False)
+    cluster: ClusterName | None = field(default=None, compare=False)

@@ -187,7 +187,8 @@ class Reception:
             return
         driver = self._clusters.get(record.cluster)
         if record.state is PlaceholderState.ENDING and driver is not None:
-            driver.judge.farewell(event.placeholder)
+            if not event.dropped:
+                driver.judge.farewell(event.placeholder)
             driver.poller.poll_soon()
         else:
             self._report(ev.PlaceholderSilent(time=self._clock(), placeholder=event.placeholder, detail=event.detail))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,12 +23,14 @@ from koala_adapter.model import ClusterName, JobId
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
 from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.reception import Reception
+from koala_adapter.service.recovery import WithPolicies
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.submissions import ScriptMaker, tidy_words, words_directory
@@ -66,15 +69,18 @@ class Service:
         directory: Path,
         *,
         clocks: HostClocks | None = None,
+        policies: Policies = OWN,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
-        ``clocks``: None: those of this machine.
+        ``clocks``: None: those of this machine. Raises ConfigurationError, with nothing changed, when a policy that the
+        journal needs is not among ``policies``.
         """
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
-        scheduler = rebuilt(self.journal, Scheduler)
+        self._make_scheduler = partial(Scheduler, policies=policies)
+        scheduler = rebuilt(WithPolicies(self.journal, policies), self._make_scheduler)
         self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
         self.journal.note_clock(self.clock.reading())
         self._halted = anyio.Event()
@@ -123,7 +129,7 @@ class Service:
             archive=self.archive,
             scripts=lambda: self._scripts,
         )
-        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=Scheduler)
+        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=self._make_scheduler)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -213,11 +219,16 @@ class Service:
     def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
 
-        Raises JobRefusedError when its input files cannot be kept, and JournalBlockedError when the journal cannot be
-        written, DefectError when koala failed on it: then there is no such job.
+        Raises JobRefusedError when its input files cannot be kept or its placement policy is not here,
+        JournalBlockedError when the journal cannot be written, and DefectError when koala failed on it: then there is
+        no such job.
         """
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
+        if job.placement not in self.scheduler.policies.placement_names:
+            known = ", ".join(sorted(self.scheduler.policies.placement_names))
+            message = f"the service has no placement policy {job.placement!r}; it has {known}"
+            raise JobRefusedError(message, hint="restart it if the policy has been installed meanwhile")
         try:
             self.applications.keep_input(job)
         except OSError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
-from koala_adapter.scheduler.timers import Timer
+from koala_adapter.service.firstversion import timers_in_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +25,6 @@ _PARTS: dict[str, TypeAdapter[list[Any]]] = {
     "placeholders": TypeAdapter(list[PlaceholderRecord]),
     "batches": TypeAdapter(list[BatchRecord]),
     "clusters": TypeAdapter(list[ClusterRecord]),
-    "timers": TypeAdapter(list[Timer]),
 }
 """Fields of the state that may be long."""
 
@@ -38,22 +37,21 @@ def head(state: State) -> str:
 def rows(state: State) -> Iterator[tuple[str, str]]:
     """Yield the other parts group by group, each with its name. The state must not change meanwhile."""
     for part, adapter in _PARTS.items():
-        table = getattr(state, part)
-        records = iter(table if isinstance(table, list) else table.values())
+        records = iter(getattr(state, part).values())
         while group := list(islice(records, GROUP)):
             yield part, adapter.dump_json(group).decode()
 
 
 def restored(body: str, stored: Iterable[tuple[str, str]]) -> State:
     """Return a state from its head, or from all of it as version 0.1 wrote it, and its rows. Raises ValueError."""
-    state = _STATE.validate_json(body)
+    state = _STATE.validate_json(timers_in_records(body))
     for part, group in stored:
         for record in _PARTS[part].validate_json(group):
             _put(state, record)
     return state
 
 
-def _put(state: State, record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord | Timer) -> None:
+def _put(state: State, record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord) -> None:
     match record:
         case JobRecord():
             state.jobs[record.job.id] = record
@@ -63,5 +61,3 @@ def _put(state: State, record: JobRecord | PlaceholderRecord | BatchRecord | Clu
             state.batches[record.key] = record
         case ClusterRecord():
             state.clusters[record.parameters.name] = record
-        case Timer():
-            state.timers.append(record)

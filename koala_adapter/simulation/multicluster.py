@@ -2,15 +2,10 @@
 """KOALA on several clusters, on counts of processors: placement queue, placement policies, malleability.
 
 Every decision is taken by the code that decides live: the policies of
-:mod:`koala_adapter.scheduler.placement.policies`, :mod:`koala_adapter.scheduler.malleable.policies` and
-:mod:`koala_adapter.scheduler.malleable.approaches`; here is only the world around them.
-A processor is a number, not a placeholder, which is what makes a million jobs feasible. All that happens at one
-instant happens first (ends, then local users and changes under way, then submissions); then one decision is taken:
-
-1. PRA offers the processors of each cluster on which some came free to its running jobs.
-2. The placement queue is scanned from head to tail.
-3. PWA makes room for the head of the queue by shrinking, as long as that helps, and scans again.
-4. What is still free is offered to running jobs.
+:mod:`koala_adapter.scheduler.placement.policies` and :mod:`koala_adapter.scheduler.malleable.policies`, in the order of
+:mod:`koala_adapter.scheduler.malleable.jobmanagement`; here is only the world around them. A processor is a number, not
+a placeholder, which is what makes a million jobs feasible. All that happens at one instant happens first (ends, then
+local users and changes under way, then submissions); then it is decided.
 """
 
 from __future__ import annotations
@@ -21,9 +16,11 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, Direction, Step, carry_out
+from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
+from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.simulation.background import local_users, outages
 from koala_adapter.simulation.clusters import SimulatedCluster, Surroundings
+from koala_adapter.simulation.countedclusters import CountedClusters
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.placing import Placing, lane_of
 from koala_adapter.simulation.resizing import Resizing
@@ -83,7 +80,6 @@ class Multicluster:
         self._workload = iter(workload)
         self._arriving = next(self._workload, None)
         self._on_end = on_end or self.outcome.jobs.append
-        self._malleability = MALLEABILITY_POLICIES[settings.malleability]
         self._engine = Engine()
         self._resizing = Resizing(self._engine, placeholder_delay=settings.placeholder_delay, released=self._released)
         self._waiting = WaitingLine()
@@ -91,13 +87,16 @@ class Multicluster:
         self._ends: list[tuple[float, int, int, Run]] = []
         self._placing = Placing(self.clusters)
         self._frees = self._placing.frees
-        self._touched: dict[SimulatedCluster, None] = {}
-        """Clusters with processors to offer to running jobs."""
-        self._hopeless: set[Lane] = set()
-        self._stuck: SimulatedJob | None = None
-        """The head of the queue, when no room can be made for it."""
-        self._awaited: SimulatedCluster | None = None
-        """Where room is being made for the head of the queue."""
+        self._sites = CountedClusters(
+            approach=settings.approach,
+            malleability=MALLEABILITY_POLICIES[settings.malleability],
+            placing=self._placing,
+            waiting=self._waiting,
+            resizing=self._resizing,
+            start=self._start,
+            released=self._released,
+        )
+        self._management = JobManagement(self._sites)
         self._restarts: dict[int, int] = {}
         self._answers: dict[tuple[int, int, int], dict[tuple[int, int], int]] = {}
         self._rates: dict[int, tuple[Application, Sequence[float]]] = {}
@@ -136,7 +135,7 @@ class Multicluster:
         while self._arriving is not None and self._arriving.submitted_at <= now:
             arrived |= self._submitted(self._arriving)
             self._arriving = next(self._workload, None)
-        if arrived or self._touched:
+        if arrived or self._sites.changed:
             self._decide()
         self._forecast()
 
@@ -146,10 +145,10 @@ class Multicluster:
         if never is not None:
             self.outcome.refused.append((job, never))
             return False
-        if not self._waiting and not self._touched and self._try(job, lane):
+        if not self._waiting and not self._sites.touched and self._try(job, lane):
             return True  # nobody was before it, and nothing else happened: no need to stand in line
         self._waiting.push(job, lane)
-        return lane not in self._hopeless
+        return lane not in self._sites.hopeless
 
     def _try(self, job: SimulatedJob, lane: Lane) -> bool:
         """Start a job at once if its policy places it and its claim succeeds; tell whether it did."""
@@ -175,83 +174,11 @@ class Multicluster:
             cluster.managed -= processors
             self._released(cluster)
 
-    # ---- decisions ------------------------------------------------------------------------------------------------
-
     def _decide(self) -> None:
         self.outcome.decisions += 1
-        approach = self.settings.approach
-        if approach.running_first:
-            self._grow_touched()
-        if self._waiting:
-            self._scan()
-        if approach.shrinks_for_waiting:
-            while self._waiting and self._make_room():
-                self._scan()
-        if approach is not Approach.NONE:
-            self._grow_touched()
-        self._touched.clear()
-
-    def _touch(self, cluster: SimulatedCluster) -> None:
-        """Note that a cluster may have more to give than before."""
-        self._frees[cluster.index] = cluster.free
-        self._touched[cluster] = None
-        self._hopeless.clear()
-        self._stuck = None
-
-    def _grow_touched(self) -> None:
-        policy, thorough = self._malleability, self.settings.approach.running_first
-        touched = list(self._touched)
-        self._touched.clear()
-        for cluster in touched:
-            while self._worth_offering(cluster):
-                step = Step(direction=Direction.GROW, remaining=cluster.free, thorough=thorough)
-                before = self._resizing.changes
-                carry_out(policy, cluster.running, step, self._resizing.ask)
-                if self._resizing.changes == before or policy.rebalances:  # which makes equal what it can at once
-                    cluster.unwanted = cluster.free
-                    break
-            self._frees[cluster.index] = cluster.free
-
-    def _worth_offering(self, cluster: SimulatedCluster) -> bool:
-        """Tell whether running jobs may want what is free: what all declined is offered again when there is more."""
-        value, running = cluster.free, cluster.running
-        if cluster.making_room or not running.growth or not (value or self._malleability.rebalances):
-            return False
-        if cluster.unwanted is not None and value <= cluster.unwanted:
-            cluster.unwanted = value
-            return False
-        return True
-
-    def _scan(self) -> None:
-        hopeless = self._hopeless
-        for job, lane in self._waiting.scan(hopeless):
-            placed = self._placing.place(lane)
-            if placed is None:
-                hopeless.add(lane)
-            elif self._start(job, placed):
-                self._waiting.pop(lane)
-
-    def _make_room(self) -> bool:
-        """Shrink running jobs for the head of the queue; tell whether processors have come free."""
-        head = self._waiting.head()
-        if head is None or head[0] is self._stuck:
-            return False
-        if self._awaited is not None and self._awaited.making_room:
-            return False
-        wanted = self._placing.room_wanted(head[1])
-        freed = 0
-        for cluster, value in wanted:
-            before = cluster.free
-            step = Step(direction=Direction.SHRINK, remaining=value)
-            carry_out(self._malleability, cluster.running, step, self._resizing.ask)
-            if cluster.making_room:
-                self._awaited = cluster
-            else:
-                self._released(cluster)
-                freed += cluster.free - before
-        if freed <= 0:
-            self._stuck = head[0]
-        return freed > 0
+        self._sites.changed = True
+        self._management.decide()
+        self._sites.decided()
 
     # ---- start and end ----------------------------------------------------------------------------------------------
 
@@ -279,7 +206,7 @@ class Multicluster:
         for cluster, processors in held.items():
             cluster.managed += processors
             self._frees[cluster.index] = cluster.free
-            self._touched[cluster] = None
+            self._sites.touched[cluster] = None
             if job.malleable:
                 self._join(run, cluster, processors)
         self._resizing.touch(run)
@@ -308,7 +235,7 @@ class Multicluster:
     def _began(self, part: Part) -> None:
         if not part.run.over:
             part.cluster.running.end(part)
-            self._touch(part.cluster)
+            self._sites.touch(part.cluster)
 
     def _rates_of(self, application: Application) -> Sequence[float]:
         found = self._rates.get(id(application))
@@ -367,7 +294,7 @@ class Multicluster:
     def _see(self, cluster: SimulatedCluster) -> None:
         """Let the information service see what is out of our reach."""
         if cluster.see():
-            self._touch(cluster)
+            self._sites.touch(cluster)
         else:
             self._frees[cluster.index] = cluster.free
 
@@ -375,7 +302,7 @@ class Multicluster:
         """Give local jobs that wait what has come free on a cluster; the rest is ours again."""
         self._surroundings[cluster.index].released()
         self._others_changed(cluster)
-        self._touch(cluster)
+        self._sites.touch(cluster)
 
     def _evict(self, cluster: SimulatedCluster, index: int) -> None:
         """End the run that holds a processor of a cluster, because its node failed, and submit the job again."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, Component
-from koala_adapter.scheduler.malleable.approaches import Shrinkable, cluster_to_shrink
+from koala_adapter.scheduler.malleable.jobmanagement import Need
 from koala_adapter.scheduler.placement.policies import POLICIES
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, Placed, infeasibility
 from koala_adapter.scheduler.placement.worstfit import WorstFit
 from koala_adapter.simulation.waiting_line import Lane
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.simulation.clusters import SimulatedCluster
@@ -73,24 +73,19 @@ class Placing:
             result = POLICIES[lane.placement].place(requests, views)
         return result.components if isinstance(result, Placed) else None
 
-    def room_wanted(self, lane: Lane) -> list[tuple[SimulatedCluster, int]]:
-        """Return where running jobs must shrink for the first job of a lane, and by how many; nothing: in vain.
+    def needs(self, lane: Lane) -> Iterator[Need[SimulatedCluster]]:
+        """Yield what the first job of a lane needs.
 
         A cluster where local users wait is left alone: they would get what comes free.
         """
         usable = [one for one in self._clusters if not one.making_room and not one.queue_seen]
         if not lane.components:
-            found = cluster_to_shrink(lane.least, ((one, Shrinkable(one.free, one.running.spare)) for one in usable))
-            return [found] if found is not None and found[1] > 0 else []
-        views: Mapping[ClusterName, ClusterView] = {
-            one.name: _view(one, one.free + one.running.spare) for one in usable
-        }
-        result = POLICIES[lane.placement].place(self._asked(lane)[0], views)
-        taken: dict[SimulatedCluster, int] = {}
-        for component in result.components if isinstance(result, Placed) else ():
-            cluster = self._by_name[component.cluster]
-            taken[cluster] = taken.get(cluster, 0) + component.processors
-        return [(cluster, need - cluster.free) for cluster, need in taken.items() if need > cluster.free]
+            yield Need(lane.least, usable)
+            return
+        for request in self._asked(lane)[0]:
+            chosen = request.component.cluster
+            possible = [one for one in usable if chosen in {None, one.name} and request.never(_view(one, 0)) is None]
+            yield Need(request.component.minimum, possible, insists=chosen is not None)
 
     def _asked(self, lane: Lane) -> tuple[Sequence[ComponentRequest], str | None]:
         """Return what the jobs of a lane ask of their policy, and why they can never be placed (None: they can)."""

@@ -23,7 +23,7 @@ from koala_adapter.simulation.sites import NEVER, Sites
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.queueing.policies import ClusterScheduler
+    from koala_adapter.queueing.policies import ClusterScheduler, MakeQueue
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
     from koala_adapter.simulation.workload import Workload
 
@@ -53,10 +53,14 @@ class Policy:
     depth: int = 1
     """How many jobs have a reservation, under Maui's policies."""
     weights: PriorityWeights = ARRIVAL
+    make: MakeQueue | None = None
+    """Makes the queues, where the policy is none of koala's own."""
 
     def scheduler(self, processors: int) -> ClusterScheduler:
         """Return an empty queue. Raises ConfigurationError for what is not known."""
-        return make_cluster_scheduler(self.name, processors, metric=self.metric, depth=self.depth, weights=self.weights)
+        return make_cluster_scheduler(
+            self.name, processors, metric=self.metric, depth=self.depth, weights=self.weights, make=self.make
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

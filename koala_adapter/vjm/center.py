@@ -327,7 +327,8 @@ class ControlCenter:
         if self._connected.get(connection.placeholder) is connection:
             del self._connected[connection.placeholder]
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
-            self._on_event(events.AgentDisconnected(placeholder=connection.placeholder, detail=detail))
+            dropped = bool(connection.fault)
+            self._on_event(events.AgentDisconnected(placeholder=connection.placeholder, detail=detail, dropped=dropped))
 
     async def _receive(self, connection: _Connection) -> bytes:
         try:

@@ -25,6 +25,7 @@ from koala_drmaa.template import apply_directives, job_template
 from koala_sge import requests
 from koala_sge.accounting import parse_accounting
 from koala_sge.check import run_checks
+from koala_sge.client import GridEngineCommands
 from koala_sge.hosts import parse_nodes
 from koala_sge.jobs import parse_jobs, parse_layouts, with_layout
 from koala_sge.outside import check_outside
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
     from koala_adapter.plugin import CheckResult, ClusterContext, Submission
-    from koala_adapter.plugin.commands import CommandResult
     from koala_drmaa.protocol import Template
     from koala_sge.settings import SgeSettings
 
@@ -75,6 +75,7 @@ class SgeLrm(Lrm):
         self._context = context
         self._settings = settings
         self._user = context.user or login_name()
+        self._commands = GridEngineCommands(context.commands, settings)
         self._scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
         self._error_reasons: Mapping[str, str] = {}
         self._by_queue = settings.nodes == "queue-instances"
@@ -101,19 +102,19 @@ class SgeLrm(Lrm):
 
     async def version(self) -> str:
         """Return the version as qstat tells it, such as ``SGE 8.1.9``."""
-        return _first_line(await self._run(requests.show_version(self._settings)))
+        return await self._commands.first_line(requests.show_version(self._settings))
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the hosts that run batch jobs, with the slots that anybody's jobs use."""
-        result = await self._run(requests.list_nodes(self._settings))
-        return parse_nodes(_document(result), queue=self._settings.queue, by_queue=self._by_queue)
+        document = await self._commands.document(requests.list_nodes(self._settings))
+        return parse_nodes(document, queue=self._settings.queue, by_queue=self._by_queue)
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""
-        result = await self._run(requests.list_jobs(self._settings))
-        everything = parse_jobs(_document(result), by_queue=self._by_queue)
+        document = await self._commands.document(requests.list_jobs(self._settings))
+        everything = parse_jobs(document, by_queue=self._by_queue)
         ours = {job.name for job in everything if job.user == self._user}
         self._scripts.sweep(ours, time.monotonic())
         jobs = [job for job in everything if job.name.startswith(name_prefix)]
@@ -126,8 +127,8 @@ class SgeLrm(Lrm):
         if held and (held != self._held or now > self._held_asked_at + HOLDERS_KEPT):
             found: dict[LrmJobId, HoldOwner] = {}
             for kind, owner in (("o", HoldOwner.OPERATOR), ("s", HoldOwner.SYSTEM)):
-                result = await self._run(requests.list_held(self._settings, self._user, kind))
-                found.update((job.id, owner) for job in parse_jobs(_document(result)))
+                document = await self._commands.document(requests.list_held(self._settings, self._user, kind))
+                found.update((job.id, owner) for job in parse_jobs(document))
             self._holders, self._held_asked_at = found, now
         self._held = held
         return [replace(job, hold=self._holders.get(job.id, job.hold)) if job.id in held else job for job in jobs]
@@ -136,16 +137,15 @@ class SgeLrm(Lrm):
         """Say where the slots of parallel jobs are; asked when one has started."""
         parallel = {job.id: job.started_at for job in jobs if job.layout and job.processors > 1}
         if parallel.items() - {id_: started for id_, (started, _) in self._layouts.items()}.items():
-            result = await self._run(requests.list_slots(self._settings))
-            found = parse_layouts(_document(result), by_queue=self._by_queue)
+            document = await self._commands.document(requests.list_slots(self._settings))
+            found = parse_layouts(document, by_queue=self._by_queue)
             self._layouts = {id_: (started, found.get(id_)) for id_, started in parallel.items()}
         return [with_layout(job, self._layouts.get(job.id, (None, None))[1]) for job in jobs]
 
     async def queues(self) -> tuple[Queue, ...]:
         """Return the cluster queues."""
-        listing = await self._run(requests.list_queues(self._settings))
-        document = _document(listing)
-        shown = await self._run(requests.show_queues(self._settings))
+        document = await self._commands.document(requests.list_queues(self._settings))
+        shown = await self._commands.run(requests.show_queues(self._settings))
         return parse_queues(document, parse_limits(shown.text), default=self._settings.queue)
 
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
@@ -153,7 +153,7 @@ class SgeLrm(Lrm):
         wanted = set(ids)
         found: list[LrmJob] = []
         for number in list(dict.fromkeys(map(requests.job_number, ids)))[: requests.LARGEST_ACCOUNTING_REQUEST]:
-            result = await self._run(requests.account(self._settings, number))
+            result = await self._commands.run(requests.account(self._settings, number))
             jobs = parse_accounting(result.text)
             if not jobs and kind_of_text(result.complaint) is not FailureKind.NOT_FOUND and result.complaint:
                 raise error_of(FailureKind.UNAVAILABLE, f"qacct: {result.complaint}")
@@ -166,7 +166,7 @@ class SgeLrm(Lrm):
             requests.job_number(job.id) for job in jobs if job.user == self._user and ERROR_LETTER in job.raw_state
         }
         if missing := broken - self._error_reasons.keys():
-            result = await self._run(requests.explain_jobs(self._settings, sorted(missing)))
+            result = await self._commands.run(requests.explain_jobs(self._settings, sorted(missing)))
             told = {**dict.fromkeys(missing, ""), **parse_error_reasons(result.text)}
             kept = {id_: text for id_, text in self._error_reasons.items() if id_.partition(".")[0] in broken}
             self._error_reasons = {**kept, **told}
@@ -248,10 +248,10 @@ class SgeLrm(Lrm):
             raise LrmRejectedError(f"{node!r} is no node name", hint="name nodes that qhost -q shows")
         await self._may_be_pinned(job, len(nodes))
         where = node if self._by_queue else f"{self._settings.queue or '*'}@{node}"
-        await self._obeyed(requests.pin(self._settings, requests.job_number(job), [where]))
+        await self._commands.change(requests.pin(self._settings, requests.job_number(job), [where]), action="pin")
         await self.release([job])
         if self._settings.trigger_scheduler:
-            await self._obeyed(requests.trigger_scheduler(self._settings))
+            await self._commands.change(requests.trigger_scheduler(self._settings), action="trigger")
 
     async def hold_when_requeued(self, job: LrmJobId) -> None:
         """Hold a running job: it comes back in hold when it is queued again (``qmod -rj``, exit status 99)."""
@@ -263,7 +263,7 @@ class SgeLrm(Lrm):
         seen = next((other for other in await self.jobs() if other.id == job), None)
         if seen is not None and seen.state is LrmJobState.HELD:
             queue = seen.queue or self._settings.queue or "*"
-            await self._obeyed(requests.pin(self._settings, requests.job_number(job), [queue]))
+            await self._commands.change(requests.pin(self._settings, requests.job_number(job), [queue]), action="pin")
 
     async def _may_be_pinned(self, job: LrmJobId, processors: int) -> None:
         number = requests.job_number(job)
@@ -290,36 +290,4 @@ class SgeLrm(Lrm):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for the year's end that jobs come in held, and that we may start everybody's."""
-        return await check_outside(self._run, self._settings, user=self._user)
-
-    # -- commands ------------------------------------------------------------------------------------------------
-
-    async def _run(self, argv: Sequence[str]) -> CommandResult:
-        settings = self._settings
-        return await self._context.commands.run(
-            argv, environment=settings.variables(), timeout=settings.request_timeout
-        )
-
-    async def _obeyed(self, argv: Sequence[str]) -> None:
-        """Run a command that changes something; raise what its complaint means."""
-        result = await self._run(argv)
-        complaint = result.complaint
-        refused = kind_of_text(complaint, FailureKind.UNSUPPORTED)
-        if result.returncode != 0 or refused is not FailureKind.UNSUPPORTED:
-            kind = refused if refused is not FailureKind.UNSUPPORTED else FailureKind.UNAVAILABLE
-            raise error_of(kind, f"{argv[0]}: {complaint}")
-
-
-def _document(result: CommandResult) -> bytes:
-    """Return what a listing command printed. Raises what its complaint means when it printed nothing."""
-    if result.stdout.strip():
-        return result.stdout
-    complaint = result.complaint or f"exit code {result.returncode} and no output"
-    raise error_of(kind_of_text(complaint), f"{result.argv[0]}: {complaint}")
-
-
-def _first_line(result: CommandResult) -> str:
-    lines = [line.strip() for line in result.text.splitlines() if line.strip()]
-    if not lines:
-        raise error_of(FailureKind.UNAVAILABLE, f"{result.argv[0]}: {result.complaint or 'no output'}")
-    return lines[0]
+        return await check_outside(self._commands.run, self._settings, user=self._user)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_slurm.durations import minutes
 from koala_slurm.jobids import checked
-from koala_slurm.refusals import error_from
+from koala_slurm.refusals import COMPLAINTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ def control_error(result: CommandResult, *, action: str) -> LrmError | None:
     complaint = result.complaint if result.returncode or result.stderr.strip() else ""
     if not complaint and not result.returncode:
         return None
-    return error_from(complaint, action=action, otherwise=LrmRejectedError)
+    return COMPLAINTS.error(complaint, action=action, otherwise=LrmRejectedError)
 
 
 def cancel_error(result: CommandResult) -> LrmError | None:
@@ -78,11 +78,11 @@ def cancel_error(result: CommandResult) -> LrmError | None:
     """
     lines = [line.strip() for line in result.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
     serious = [line for line in lines if "error" in line.lower() and not any(text in line.lower() for text in _GONE)]
-    errors = [error_from(line, action="cancellation", otherwise=LrmUnavailableError) for line in serious]
+    errors = [COMPLAINTS.error(line, action="cancellation", otherwise=LrmUnavailableError) for line in serious]
     errors = [error for error in errors if not isinstance(error, LrmNotFoundError)]
     unanswered = (error for error in errors if isinstance(error, LrmUnavailableError))
     if errors:
         return next(unanswered, errors[0])
     if result.returncode and not lines:
-        return error_from("", action="cancellation", otherwise=LrmUnavailableError)
+        return COMPLAINTS.error("", action="cancellation", otherwise=LrmUnavailableError)
     return None

@@ -103,9 +103,3 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
         yield str(first) if first == previous else f"{first}-{previous}"
         if number is not None:
             first = previous = number
-
-
-def chunks(arguments: Sequence[str], size: int = ARGUMENTS_PER_COMMAND) -> Iterator[tuple[str, ...]]:
-    """Return the arguments in portions that fit one command line."""
-    for start in range(0, len(arguments), size):
-        yield tuple(arguments[start : start + size])

@@ -17,6 +17,7 @@ from koala_adapter.errors import (
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
+from koala_adapter.plugin.commandsystem import portions
 from koala_slurm import control
 from koala_slurm.accounting import parse_history, sacct_command
 from koala_slurm.checks import Checks
@@ -24,7 +25,7 @@ from koala_slurm.client import SlurmCommands
 from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, ControllerConfig, parse_config, parse_version
 from koala_slurm.directives import problem_of
 from koala_slurm.durations import TIME_FORMAT
-from koala_slurm.jobids import array_ids, chunks, compacted
+from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, compacted
 from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
 from koala_slurm.outside import OutsideReader
 from koala_slurm.outsidechecks import OutsideChecks
@@ -38,7 +39,7 @@ from koala_slurm.startnotes import StartNotes
 from koala_slurm.submission import parse_job_id, sbatch_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.model import LrmJob, Node, Queue
     from koala_adapter.plugin import CheckResult, ClusterContext, Submission
@@ -79,7 +80,6 @@ class SlurmLrm(Lrm):
         self._reserved_is_up = settings.reservation is not None
         self._reader: Reader = CommandReader(self._commands, reserved_is_up=self._reserved_is_up)
         self._config: ControllerConfig | None = None
-        self._version: str | None = None
         self._reserved = Reserved()
         self._notes = StartNotes(context.state_directory / "starts")
         self._outside = OutsideReader(self._commands, self._notes)
@@ -131,13 +131,7 @@ class SlurmLrm(Lrm):
 
     async def version(self) -> str:
         """Return ``slurm`` and the version of the commands, such as ``slurm 22.05.8``."""
-        if self._version is None:
-            output = await self._commands.read(VERSION_COMMAND, action="asking for the version")
-            version = parse_version(output)
-            if version is None:
-                raise LrmUnavailableError(f"sinfo --version printed no version: {output[:200]!r}")
-            self._version = f"slurm {version}"
-        return self._version
+        return f"slurm {await self._commands.version(VERSION_COMMAND, parse_version)}"
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return the nodes of all partitions that we may see."""
@@ -162,7 +156,7 @@ class SlurmLrm(Lrm):
         if not self.capabilities.accounting:
             self._unsupported("history", ids)
         found: list[LrmJob] = []
-        for part in chunks(compacted(ids)):
+        for part in _arguments(ids):
             output = await self._commands.read(sacct_command(part), action="accounting", environment=TIME_FORMAT)
             found += parse_history(output)
         wanted = set(ids)
@@ -204,7 +198,7 @@ class SlurmLrm(Lrm):
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """Cancel jobs; those of a whole array of ours by its bare id."""
         error: LrmError | None = None
-        for part in chunks(compacted(ids, self._sizes)):
+        for part in _arguments(ids, self._sizes):
             result = await self._commands.run(control.cancel_command(part), urgent=True)
             error = error or control.cancel_error(result)
         if error is not None:
@@ -235,22 +229,22 @@ class SlurmLrm(Lrm):
 
     async def requeue(self, ids: Sequence[LrmJobId]) -> None:
         """Stop running jobs and queue them again; first allows it, because we submit with --no-requeue."""
-        for part in chunks(compacted(ids)):
-            await self._change(control.requeueable_command(part), action="requeue")
+        for part in _arguments(ids):
+            await self._commands.change(control.requeueable_command(part), action="requeue")
         await self._control("requeue", ids)
 
     async def signal(self, ids: Sequence[LrmJobId], signal: int) -> None:
         """Send a signal to the scripts of running jobs and all their processes."""
-        for part in chunks(compacted(ids)):
-            await self._change(control.signal_command(part, signal), action="signal")
+        for part in _arguments(ids):
+            await self._commands.change(control.signal_command(part, signal), action="signal")
 
     async def modify(self, job: LrmJobId, *, walltime: int) -> None:
         """Change the walltime; that of a running job can be made longer by operators only."""
-        await self._change(control.walltime_command(job, walltime), action="modify")
+        await self._commands.change(control.walltime_command(job, walltime), action="modify")
 
     async def notify(self, job: LrmJobId, text: str) -> None:
         """Write a line to where the job's standard error goes (scontrol notify)."""
-        await self._change(control.notify_command(job, text), action="notify")
+        await self._commands.change(control.notify_command(job, text), action="notify")
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Tie a held job to nodes, with one entry for each of its processors, and release it.
@@ -283,7 +277,7 @@ class SlurmLrm(Lrm):
         return Starting(self._commands, pin, self._notes, reservation=reservation, timeout=timeout)
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
-        for part in chunks(compacted(ids)):
+        for part in _arguments(ids):
             result = await self._commands.run(control.job_command(verb, part))
             error = control.control_error(result, action=verb)
             if error is not None and control.is_ambiguous(result):
@@ -298,9 +292,6 @@ class SlurmLrm(Lrm):
             if error is not None:
                 return error
         return None
-
-    async def _change(self, command: Sequence[str], *, action: str) -> None:
-        await self._commands.change(command, action=action)
 
     # -- checking ----------------------------------------------------------------------------------------------------
 
@@ -317,3 +308,8 @@ class SlurmLrm(Lrm):
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
         return await OutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
+
+
+def _arguments(ids: Iterable[LrmJobId], sizes: Mapping[str, int] | None = None) -> Iterator[tuple[str, ...]]:
+    """Yield the fewest arguments that name these jobs, in portions that fit one command line."""
+    return portions(compacted(ids, sizes), ARGUMENTS_PER_COMMAND)

@@ -7,36 +7,24 @@ The texts are those of slurm_strerror(3) and of the commands themselves, the sam
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.plugin.commandsystem import Complaint, ComplaintTable, complaints
 
 if TYPE_CHECKING:
+    from koala_adapter.errors import LrmError
     from koala_adapter.plugin.commands import CommandResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A complaint that contains ``text`` (in any case) is an error of this kind."""
-
-    text: str
-    kind: type[LrmError]
-    hint: str = ""
-
-
-def _rules(kind: type[LrmError], texts: dict[str, str]) -> tuple[Rule, ...]:
-    return tuple(Rule(text=text, kind=kind, hint=hint) for text, hint in texts.items())
 
 
 _NO_CONTROLLER = "slurmctld does not answer; it is asked again later"
 _LIMIT = "a limit on jobs, size or time of your account or QOS; lower the threshold of this cluster, or wait"
 _DIRECTIVES = "correct the directives or the settings of this cluster in the site file"
 
-RULES: tuple[Rule, ...] = (
+_KNOWN: tuple[Complaint, ...] = (
     # The connection itself failed, so that nothing of the request can have arrived.
-    *_rules(LrmUnreachableError, {"unable to contact slurm controller (connect failure)": _NO_CONTROLLER}),
-    *_rules(
+    *complaints(LrmUnreachableError, {"unable to contact slurm controller (connect failure)": _NO_CONTROLLER}),
+    *complaints(
         LrmUnavailableError,
         {
             "unable to contact slurm controller": _NO_CONTROLLER,
@@ -67,7 +55,7 @@ RULES: tuple[Rule, ...] = (
             "can not be altered now": "the job is on its way from one state to another",
         },
     ),
-    *_rules(
+    *complaints(
         LrmRejectedError,
         {
             "invalid job array specification": "fewer placeholders at once: see MaxArraySize in slurm.conf",
@@ -95,7 +83,7 @@ RULES: tuple[Rule, ...] = (
             "db index is being set": "Slurm allows this change only to jobs that have not started",
         },
     ),
-    *_rules(
+    *complaints(
         LrmNotFoundError,
         {
             "invalid job id": "it has left Slurm's memory, or never was",
@@ -104,25 +92,14 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
+COMPLAINTS = ComplaintTable(system="Slurm", known=_KNOWN)
+
 _REFUSED_SUBMISSION = re.compile(r"batch job submission failed:|allocation failure:", re.IGNORECASE)
 _REFUSED_COMMAND_LINE = re.compile(
     r"unrecognized option|--help\" for more|invalid option|does not look like a batch script|^sbatch: error: invalid ",
     re.IGNORECASE | re.MULTILINE,
 )
 """What sbatch says before it asks slurmctld at all."""
-
-
-def error_from(complaint: str, *, action: str, otherwise: type[LrmError]) -> LrmError:
-    """Return the error that a complaint means; of kind ``otherwise`` when no rule knows it.
-
-    ``action`` says what was tried (``submission``, ``listing of jobs`` ...).
-    """
-    lower = complaint.lower()
-    rule = next((rule for rule in RULES if rule.text in lower), None)
-    text = complaint or "the command failed without a word"
-    if rule is None:
-        return otherwise(f"Slurm: {action} failed: {text}")
-    return rule.kind(f"Slurm: {action} failed: {text}", hint=rule.hint)
 
 
 def submission_error(result: CommandResult) -> LrmError:
@@ -135,7 +112,8 @@ def submission_error(result: CommandResult) -> LrmError:
     refused = _REFUSED_SUBMISSION.search(complaint)
     if not refused and _REFUSED_COMMAND_LINE.search(result.stderr.decode("utf-8", "replace")):
         return LrmRejectedError(f"sbatch refuses its command line or script: {complaint}", hint=_DIRECTIVES)
-    return error_from(complaint, action="submission", otherwise=LrmRejectedError if refused else LrmUnavailableError)
+    otherwise = LrmRejectedError if refused else LrmUnavailableError
+    return COMPLAINTS.error(complaint, action="submission", otherwise=otherwise)
 
 
 def reading_error(result: CommandResult, *, action: str) -> LrmError | None:
@@ -145,7 +123,7 @@ def reading_error(result: CommandResult, *, action: str) -> LrmError | None:
     """
     if result.returncode == 0 and not _FAILED_LISTING.search(result.stderr.decode("utf-8", "replace")):
         return None
-    return error_from(result.complaint, action=action, otherwise=LrmUnavailableError)
+    return COMPLAINTS.error(result.complaint, action=action, otherwise=LrmUnavailableError)
 
 
 _FAILED_LISTING = re.compile(r"slurm_load_\w+|unable to contact|socket timed out|error: invalid", re.IGNORECASE)

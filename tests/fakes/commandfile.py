@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,11 +31,8 @@ def _server() -> str:
     argv = [sys.executable, "-S", "-E", "-m", "tests.fakes.resident", path]
     process = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def end() -> None:
-        process.communicate()
-        shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(end)
+    # A process of xdist may end without this; then the end of the pipe says it, and nothing is left either.
+    atexit.register(process.communicate)
     if process.stdout is None or process.stdout.readline() != READY:
         message = "the resident process of the fake commands did not start"
         raise RuntimeError(message)

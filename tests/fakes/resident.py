@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import os
 import select
+import shutil
 import socket
 import sys
 import traceback
@@ -33,6 +34,7 @@ def serve(path: str) -> None:
         while True:
             ready, _, _ = select.select([0, listener.fileno()], [], [])
             if 0 in ready:
+                shutil.rmtree(Path(path).parent)
                 return
             connection, _ = listener.accept()
             with connection:

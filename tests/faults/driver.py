@@ -97,6 +97,8 @@ class SimulatedService:
         self.life = 0
         """Which process of the service this is; what an earlier one had under way is lost with it."""
         self.rebuilt_often = 0
+        self._disconnecting = False
+        """Connections are being broken by us."""
         self._loop = self._new_loop()
         self._begin()
 
@@ -276,8 +278,10 @@ class SimulatedService:
     def state_rebuilt(self) -> None:
         """See Owner: as the service does."""
         self.rebuilt_often += 1
+        self._disconnecting = True
         for agent in list(self.connected.values()):
             agent.break_connection()
+        self._disconnecting = False
         self._doubt("an event was set aside")
 
     def failed(self, error: KoalaError) -> None:
@@ -319,7 +323,8 @@ class SimulatedService:
         if not self.up or placeholder is None:
             return
         if placeholder.state is PlaceholderState.ENDING:
-            self.judges[placeholder.cluster].farewell(agent.id)
+            if not self._disconnecting:
+                self.judges[placeholder.cluster].farewell(agent.id)
         else:
             self.post(ev.PlaceholderSilent(time=self.now, placeholder=agent.id, detail="connection reset"))
 

@@ -66,6 +66,7 @@ class FaultyStore(MemoryStore):
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:
         """See EventStore."""
+        assert "InjectedError: " in failure, f"a defect that is nobody's fault but ours: {failure}"
         self._write()
         self._moment()
         super().set_aside(number, event, failure)

@@ -36,8 +36,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "context", "events", "ledger", "outcome", "parameters", "pieces", "records", "roster",
-    "spreading", "tables", "timers", "transitions",
+    "actions", "changes", "context", "events", "ledger", "outcome", "parameters", "pieces", "policies", "records",
+    "roster", "spreading", "tables", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -54,8 +54,11 @@ MAY_IMPORT = {
     f"{CORE}.host": _rooms("host"),
     f"{CORE}.net": _rooms("net"),
     f"{CORE}.plugin": _rooms("host", "plugin"),
+    f"{CORE}.policies": _rooms("policies", "scheduler", "queueing"),
+    f"{CORE}.policies.definition": _rooms("policies.definition"),
+    f"{CORE}.policies.entrypoints": _rooms("policies.definition", "policies.entrypoints"),
     f"{CORE}.batchsystem": _rooms("host", "plugin", "batchsystem"),
-    f"{CORE}.config": _rooms("plugin", "config", "scheduler.parameters"),
+    f"{CORE}.config": _rooms("plugin", "config", "scheduler.parameters", "policies.definition", "policies.entrypoints"),
     f"{CORE}.scheduler": _rooms("scheduler"),
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),

@@ -19,7 +19,6 @@ from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.claiming.waiting import leave_queue, place, refuse
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.pieces import join_pieces
-from koala_adapter.scheduler.placement.policies import policy
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.records import Claim
 from koala_adapter.scheduler.timers import TimerKind
@@ -68,7 +67,7 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
 def claim_placement(context: Context, record: JobRecord, placed: Placed) -> None:
     """Submit placeholders for every component of a placement."""
     context.ledger.move_job(record, JobState.CLAIMING)
-    record.retake_at, record.retake_with_room = None, False
+    record.retake_with_room = False
     record.last_trouble = ""
     _fill(context, record, list(record.claims), placed.components)
 
@@ -101,8 +100,8 @@ def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
     of higher priority are placed first. ``early``: its pause is not over, so that it is no setback if this fails.
     """
     scan_queue(context, above=record.job.priority)
-    due = record.retake_at if early and context.state.parameters.out_of_step else None
-    record.retake_at, record.retake_with_room = None, False
+    due = record.timers.pop(TimerKind.RETAKE, None)
+    record.retake_with_room = False
     join_pieces(record, [claim for claim in record.claims if not claim.placeholders])
     short = [claim for claim in record.claims if claim.missing > 0 or claim.cluster is None]
     homeless = [claim for claim in short if not claim.placeholders]
@@ -113,7 +112,8 @@ def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
     placed: tuple[PlacedComponent, ...] = ()
     if trouble is None and homeless:
         requests = [context.request(record, claim) for claim in homeless]
-        result = policy(record.job.placement, context.state.parameters).place(requests, views)
+        policy = context.policies.placement_policy(record.job.placement, context.state.parameters)
+        result = policy.place(requests, views)
         if isinstance(result, Infeasible):
             refuse(context, record, result.reason)
             return
@@ -121,8 +121,8 @@ def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
             trouble = result.reason
         else:
             placed = result.components
-    if trouble is not None and due is not None:
-        record.retake_at, record.retake_with_room = due, True
+    if trouble is not None and early and due is not None and context.state.parameters.out_of_step:
+        record.timers[TimerKind.RETAKE], record.retake_with_room = due, True
         return
     if trouble is not None:
         setback(context, record, trouble)
@@ -188,8 +188,7 @@ def _drain(context: Context, record: JobRecord, short: list[PlaceholderRecord]) 
 
 def _launch(context: Context, record: JobRecord) -> None:
     context.ledger.move_job(record, JobState.LAUNCHING)
-    record.life_ends_at = None
-    record.retake_at = None
+    record.timers.clear()
     record.launched_at = context.now
     context.state.note_claims(record, context.now)
     ranks: list[Rank] = []
@@ -213,5 +212,5 @@ def _launch(context: Context, record: JobRecord) -> None:
                 )
             )
     record.ranks = tuple(ranks)
-    context.state.set_timer(context.now + record.job.walltime, TimerKind.WALLTIME, job_id=record.job.id)
+    context.timetable.for_job(record, TimerKind.WALLTIME, context.now + record.job.walltime)
     context.effects.add(LaunchJob(job_id=record.job.id, ranks=record.ranks))

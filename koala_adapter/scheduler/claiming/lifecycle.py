@@ -38,15 +38,14 @@ def end_placeholder(context: Context, placeholder: PlaceholderRecord, *, force: 
     if batch is None or batch.lrm_ids is not None or placeholder.host:
         context.effects.end(placeholder.cluster, placeholder.id, placeholder.lrm_id, force=force)
     patience = max(SHORTEST_PAUSE, context.state.parameters.end_patience) * (FORCED_PATIENCE if force else 1)
-    placeholder.end_check_at = context.now + patience
-    context.state.set_timer(placeholder.end_check_at, TimerKind.ENDING, placeholder=placeholder.id)
+    for kind in (TimerKind.REGISTRATION, TimerKind.SILENCE):
+        placeholder.timers.pop(kind, None)
+    context.timetable.for_placeholder(placeholder, TimerKind.ENDING, context.now + patience)
 
 
 def ending_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     """Cancel a placeholder through its LRM when telling its agent was not enough."""
-    due = placeholder.end_check_at is not None and context.now >= placeholder.end_check_at
-    if placeholder.state is PlaceholderState.ENDING and due:
-        end_placeholder(context, placeholder, force=True)
+    end_placeholder(context, placeholder, force=True)
 
 
 def forget_placeholder(context: Context, placeholder: PlaceholderRecord) -> None:
@@ -71,9 +70,8 @@ def drop_if_forgotten(context: Context, record: JobRecord) -> None:
 def start_life(context: Context, record: JobRecord) -> None:
     """Begin the life cycle when the first placeholder of a claim is held."""
     if record.life_ends_at is None and record.state is JobState.CLAIMING:
-        record.life_ends_at = context.now + life(record, context.state.parameters)
         record.life_extended = False
-        context.state.set_timer(record.life_ends_at, TimerKind.LIFE, job_id=record.job.id)
+        context.timetable.for_job(record, TimerKind.LIFE, context.now + life(record, context.state.parameters))
 
 
 def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = True) -> None:
@@ -89,8 +87,8 @@ def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = T
         record.tries += 1
         if tries_used_up(context, record):
             return
-        record.retake_at = context.now + (backoff(record, context.state.parameters) if pause else 0.0)
-        context.state.set_timer(record.retake_at, TimerKind.RETAKE, job_id=record.job.id)
+        seconds = backoff(record, context.state.parameters) if pause else 0.0
+        context.timetable.for_job(record, TimerKind.RETAKE, context.now + seconds)
     if all(not claim.placeholders for claim in record.claims):
         _requeue(context, record)
 
@@ -98,13 +96,12 @@ def setback(context: Context, record: JobRecord, reason: str, *, pause: bool = T
 def _requeue(context: Context, record: JobRecord) -> None:
     """Put a job that holds and awaits nothing back into the placement queue, to be seen again after its pause."""
     context.ledger.move_job(record, JobState.WAITING)
-    record.life_ends_at = None
-    record.not_before = context.now if record.retake_at is None else record.retake_at
-    record.retake_at = None
+    at = context.now if record.retake_at is None else record.retake_at
+    record.timers.clear()
     for claim in record.claims:
         claim.cluster, claim.processors = None, 0
     join_pieces(record, record.claims)
-    context.state.set_timer(record.not_before, TimerKind.BACKOFF, job_id=record.job.id)
+    context.timetable.for_job(record, TimerKind.BACKOFF, at)
 
 
 def maximum_tries(context: Context, record: JobRecord) -> int:
@@ -126,8 +123,6 @@ def tries_used_up(context: Context, record: JobRecord) -> bool:
 
 def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     """Give up a placeholder that runs but whose agent never reported (MISSING); pause the cluster after a few."""
-    if placeholder.state is not PlaceholderState.STARTED:
-        return
     state = context.state
     cluster = state.clusters[placeholder.cluster]
     cluster.missing_in_a_row += 1
@@ -138,7 +133,7 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
     if cluster.missing_in_a_row >= state.parameters.missing_limit:
         cluster.paused_until = context.now + state.parameters.pause
         cluster.pause_reason = f"{cluster.missing_in_a_row} placeholders in a row started but never reported"
-        state.set_timer(cluster.paused_until, TimerKind.PAUSE)
+        context.timetable.for_cluster(cluster, cluster.paused_until)
     record = state.jobs[placeholder.job_id]
     record.take_back({placeholder.id})
     end_placeholder(context, placeholder, force=True)

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.placement.policies import may_split
+from koala_adapter.scheduler.policies import OWN, Policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -60,8 +60,9 @@ def position_of(record: JobRecord) -> Position:
 class PlacementQueue:
     """Waiting jobs in order of priority, then of submission."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, policies: Policies = OWN) -> None:
+        """Start empty. ``policies``: those that say what may be split."""
+        self._policies = policies
         self._lanes: dict[Lane, list[Entry]] = {}
         self._by_total: list[tuple[int, Lane]] = []
         self._entries: dict[JobId, tuple[Lane, Entry]] = {}
@@ -91,7 +92,7 @@ class PlacementQueue:
                 component.minimum,
                 component.cluster or ANY_CLUSTER,
                 tuple(sorted(claim.excluded)),
-                may_split(record.job, component),
+                self._policies.may_split(record.job, component),
             )
             for component, claim in record.components()
         )

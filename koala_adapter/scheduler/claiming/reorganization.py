@@ -49,11 +49,8 @@ def life_timer(context: Context, record: JobRecord) -> None:
     What is held is exchanged or handed back. What still waits in an LRM's queue keeps its place, since it blocks
     nobody.
     """
-    if record.state is not JobState.CLAIMING or record.life_ends_at is None or context.now < record.life_ends_at:
-        return
     if _extended(context, record):
         return
-    record.life_ends_at = None
     over = [p for p in context.state.placeholders_of(record) if p.state in TAKEN]
     if context.state.parameters.reorganize:
         over = _reorganized(context, record, over)
@@ -64,10 +61,8 @@ def life_timer(context: Context, record: JobRecord) -> None:
     for placeholder in back:
         end_placeholder(context, placeholder)
     record.hand_backs += 1
-    record.retake_at, record.retake_with_room = (
-        None,
-        False,
-    )  # a pause that began before must not end with taking back at once
+    record.timers.pop(TimerKind.RETAKE, None)  # a pause that began before must not end with taking back at once
+    record.retake_with_room = False
     waiting = sorted({p.cluster for p in context.state.placeholders_of(record)})
     missing = f", still waiting on {', '.join(waiting)}" if waiting else ""
     taken = f" ({len(over) - len(back)} of them to waiting jobs)" if len(back) < len(over) else ""
@@ -83,8 +78,7 @@ def _extended(context: Context, record: JobRecord) -> bool:
     if not any(at is not None and context.now - at < more for at in begun):
         return False
     record.life_extended = True
-    record.life_ends_at = context.now + more
-    context.state.set_timer(record.life_ends_at, TimerKind.LIFE, job_id=record.job.id)
+    context.timetable.for_job(record, TimerKind.LIFE, context.now + more)
     return True
 
 

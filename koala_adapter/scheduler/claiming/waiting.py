@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.claiming.lifecycle import maximum_tries, tries_used_up
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
-from koala_adapter.scheduler.placement.policies import policy
 from koala_adapter.scheduler.placement.policy import Placed, infeasibility
 from koala_adapter.scheduler.timers import TimerKind
 
@@ -36,7 +35,7 @@ def enqueue(context: Context, record: JobRecord) -> None:
     """Put a waiting job into the placement queue."""
     state = context.state
     state.enqueued += 1
-    record.not_before = None
+    record.timers.pop(TimerKind.BACKOFF, None)
     record.queued_at_scan = state.scans
     record.queue_number = state.enqueued
     record.tries_end_at_scan = state.scans + max(1, maximum_tries(context, record) - record.tries)
@@ -75,7 +74,6 @@ def rebuild(queue: PlacementQueue, state: State) -> None:
 def interval_scan(context: Context) -> None:
     """Count the scan that the interval timer brings: it is one try of every waiting job."""
     state = context.state
-    state.scan_timer_set = False
     state.scans += 1
     context.scan_wanted = True
     views = context.views()
@@ -105,7 +103,8 @@ def _last_try(context: Context, record: JobRecord, verdict: PlacementResult) -> 
 
 def place(context: Context, record: JobRecord, views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
     """Ask the job's placement policy where it would go now."""
-    return policy(record.job.placement, context.state.parameters).place(context.requests(record), views)
+    policy = context.policies.placement_policy(record.job.placement, context.state.parameters)
+    return policy.place(context.requests(record), views)
 
 
 def refuse(context: Context, record: JobRecord, reason: str) -> None:
@@ -162,6 +161,5 @@ def _guardable(context: Context, record: JobRecord) -> bool:
 def wake_for_scan(context: Context) -> None:
     """Have the queue scanned again after the interval, as long as jobs wait in it."""
     state = context.state
-    if len(context.queue) and not state.scan_timer_set:
-        state.scan_timer_set = True
-        state.set_timer(context.now + state.parameters.scan_interval, TimerKind.SCAN)
+    if len(context.queue) and state.scan_due is None:
+        context.timetable.for_scan(context.now + state.parameters.scan_interval)

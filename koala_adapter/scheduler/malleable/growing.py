@@ -18,7 +18,6 @@ from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.steps import cluster_of, give_up_at
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.changes import Change
@@ -84,7 +83,7 @@ def _take(context: Context, record: JobRecord, number: int, change: Change, stub
     record.ranks += tuple(ranks)
     claim.processors = len(claim.placeholders)
     context.ledger.advance_change(claim, ChangePhase.TAKING)
-    change.due_at, change.stubs = None, []
+    change.due, change.stubs = None, []
     change.ranks = [rank.rank for rank in ranks]
     context.roster.update(record)
     context.effects.add(
@@ -133,7 +132,7 @@ def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
 def pause_growth(context: Context, cluster: ClusterRecord) -> None:
     """Offer nothing on a cluster for a while: what was to be had there was not."""
     cluster.no_growth_before = context.now + context.state.parameters.backoff
-    context.state.set_timer(cluster.no_growth_before, TimerKind.PAUSE)
+    context.timetable.for_cluster(cluster, cluster.no_growth_before)
 
 
 def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> None:

@@ -75,19 +75,19 @@ def unreserve(context: Context, record: JobRecord, number: int, change: Change) 
         cluster.promises = [one for one in cluster.promises if (one.job_id, one.claim) != (record.job.id, number)]
 
 
-def change_timer(context: Context, record: JobRecord) -> None:
-    """Give up changes of a job that take too long."""
-    for number, claim in enumerate(record.claims):
-        change = claim.change
-        if change is None or change.due_at is None or context.now < change.due_at:
-            continue
-        if change.phase is ChangePhase.ASKED:
-            take_answer(context, record, number, change, 0)
-        elif change.phase is ChangePhase.RELEASING:
-            release_over(context, record, number, change)
-        elif change.phase is ChangePhase.GATHERING:
-            pause_growth(context, cluster_of(context, record, number))
-            withdraw(context, record, number, "they did not come in time")
-        elif change.phase is ChangePhase.PROMISED:
-            change.shrunk_others = True  # what is free by now has to do
-            context.scan_wanted = True
+def change_timer(context: Context, record: JobRecord, number: int | None) -> None:
+    """Give up a change of a job that takes too long."""
+    change = None if number is None else record.claims[number].change
+    if number is None or change is None:
+        return
+    change.due = None
+    if change.phase is ChangePhase.ASKED:
+        take_answer(context, record, number, change, 0)
+    elif change.phase is ChangePhase.RELEASING:
+        release_over(context, record, number, change)
+    elif change.phase is ChangePhase.GATHERING:
+        pause_growth(context, cluster_of(context, record, number))
+        withdraw(context, record, number, "they did not come in time")
+    elif change.phase is ChangePhase.PROMISED:
+        change.shrunk_others = True  # what is free by now has to do
+        context.scan_wanted = True

@@ -87,7 +87,7 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
                 reason = f"job {record.job.id} asked for {change.processors} more"
                 start_step(context, cluster, Direction.SHRINK, lacking, reason=reason)
                 continue
-        if free < change.processors and cluster.ending and not _overdue(context, change):
+        if free < change.processors and cluster.ending and not _overdue(change):
             return  # what is on its way out may be what is missing
         unreserve(context, record, promise.claim, change)
         context.ledger.end_change(record.claims[promise.claim])
@@ -132,8 +132,8 @@ def _promised(context: Context, cluster: ClusterRecord) -> int:
     return sum(claim.change.processors for claim in claims if claim.change is not None)
 
 
-def _overdue(context: Context, change: Change) -> bool:
-    return change.due_at is not None and context.now >= change.due_at
+def _overdue(change: Change) -> bool:
+    return change.due is None
 
 
 def _claim_meant(record: JobRecord, event: ev.MoreRequested) -> int | None:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
-from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, Direction, Step
+from koala_adapter.scheduler.malleable.policies import Direction, Step
 from koala_adapter.scheduler.roster import order_of
 from koala_adapter.scheduler.spreading import SHORTEST_PAUSE
-from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context
@@ -33,14 +32,16 @@ def cluster_of(context: Context, record: JobRecord, number: int) -> ClusterRecor
 
 def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
     """Return the malleability policy of a cluster."""
-    return MALLEABILITY_POLICIES[cluster.parameters.malleability_policy or context.state.parameters.malleability_policy]
+    name = cluster.parameters.malleability_policy or context.state.parameters.malleability_policy
+    return context.policies.malleability_policy(name)
 
 
 def start_step(
     context: Context, cluster: ClusterRecord, direction: Direction, value: int, *, reason: str, thorough: bool = False
 ) -> None:
     """Begin to grow or shrink the running jobs of a cluster on which no step is under way."""
-    cluster.step = ClusterStep(step=Step(direction=direction, remaining=value, thorough=thorough), reason=reason)
+    step = Step(direction=direction, remaining=value, thorough=thorough)
+    cluster.step = ClusterStep(step=step, reason=reason, value=value)
     continue_step(context, cluster)
 
 
@@ -73,10 +74,10 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
             # What one application declines leaves the others unequal, which would begin it all again at this instant.
             cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
             cluster.levelled = len(context.roster.on(cluster.parameters.name))
-            context.state.set_timer(cluster.levelled_until, TimerKind.PAUSE)
-    elif step.remaining > 0:
+            context.timetable.for_cluster(cluster, cluster.levelled_until)
+    elif step.remaining > 0 and step.remaining >= current.value:  # what helped a little is worth another step
         cluster.no_shrink_before = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
-        context.state.set_timer(cluster.no_shrink_before, TimerKind.PAUSE)
+        context.timetable.for_cluster(cluster, cluster.no_shrink_before)
 
 
 def settle(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
@@ -93,8 +94,7 @@ def settle(context: Context, record: JobRecord, number: int, change: Change, acc
 
 def give_up_at(context: Context, record: JobRecord, change: Change, seconds: float) -> None:
     """Have a change looked at after a while."""
-    change.due_at = context.now + max(SHORTEST_PAUSE, seconds)
-    context.state.set_timer(change.due_at, TimerKind.CHANGE, job_id=record.job.id)
+    context.timetable.for_change(record, change, context.now + max(SHORTEST_PAUSE, seconds))
 
 
 def new_change(context: Context, processors: int, phase: ChangePhase) -> Change:

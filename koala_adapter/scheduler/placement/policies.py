@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The placement policies by the names that job files and site files use."""
+"""Koala's own placement policies by the names that job files and site files use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import JobKind
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.closetofiles import CloseToFiles
 from koala_adapter.scheduler.placement.minimization import ClusterMinimization, FlexibleClusterMinimization
@@ -15,7 +14,6 @@ from koala_adapter.scheduler.placement.worstfit import WorstFit
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.placement.policy import PlacementPolicy
 
 _MAKERS: Mapping[str, Callable[[Parameters], PlacementPolicy]] = {
@@ -32,11 +30,3 @@ POLICIES: Mapping[str, PlacementPolicy] = {name: make(Parameters()) for name, ma
 def policy(name: str, parameters: Parameters) -> PlacementPolicy:
     """Return a policy as a site wants it. Raises KeyError when there is none of that name."""
     return _MAKERS[name](parameters)
-
-
-def may_split(job: Job, component: Component) -> bool:
-    """Tell whether a component may be placed in pieces: it is flexible, and the job's policy splits."""
-    if not component.flexible or job.kind is JobKind.MALLEABLE:
-        return False
-    chosen = POLICIES.get(job.placement)
-    return chosen is not None and chosen.splits

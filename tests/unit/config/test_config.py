@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from koala_adapter.config.fields import PlacementName
+from koala_adapter.config.fields import PLACEMENTS
 from koala_adapter.config.sitefile import load_site, load_site_text, shortest_poll_interval
 from koala_adapter.config.sitemodel import (
     ClusterConfig,
@@ -304,7 +304,7 @@ def test_shortest_poll_interval_fits_the_bound(per_minute: int) -> None:
 def test_placement_policies_of_files_are_those_of_the_scheduler() -> None:
     """A policy that a file may name exists, and one that exists may be named."""
     policies = pytest.importorskip("koala_adapter.scheduler.placement.policies")
-    assert set(get_args(PlacementName)) == set(policies.POLICIES)
+    assert set(PLACEMENTS) == set(policies.POLICIES)
 
 
 @pytest.mark.parametrize("model", [ControlCenterConfig, SchedulerConfig, ClusterConfig, SiteConfig])

@@ -51,7 +51,7 @@ class FailingScheduler(Scheduler):
     def handle(self, event: Event) -> list[Action]:
         """See Scheduler."""
         if self._defects.before(event):
-            advance(self.state, event.time)
+            advance(self.state, self.timetable, event.time)
             raise InjectedError(f"before {type(event).__name__}")
         actions = super().handle(event)
         if self._defects.after(event):

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmNotFoundError
+from koala_adapter.plugin.commandsystem import portions
 from koala_slurm.durations import duration, minutes, moment
 from koala_slurm.hostlist import expand
-from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, array_index, chunks, compacted, waiting_elements
+from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, array_index, compacted, waiting_elements
 
 ELEMENTS = st.sets(st.integers(min_value=0, max_value=3000))
 
@@ -94,7 +95,7 @@ def test_waiting_elements_that_are_not_understood(waiting: str) -> None:
 def test_chunks_are_complete_and_bounded() -> None:
     """Many arguments are spread over several commands, none lost."""
     arguments = [str(number) for number in range(2 * ARGUMENTS_PER_COMMAND + 1)]
-    parts = list(chunks(arguments))
+    parts = list(portions(arguments, ARGUMENTS_PER_COMMAND))
     assert [len(part) for part in parts] == [ARGUMENTS_PER_COMMAND, ARGUMENTS_PER_COMMAND, 1]
     assert [argument for part in parts for argument in part] == arguments
 

@@ -12,6 +12,7 @@ from koala_adapter.scheduler.actions import OfferProcessors, ProcessorsGranted, 
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.scheduler.policies import OWN, Policies
 from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ class MalleableSite(Site):
         approach: Approach = Approach.PWA,
         policy: str = "egs-repeated",
         clusters: tuple[ClusterParameters, ...] = (),
+        policies: Policies = OWN,
     ) -> None:
         """Nothing is running."""
-        super().__init__(processors, Parameters(approach=approach, malleability_policy=policy), *clusters)
+        parameters = Parameters(approach=approach, malleability_policy=policy)
+        super().__init__(processors, parameters, *clusters, policies=policies)
 
     def start(self, one: Job) -> list[Action]:
         """Submit a job and bring it to running; return what was wanted once it ran."""

@@ -30,6 +30,7 @@ from koala_adapter.scheduler.actions import Action, EndPlaceholders, JobFinished
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
+from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.scheduler.records import State
 from koala_adapter.scheduler.roster import bounds
 
@@ -146,10 +147,11 @@ class Site:
         processors: Mapping[str, int],
         parameters: Parameters | None = None,
         *clusters: ClusterParameters,
+        policies: Policies = OWN,
     ) -> None:
         """``clusters``: those whose parameters are not the defaults."""
         self.now = 1000.0
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(policies=policies)
         self.parameters = parameters or Parameters()
         special = {one.name: one for one in clusters}
         self.clusters = tuple(

@@ -95,7 +95,7 @@ def test_absence_without_a_pause_at_time_zero() -> None:
     site = Site({"a": 4, "b": 4})
     site.now = 0.0
     site.scheduler.state.now = None
-    site.scheduler.state.timers.clear()
+    site.state.scan_due = None
     site.submit(job("1", 2))
     site.now = 0.0
     assert rejected(site, "a") == {"b": 2}

@@ -12,6 +12,7 @@ from koala_adapter.scheduler.actions import JobFinished, LaunchJob, SubmitPlaceh
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policy import Placed, PlacedComponent
+from koala_adapter.scheduler.timers import TimerKind
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, of_kind, submissions
 
 
@@ -207,7 +208,7 @@ def test_walltime_drain_without_word_from_the_agent() -> None:
     site.submit(job("1", component("x", 1, cluster="a"), component("y", 1, cluster="b"), walltime=600))
     site.take_all()
     site.hold_all("1", "a")
-    site.state.jobs[site.record("1").job.id].life_ends_at = None  # so that it can be held beyond its life
+    del site.record("1").timers[TimerKind.LIFE]  # so that it can be held beyond its life
     site.pass_time(401.0)
     assert launches(site.hold_all("1", "b")) == []
     assert site.record("1").last_trouble == "1 held processors had less walltime left than the job needs"

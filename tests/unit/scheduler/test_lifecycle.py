@@ -462,7 +462,7 @@ def test_repeated_reports_do_not_multiply_the_timers() -> None:
         site.post(ev.PlaceholderEnding(time=site.now, placeholder=id_, reason=EndReason.CANCELLED))
     site.pass_time(15.0)
     assert len(ends(site.pass_time(600.0), force=True)) == 10
-    assert len(site.state.timers) <= 2
+    assert len(site.scheduler.timetable) <= 2
 
 
 def test_no_setting_makes_it_spin() -> None:

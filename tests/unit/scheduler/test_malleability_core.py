@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -244,12 +245,17 @@ def test_policy_of_a_cluster() -> None:
     assert offers(site.start(malleable("1", part(2, 9)))) == [("1", 2)]
 
 
-@pytest.mark.parametrize("kind", [Parameters, ClusterParameters])
-def test_unknown_policy_is_refused(kind: type[Parameters | ClusterParameters]) -> None:
-    """The names that there are, are listed."""
-    fields = {"name": A} if kind is ClusterParameters else {}
-    with pytest.raises(ValueError, match="egs, egs-repeated, equipartition, folding, fpsma"):
-        kind(malleability_policy="nope", **fields)  # type: ignore[arg-type]
+@pytest.mark.parametrize("of_site", [True, False])
+def test_unknown_policy_is_refused(*, of_site: bool) -> None:
+    """A configuration with a policy that is not here changes nothing; the names that there are, are listed."""
+    scheduler = Scheduler()
+    before = copied(scheduler.state)
+    parameters = Parameters(malleability_policy="nope") if of_site else Parameters()
+    cluster = ClusterParameters(name=A, malleability_policy=None if of_site else "nope")
+    with pytest.raises(ConfigurationError, match="no malleability policy 'nope'") as caught:
+        scheduler.handle(ev.Configured(time=1.0, parameters=parameters, clusters=(cluster,)))
+    assert "egs, egs-repeated, equipartition, folding, fpsma" in (caught.value.hint or "")
+    assert scheduler.state == before
 
 
 def test_fpsma_offers_one_after_the_other() -> None:
@@ -295,8 +301,12 @@ def grown(policy: str = "egs-repeated", approach: Approach = Approach.PWA) -> Ma
 
 
 def test_published_egs_asks_those_at_their_minimum_too() -> None:
-    """Job 1 can give 4, job 2 nothing: both are asked for 2, once; with rounds that repeat, job 1 alone for 4."""
-    for policy, asked in (("egs", [("1", 2), ("2", 2)]), ("egs-repeated", [("1", 4)])):
+    """Job 1 can give 4, job 2 nothing: both are asked for 2; with rounds that repeat, job 1 alone for 4.
+
+    As published, a step has one round. What is still missing is a matter of another step, since this one has helped.
+    """
+    again = [("1", 1), ("2", 1)]
+    for policy, asked, more in (("egs", [("1", 2), ("2", 2)], again), ("egs-repeated", [("1", 4)], [])):
         site = MalleableSite({"a": 8}, Approach.PWA, policy)
         site.start(malleable("1", part(2, 6), initial=6))
         site.start(malleable("2", part(2, 2)))
@@ -307,7 +317,7 @@ def test_published_egs_asks_those_at_their_minimum_too() -> None:
         site.release("1", asked[0][1])
         site.end_ending()
         assert site.sizes("1") == [6 - asked[0][1]]
-        assert requests(site.actions) == asked
+        assert requests(site.actions) == asked + more
         assert (site.record("late").state is JobState.CLAIMING) == (policy == "egs-repeated")
 
 
@@ -452,6 +462,45 @@ def test_refusal_to_shrink_is_not_repeated_at_once() -> None:
         assert requests(site.answer(request, 0)) == []
     assert requests(site.pass_time(10.0)) == []
     assert requests(site.pass_time(10.0)) == [("1", 2), ("2", 2)]
+
+
+def short(policy: str = "fpsma") -> MalleableSite:
+    """Return a site where a job of 10 (at least 2) gave 4 of the 8 processors that the head of the queue needs."""
+    site = MalleableSite({"a": 10}, policy=policy)
+    site.start(malleable("1", part(2, 10), initial=10))
+    (request,) = of_kind(RequestProcessors, site.submit(job("late", 8)))
+    site.shrink_by(request, 4)
+    assert (site.sizes("1"), site.record("late").state) == ([6], JobState.WAITING)
+    return site
+
+
+@pytest.mark.parametrize("policy", ["fpsma", "egs", "egs-repeated"])
+def test_what_was_given_for_the_head_is_not_offered_back(policy: str) -> None:
+    """The job has given too little: it is asked for the rest. It declines: it has not shrunk only to grow again."""
+    site = short(policy)
+    *_, rest = of_kind(RequestProcessors, site.actions)
+    assert rest.processors == 4
+    site.answer(rest, 0)
+    site.poll("a", 10, idle=4, ours=6)
+    assert offers(site.actions) == []
+    assert requests(site.pass_time(20.0)) == [("1", 4)]
+
+
+def test_what_was_given_in_vain_is_offered_once_nobody_waits() -> None:
+    """The head is cancelled in the pause after it."""
+    site = short()
+    site.answer(of_kind(RequestProcessors, site.actions)[-1], 0)
+    assert offers(site.cancel("late")) == [("1", 4)]
+
+
+def test_room_is_made_elsewhere_when_a_cluster_gives_nothing() -> None:
+    """The job on the cluster with most to give declines; the one on the other cluster is asked at once."""
+    site = MalleableSite({"a": 10, "b": 8})
+    site.start(malleable("1", part(2, 10, "a"), initial=10))
+    site.start(malleable("2", part(2, 8, "b"), initial=8))
+    (request,) = of_kind(RequestProcessors, site.submit(job("late", 4)))
+    assert request.job_id == "1"
+    assert requests(site.answer(request, 0)) == [("2", 4)]
 
 
 def test_release_that_does_not_come_is_not_awaited_for_ever() -> None:

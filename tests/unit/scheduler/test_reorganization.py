@@ -12,6 +12,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.scheduler.timers import TimerKind
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, copied, ends, job, launches, submissions
 
 LIFE = Parameters(placeholder_life=100.0, backoff=50.0, longest_backoff=400.0)
@@ -117,7 +118,7 @@ def test_processors_that_end_too_soon_are_not_exchanged() -> None:
 def test_places_in_the_queue_that_would_end_too_soon_are_not_taken() -> None:
     """A pending placeholder of a short job is of no use to a long one."""
     site = deadlock(walltime=10)
-    site.record("2").life_ends_at = None  # only job 1 is looked at
+    del site.record("2").timers[TimerKind.LIFE]  # only job 1 is looked at
     site.record("1").job = replace(site.record("1").job, walltime=10_000)
     site.pass_time(100.0)
     assert site.record("1").exchanges == 0

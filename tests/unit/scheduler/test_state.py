@@ -26,6 +26,8 @@ from koala_adapter.scheduler.records import (
     State,
     Wait,
 )
+from koala_adapter.scheduler.timers import Due
+from koala_adapter.scheduler.timetable import Timetable
 from tests.unit.scheduler.scheduler_site import (
     STATE,
     WELL,
@@ -236,11 +238,11 @@ def test_points_in_time_of_what_records_hold_are_moved() -> None:
     """What is deeper in a record than its own fields is reached, too."""
     site = Site({"a": 4})
     site.submit(job("1", component("x", 2)))
-    change = Change(number=1, processors=1, phase=ChangePhase.ASKED, due_at=5000.0)
+    change = Change(number=1, processors=1, phase=ChangePhase.ASKED, due=Due(5000.0, 1))
     site.record("1").claims[0].change = change
     site.now -= 500.0
-    advance(site.state, site.now)
-    assert change.due_at == 4500.0
+    advance(site.state, Timetable(site.state), site.now)
+    assert change.due == Due(4500.0, 1)
 
 
 @pytest.mark.parametrize("jump", [3600.0, 86400.0, 1e9])

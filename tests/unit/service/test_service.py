@@ -25,6 +25,7 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.core import Scheduler
 from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.policies import OWN
 from koala_adapter.service.service import Service
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
@@ -193,7 +194,7 @@ async def test_who_asks_for_what_koala_fails_on_is_told(served: Served, monkeypa
     async with served.running() as service:
         assert list(service.state.jobs) == ["2"]
         assert len(service.journal.events_set_aside()) == 1
-    assert "JobSubmitted" in recorded(served.directory).defects()[0]
+    assert "JobSubmitted" in recorded(served.directory, OWN).defects()[0]
 
 
 async def test_a_service_whose_state_cannot_be_built_stops(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

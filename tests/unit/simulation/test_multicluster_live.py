@@ -29,17 +29,17 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.applications import Progress
+from koala_adapter.simulation.acceptance import AnySize
+from koala_adapter.simulation.applications import Application, Interpolated, Progress
 from koala_adapter.simulation.koala_workloads import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload
 from koala_adapter.simulation.multicluster import Multicluster, Settings
-from koala_adapter.simulation.platform import DAS3
+from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
+from koala_adapter.simulation.runs import SimulatedJob
 from tests.unit.scheduler.scheduler_site import recount
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.simulation.koala_workloads import KoalaWorkload
-    from koala_adapter.simulation.platform import Platform
-    from koala_adapter.simulation.runs import SimulatedJob
 
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 LONG = 10_000_000
@@ -286,3 +286,64 @@ def test_what_an_egs_round_leaves_over_goes_another_way(approach: str) -> None:
         assert len(changing) > 1
     spent = [sum(steps[-1][0] - steps[0][0] for steps in history.values()) for history in (live, simulated)]
     assert spent[1] == pytest.approx(spent[0], rel=0.05)
+
+
+CURVE = Interpolated(((1, 110.0), (16, 50.0)))
+"""Seconds of execution by number of processors."""
+
+
+class Reluctant(AnySize):
+    """Gives processors up, but never so many that fewer than a number are left, whatever its minimum is."""
+
+    def __init__(self, least: int) -> None:
+        """Keep ``least``."""
+        self._least = least
+
+    def release(self, size: int, requested: int, minimum: int) -> int:
+        """See :meth:`AcceptanceRule.release`."""
+        return max(0, min(super().release(size, requested, minimum), size - self._least))
+
+
+def reluctant(number: int, least: int, *, size: int) -> SimulatedJob:
+    """Return a malleable job that starts with ``size`` processors and keeps at least some of them."""
+    application = Application(
+        name=f"keeps {least}", speed_up=CURVE, minimum=2, maximum=size, acceptance=Reluctant(least)
+    )
+    return SimulatedJob(number=number, submitted_at=0.0, application=application, initial=size, malleable=True)
+
+
+def late(number: int, processors: int) -> SimulatedJob:
+    """Return a rigid job that is submitted when the others run."""
+    application = Application(name="rigid", speed_up=CURVE, minimum=processors, maximum=processors)
+    return SimulatedJob(number=number, submitted_at=10.0, application=application, initial=processors)
+
+
+def both_of(jobs: list[SimulatedJob], policy: str, *processors: int) -> History:
+    """Return what becomes of jobs under PWA in both, which is the same, on clusters of these sizes."""
+    models = tuple(ClusterModel(name=f"c{number}", nodes=nodes) for number, nodes in enumerate(processors))
+    platform = Platform(name="small", clusters=models)
+    live = rounded(LiveWorld(platform, jobs, Approach.PWA, policy).run())
+    assert rounded(counted(platform, jobs, Approach.PWA, policy)) == live
+    return live
+
+
+@pytest.mark.parametrize("policy", ["fpsma", "egs", "egs-repeated"])
+def test_what_was_given_for_the_head_in_vain_is_not_given_back(policy: str) -> None:
+    """Of 10 processors 4 are given up where 8 are needed: they stay free for the head, and nobody grows and shrinks."""
+    steps = both_of([reluctant(0, 6, size=10), late(1, 8)], policy, 10)
+    assert [size for _, _, size in steps["0"]] == [10, 6, 0]
+    assert steps["1"][0][0] == steps["0"][-1][0], "the late one starts when the other ends"
+
+
+def test_room_is_made_where_a_second_cluster_gives_it() -> None:
+    """The job with most to give gives nothing; the one on the other cluster makes room at the same instant."""
+    steps = both_of([reluctant(0, 10, size=10), reluctant(1, 2, size=8), late(2, 4)], "fpsma", 10, 8)
+    assert [size for _, _, size in steps["0"]] == [10, 0]
+    assert steps["2"][0] == (10.0, "c1", 4)
+
+
+def test_shrinking_goes_on_as_long_as_it_helps() -> None:
+    """A round of EGS asks all for equal shares; what those at their minimum do not give is asked in another step."""
+    jobs = [reluctant(0, 2, size=2), reluctant(1, 2, size=8), late(2, 4)]
+    steps = both_of(jobs, "egs", 10)
+    assert steps["2"][0] == (10.0, "c0", 4)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the policies of installed distributions, and refuses definitions that break the contract."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import PluginError
+from koala_adapter.policies.definition import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyDefinition, PolicyKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+HINT = "see docs/policies.md"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII)
+
+
+@cache
+def installed() -> tuple[metadata.EntryPoint, ...]:
+    """Return the entry points of all installed distributions, once for each process. Nothing is imported."""
+    return tuple(metadata.entry_points(group=ENTRY_POINT_GROUP))
+
+
+def policy_names(kind: PolicyKind) -> tuple[str, ...]:
+    """Return what the installed policies of a kind are called, by their entry points alone."""
+    prefix = f"{kind}."
+    return tuple(sorted(one.name.removeprefix(prefix) for one in installed() if one.name.startswith(prefix)))
+
+
+def load_definitions(
+    kind: PolicyKind, own: Iterable[str], entry_points: Iterable[metadata.EntryPoint] | None = None
+) -> Mapping[str, PolicyDefinition]:
+    """Return the policies of a kind by name; ``own``: what koala's own are called, which nobody replaces.
+
+    Raises PluginError, naming the distribution at fault, when one cannot be imported or breaks the contract, and for
+    an entry point that is of no kind.
+    """
+    known, found = frozenset(own), dict[str, PolicyDefinition]()
+    for entry_point in installed() if entry_points is None else entry_points:
+        where = described(entry_point)
+        begins = entry_point.name.partition(".")[0]
+        if begins not in PolicyKind.__members__.values():
+            kinds = ", ".join(f"{one}.NAME" for one in PolicyKind)
+            raise PluginError(f"{where} is of no kind that there is", hint=f"entry points are called {kinds}")
+        if begins != kind:
+            continue
+        definition = _loaded(entry_point, where)
+        if definition.name in known or definition.name in found:
+            whose = "koala's own" if definition.name in known else "another installed one"
+            message = f"{where}: {definition.name!r} is the name of {whose}"
+            raise PluginError(message, hint="rename it, or uninstall its distribution")
+        found[definition.name] = definition
+    return found
+
+
+def described(entry_point: metadata.EntryPoint) -> str:
+    """Return how an entry point is told to a person: its name, what it names, and the distribution it is from."""
+    dist = entry_point.dist
+    of = f" of {dist.name} {dist.version}" if dist is not None else ""
+    return f"policy {entry_point.name!r} ({entry_point.value}){of}"
+
+
+def _loaded(entry_point: metadata.EntryPoint, where: str) -> PolicyDefinition:
+    try:
+        definition = entry_point.load()
+    except Exception as error:
+        message = f"{where} cannot be imported: {type(error).__name__}: {error}"
+        raise PluginError(message, hint="reinstall it, or uninstall its distribution") from error
+    if not isinstance(definition, PolicyDefinition):
+        problem = f"expected a PolicyDefinition, found {type(definition).__name__}"
+    else:
+        problem = _problem(entry_point.name, definition)
+    if problem:
+        raise PluginError(f"{where} breaks the contract of policies: {problem}", hint=HINT)
+    checked: PolicyDefinition = definition
+    return checked
+
+
+def _problem(name: str, definition: PolicyDefinition) -> str:
+    if f"{definition.kind}.{definition.name}" != name:
+        return f"it calls itself {definition.kind}.{definition.name}"
+    if not _NAME.fullmatch(definition.name):
+        return "a name is a letter, then letters, digits, _ or -, at most 63 in all"
+    if definition.interface_version != INTERFACE_VERSION:
+        return f"it is written for interface {definition.interface_version}, this is interface {INTERFACE_VERSION}"
+    return "" if callable(definition.factory) else "factory must be callable"

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of time of all timers.
+
+A timer is kept by the record that it concerns, and only there: setting it again replaces it, and it is gone with the
+record. The order is made from the records; an entry that its record does not keep any more is passed over here, so who
+handles a timer need not ask whether it still holds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.timers import Due, Timer, TimerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, PlaceholderRecord, State
+
+
+class Timetable:
+    """Sets timers, and says which comes next."""
+
+    def __init__(self, state: State) -> None:
+        """Put the timers that the records keep in order."""
+        self._state = state
+        self._heap: list[Timer] = []
+        self.rebuild()
+
+    def __len__(self) -> int:
+        """Number of timers that are set."""
+        return sum(self._stands(timer) for timer in self._heap)
+
+    def rebuild(self) -> None:
+        """Put all timers in order anew: records have been changed by somebody else."""
+        self._heap = [*self._of_clusters(), *self._of_jobs()]
+        heapq.heapify(self._heap)
+
+    def _of_jobs(self) -> Iterator[Timer]:
+        state = self._state
+        for job_id, record in state.jobs.items():
+            for kind, due in record.timers.items():
+                yield Timer(*due, kind, job_id=job_id)
+            for claim in record.claims:
+                if claim.change is not None and claim.change.due is not None:
+                    yield Timer(*claim.change.due, TimerKind.CHANGE, job_id=job_id)
+        for id_, placeholder in state.placeholders.items():
+            for kind, due in placeholder.timers.items():
+                yield Timer(*due, kind, placeholder=id_)
+
+    def _of_clusters(self) -> Iterator[Timer]:
+        state = self._state
+        if state.scan_due is not None:
+            yield Timer(*state.scan_due, TimerKind.SCAN)
+        for name, cluster in state.clusters.items():
+            for at in _pauses(cluster):
+                if state.now is None or at > state.now:
+                    yield Timer(at, 0, TimerKind.PAUSE, cluster=name)
+
+    # ---- setting --------------------------------------------------------------------------------------------------
+
+    def for_job(self, record: JobRecord, kind: TimerKind, at: float) -> None:
+        """Have a job looked at; a timer of the same kind is replaced, unless it is for the same time."""
+        if kind not in record.timers or record.timers[kind].at != at:
+            due = record.timers[kind] = self._numbered(at)
+            heapq.heappush(self._heap, Timer(*due, kind, job_id=record.job.id))
+
+    def for_placeholder(self, placeholder: PlaceholderRecord, kind: TimerKind, at: float) -> None:
+        """Have a placeholder looked at; a timer of the same kind is replaced, unless it is for the same time."""
+        if kind not in placeholder.timers or placeholder.timers[kind].at != at:
+            due = placeholder.timers[kind] = self._numbered(at)
+            heapq.heappush(self._heap, Timer(*due, kind, placeholder=placeholder.id))
+
+    def for_change(self, record: JobRecord, change: Change, at: float) -> None:
+        """Have a change of the size of a job looked at."""
+        change.due = self._numbered(at)
+        heapq.heappush(self._heap, Timer(*change.due, TimerKind.CHANGE, job_id=record.job.id))
+
+    def for_cluster(self, cluster: ClusterRecord, at: float) -> None:
+        """Have the queue scanned at the end of a pause of a cluster, which its record keeps."""
+        timer = Timer(*self._numbered(at), TimerKind.PAUSE, cluster=cluster.parameters.name)
+        heapq.heappush(self._heap, timer)
+
+    def for_scan(self, at: float) -> None:
+        """Have the queue scanned by its interval."""
+        due = self._state.scan_due = self._numbered(at)
+        heapq.heappush(self._heap, Timer(*due, TimerKind.SCAN))
+
+    def _numbered(self, at: float) -> Due:
+        self._state.timers_set += 1
+        return Due(at, self._state.timers_set)
+
+    # ---- what comes next ------------------------------------------------------------------------------------------
+
+    @property
+    def next_at(self) -> float | None:
+        """Time of the earliest timer; None: there is none."""
+        while self._heap and not self._stands(self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0].at if self._heap else None
+
+    def take_due(self, now: float) -> Timer | None:
+        """Take the earliest timer, if its time has come; its record does not keep it any more."""
+        at = self.next_at
+        if at is None or at > now:
+            return None
+        timer = heapq.heappop(self._heap)
+        self._take_from_record(timer)
+        return timer
+
+    def _stands(self, timer: Timer) -> bool:
+        """Tell whether a timer is as its record keeps it."""
+        state = self._state
+        if timer.kind is TimerKind.SCAN:
+            due = state.scan_due
+        elif timer.cluster is not None:
+            return timer.at in _pauses(state.clusters[timer.cluster])
+        elif timer.placeholder is not None:
+            placeholder = state.placeholders.get(timer.placeholder)
+            due = None if placeholder is None else placeholder.timers.get(timer.kind)
+        else:
+            record = None if timer.job_id is None else state.jobs.get(timer.job_id)
+            if timer.kind is TimerKind.CHANGE:
+                return record is not None and change_due(record, timer) is not None
+            due = None if record is None else record.timers.get(timer.kind)
+        return due is not None and due.number == timer.number
+
+    def _take_from_record(self, timer: Timer) -> None:
+        state = self._state
+        if timer.kind is TimerKind.SCAN:
+            state.scan_due = None
+        elif timer.placeholder is not None:
+            del state.placeholders[timer.placeholder].timers[timer.kind]
+        elif timer.job_id is not None and timer.kind is not TimerKind.CHANGE:
+            del state.jobs[timer.job_id].timers[timer.kind]
+
+
+def change_due(record: JobRecord, timer: Timer) -> int | None:
+    """Return the index of the claim whose change a timer is for; None: that is over."""
+    for number, claim in enumerate(record.claims):
+        if claim.change is not None and claim.change.due is not None and claim.change.due.number == timer.number:
+            return number
+    return None
+
+
+def _pauses(cluster: ClusterRecord) -> list[float]:
+    ends = (cluster.paused_until, cluster.no_growth_before, cluster.levelled_until, cluster.no_shrink_before)
+    return [at for at in ends if at is not None]
