@@ -116,10 +116,6 @@ class WikiError(ProtocolError):
         self.status = status
 
 
-class AuthenticationError(ProtocolError):
-    """A peer could not prove who it is. The message never says which part was wrong to the peer itself."""
-
-
 class ServiceUnavailableError(KoalaError):
     """The koala service does not run, or does not answer."""
 

@@ -26,7 +26,7 @@ from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
 from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.service.information import read_cluster
 from koala_adapter.service.journal import Journal, SetAside, sentences
-from koala_adapter.service.recovery import WithPolicies
+from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.siteparameters import configuration
 

@@ -29,8 +29,8 @@ from koala_adapter.service.archive import Archive
 from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
+from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.reception import Reception
-from koala_adapter.service.recovery import WithPolicies
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.submissions import ScriptMaker, tidy_words, words_directory

@@ -249,11 +249,6 @@ def _platform(document: Document) -> Platform:
     return found
 
 
-def single_cluster(processors: int, *, name: str = "cluster") -> Platform:
-    """Return a platform of one cluster, such as a trace was taken on."""
-    return Platform(name=name, clusters=(ClusterModel(name=name, nodes=processors),))
-
-
 DAS3 = Platform(
     name="DAS-3",
     clusters=(

@@ -48,7 +48,6 @@ _ATTRIBUTE: Final = re.compile(
     r"|(?P<bare>(?:\\.|[^\\])*?)(?=;+(?:[A-Z][A-Z0-9_]*=|\Z)|\Z));*",
     re.DOTALL,
 )
-_NAME: Final = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 _TIMES: Final = frozenset(item.field for item in (*NODE_ATTRIBUTES, *JOB_ATTRIBUTES) if item.kind is Kind.TIME)
 _UNCLEAR: Final = ("", None)
