@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
+from koala_adapter.scheduler.malleable.others import free_for_growing
 from koala_adapter.scheduler.malleable.policies import Direction, Step
 from koala_adapter.scheduler.roster import order_of
 from koala_adapter.scheduler.spreading import SHORTEST_PAUSE
@@ -60,7 +61,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
             return
         if policy.rebalances and cluster.ending:
             return  # what some have given up for others is not free yet
-        step.remaining = min(step.remaining, cluster.available)
+        step.remaining = min(step.remaining, free_for_growing(context, cluster))
     for member, amount in policy.messages(context.roster.on(cluster.parameters.name), step):
         current.awaited += 1
         _ask(context, member, amount)
