@@ -12,7 +12,7 @@ import structlog
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol as requests
-from koala_adapter.api.reporting import (
+from koala_adapter.api.reportbuilder import (
     CLUSTER_REPORT,
     JOB_REPORT,
     PLAN_REPORT,
@@ -25,8 +25,8 @@ from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.net.peers import same_user
-from koala_adapter.service.submissions import SAMPLE, sample_submissions
+from koala_adapter.net.unixsocket import same_user
+from koala_adapter.service.scriptmaker import SAMPLE, sample_submissions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,8 +16,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JobNotFoundError, KoalaError, ProtocolError, ServiceUnavailableError
-from koala_adapter.net.peers import same_user
-from koala_adapter.net.unixsocket import reachable
+from koala_adapter.net.unixsocket import reachable, same_user
 from koala_adapter.ordering.explanations import Explanation, Overview, explain, overview
 from koala_adapter.ordering.timeofday import as_read
 
