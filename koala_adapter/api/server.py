@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import structlog
+from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol as requests
@@ -77,7 +78,7 @@ class Server:
 
     async def _talk(self, stream: SocketStream) -> None:
         async with stream:
-            if not same_user(stream):
+            if not same_user(stream.extra(SocketAttribute.raw_socket)):
                 log.warning("refused a connection of another user")
                 return
             buffered = BufferedByteReceiveStream(stream)

@@ -23,13 +23,14 @@ from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.ordering.entries import PATIENCE, Happening, Patience
+from koala_adapter.ordering.entries import Happening
 from koala_adapter.ordering.explainserver import Answering
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.outsidescheduler import Driver
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher, start_plugin
+from koala_adapter.ordering.patience import PATIENCE, Patience
 from koala_adapter.ordering.schedulingpass import Manner
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.timeofday import as_read, report_as_read

@@ -9,15 +9,11 @@ import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import anyio
-
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from anyio.abc import SocketStream
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of sun_path less the closing zero, unix(7)."""
@@ -50,9 +46,8 @@ def reachable(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def same_user(stream: SocketStream) -> bool:
+def same_user(connection: socket.socket) -> bool:
     """Tell whether the peer of a Unix socket has our user id (SO_PEERCRED, unix(7))."""
-    raw: socket.socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
-    credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
     return bool(user == os.geteuid())

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import TypeAdapter, ValidationError
 
@@ -62,7 +63,7 @@ class Answering:
 
     async def _converse(self, stream: SocketStream) -> None:
         async with stream:
-            if not same_user(stream):
+            if not same_user(stream.extra(SocketAttribute.raw_socket)):
                 return
             with (
                 suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound),

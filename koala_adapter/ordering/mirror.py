@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from koala_adapter.batchsystem.listing import is_another
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
-from koala_adapter.ordering.entries import Entry, Happening, Kind, Patience, Phase
+from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase
 from koala_adapter.ordering.listedjobs import (
     WAITING,
     Rules,
@@ -28,6 +28,7 @@ from koala_adapter.ordering.listedjobs import (
     standing,
     turn,
 )
+from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.pools import Pools, pools_of, serves
 from koala_adapter.queueing.local_queue import LocalJob
 

@@ -17,8 +17,6 @@ from koala_adapter.scheduler.events import (
     BatchAbsent,
     BatchSubmitted,
     Event,
-    Hold,
-    HoldsSeen,
     PlaceholderEnded,
     PlaceholderEnding,
     PlaceholderStarted,
@@ -196,29 +194,3 @@ def given_up(job: LrmJob) -> EndReason | None:
 def processors_held(listing: Iterable[LrmJob]) -> int:
     """Return how many processors our jobs in a listing occupy."""
     return sum(job.processors for job in listing if job.state in OCCUPYING)
-
-
-def new_holds(
-    state: State, cluster: ClusterName, listing: Iterable[LrmJob], *, now: float, told: bool
-) -> HoldsSeen | None:
-    """Return what a listing shows of holds; None when that is known already.
-
-    ``told``: the listing tells whose holds they are.
-    """
-    held = {job.id: job for job in listing if job.state is LrmJobState.HELD and given_up(job) is None}
-    waiting = [p for p in state.placeholders.on(cluster).values() if p.waiting]
-    found = [(one, held[one.lrm_id]) for one in waiting if one.lrm_id is not None and one.lrm_id in held]
-    seen = tuple(
-        Hold(
-            placeholder=one.id,
-            holder=job.hold if told else None,
-            reason="" if job.reason == job.state.value else job.reason,
-        )
-        for one, job in found
-    )
-    known = tuple(
-        Hold(placeholder=one.id, holder=one.holder, reason=one.hold_reason)
-        for one in waiting
-        if one.on_hold_since is not None
-    )
-    return None if seen == known else HoldsSeen(time=now, cluster=cluster, holds=seen)
