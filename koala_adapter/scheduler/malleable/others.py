@@ -13,23 +13,15 @@ more, for `longest_backoff`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.othersjob import OthersJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import ClusterRecord
-
-
-@dataclass(slots=True)
-class OthersJob:
-    """A job of others that waits in the queue of its cluster."""
-
-    processors: int
-    doubted_at: float | None = None
-    """From when on it seems to wait for something else, because so many processors are idle; None: they are not."""
 
 
 def others_seen(context: Context, cluster: ClusterRecord, wanted: Iterable[int]) -> None:
