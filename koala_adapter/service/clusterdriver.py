@@ -63,6 +63,8 @@ class Surroundings:
     name_prefix: str
     user: str
     """Whose jobs are ours."""
+    others_matter: Callable[[ClusterName], bool] = lambda _: False
+    """Whether it matters which jobs of others wait on a cluster."""
     halted: Callable[[], bool] = lambda: False
     """Whether events wait: then what a listing shows would be told again and again."""
 
@@ -114,6 +116,7 @@ class ClusterDriver:
             clock=surroundings.clock,
             on_reading=self._examine,
             on_failure=self._unavailable,
+            others_matter=lambda: surroundings.others_matter(self.name),
         )
 
     def submit(self, submission: Submission) -> None:
@@ -185,7 +188,8 @@ class ClusterDriver:
             idle=reading.idle,
             ours=reading.ours,
             jobs=reading.jobs,
-            tells_holders=capabilities.tells_holders or capabilities.tells_own_holders,
+            tells_holders=capabilities.tells_holders or (capabilities.tells_own_holders and not reading.of_all_users),
+            others_waiting=reading.others_waiting,
         )
         now = self._around.clock()
         judgement = self.judge.judge(self._around.state(), look, now=now, in_contact=self._around.in_contact)

@@ -167,11 +167,15 @@ class Service:
             clock=self.now,
             report=self.post,
             in_contact=self.reception.in_contact,
+            others_matter=self._others_matter,
             halted=lambda: bool(self.trouble),
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
         return ClusterDriver(config, lrm, commands, surroundings)
+
+    def _others_matter(self, cluster: ClusterName) -> bool:
+        return self.scheduler.shrinks_for_others(cluster)
 
     # ---- what becomes of events -----------------------------------------------------------------------------------
 
