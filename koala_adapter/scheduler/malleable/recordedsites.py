@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.growthrequests import keep_promises
+from koala_adapter.scheduler.malleable.hysteresis import in_one_step
 from koala_adapter.scheduler.malleable.jobmanagement import Need, ShrunkFor
 from koala_adapter.scheduler.malleable.others import free_for_growing, lacking_for_others
 from koala_adapter.scheduler.malleable.policies import Direction
@@ -153,11 +154,21 @@ class RecordedSites:
 
     def grow(self, cluster: ClusterRecord, value: int, *, thorough: bool) -> bool:
         """Send the first offers. Their answers come later."""
-        start_step(self._context, cluster, Direction.GROW, value, reason="processors are free", thorough=thorough)
+        given = in_one_step(self._context, value)
+        start_step(
+            self._context,
+            cluster,
+            Direction.GROW,
+            given,
+            reason="processors are free",
+            thorough=thorough,
+            withheld=value - given,
+        )
         return False
 
     def shrink(self, cluster: ClusterRecord, value: int, shrunk_for: ShrunkFor) -> None:
         """Send the first requests."""
+        value = in_one_step(self._context, value)
         reason = self._reason(cluster, value, shrunk_for)
         start_step(self._context, cluster, Direction.SHRINK, value, reason=reason)
 
