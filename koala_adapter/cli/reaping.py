@@ -30,7 +30,7 @@ from koala_adapter.service.clusterdriver import make_lrm
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from koala_adapter.api.offline import Record
+    from koala_adapter.api.offline import JournalView
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import LrmJob
@@ -117,7 +117,7 @@ def reap(session: Session, dry_run: bool, all_instances: bool, yes: bool, timeou
 
 
 def leftovers(
-    cluster: str, listing: Iterable[LrmJob], record: Record, *, user: str, all_instances: bool
+    cluster: str, listing: Iterable[LrmJob], record: JournalView, *, user: str, all_instances: bool
 ) -> list[Leftover]:
     """Return the jobs in a listing that are placeholders of this user's and that nobody is known to own."""
     owned = record.scheduler.state.placeholders

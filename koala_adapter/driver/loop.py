@@ -54,7 +54,7 @@ class WritableStore(EventStore, Protocol):
         """Store the state as of an event. Raises JournalBlockedError."""
 
 
-class Owner(Protocol):
+class LoopOwner(Protocol):
     """Whoever runs a loop, and hears what becomes of it."""
 
     def handled(self, event: Event) -> None:
@@ -80,7 +80,7 @@ class EventLoop:
     """Takes events one after the other, each with all its actions before the next. Owns the scheduler."""
 
     def __init__(
-        self, scheduler: Scheduler, store: WritableStore, effector: Effector, owner: Owner, *, make: MakeScheduler
+        self, scheduler: Scheduler, store: WritableStore, effector: Effector, owner: LoopOwner, *, make: MakeScheduler
     ) -> None:
         """``scheduler``: as built from ``store``; ``make``: how it is made when it has to be built again."""
         self.scheduler = scheduler

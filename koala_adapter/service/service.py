@@ -26,7 +26,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
-from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
+from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, make_lrm
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
@@ -162,7 +162,7 @@ class Service:
     def _driver(self, name: str, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
         config = self.site.cluster(name)
         lrm, commands = make_lrm(config, plugins, self.directory)
-        surroundings = Surroundings(
+        context = DriverContext(
             state=lambda: self.scheduler.state,
             clock=self.now,
             report=self.post,
@@ -171,7 +171,7 @@ class Service:
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
-        return ClusterDriver(config, lrm, commands, surroundings)
+        return ClusterDriver(config, lrm, commands, context)
 
     # ---- what becomes of events -----------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ def test_an_action_that_needs_the_journal_is_done_again(looped: Looped) -> None:
     effector.error = None
     loop.try_again()
     assert looped.handled == [1.0, 101.0, 102.0]
-    assert [type(action) for action in effector.done] == [act.JobFinished]
+    assert [type(action) for action in effector.done] == [act.FinishJob]
     assert looped.owner.settled_often == 4
 
 

@@ -284,7 +284,7 @@ def test_room_is_made_once_and_not_grown_into() -> None:
 def test_room_is_not_made_for_local_users() -> None:
     """Where a local job waits, it would get what comes free: nobody is shrunk, and it goes first."""
     world = Multicluster(platform(8), jobs(0.0, 5.0), Settings())
-    world._surroundings[0].local_users(iter([LocalUse(submitted_at=1.0, processors=8, run=50.0)]))
+    world._activities[0].local_users(iter([LocalUse(submitted_at=1.0, processors=8, run=50.0)]))
     outcome = world.run()
     assert outcome.shrink_messages == 0
     assert times(outcome) == [(0.0, 12.5), (62.5, 75.0)]
