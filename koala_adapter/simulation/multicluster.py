@@ -175,7 +175,6 @@ class Multicluster:
             self._released(cluster)
 
     def _decide(self) -> None:
-        self.outcome.decisions += 1
         self._sites.changed = True
         self._management.decide()
         self._sites.decided()
