@@ -180,7 +180,7 @@ class Service:
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
@@ -188,12 +188,12 @@ class Service:
         self._watch_time_of_day()
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.changed.set()
         self.changed = anyio.Event()
 
     def halted(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self._halted.set()
 
     def state_rebuilt(self) -> None:
@@ -202,7 +202,7 @@ class Service:
         self._doubt("an event was set aside")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self._failure = error
         self._failed.set()
 

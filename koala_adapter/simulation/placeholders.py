@@ -159,10 +159,10 @@ class SimulatedService(FixedSizeApplications):
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         wakeup = self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
@@ -176,7 +176,7 @@ class SimulatedService(FixedSizeApplications):
         raise SimulationError("the scheduler failed on an event of the simulation; the log has the traceback")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         raise error
 
     def _wake(self, wakeup: float) -> None:

@@ -252,7 +252,7 @@ class SimulatedService:
             self.clock.after(self.faults.chance.uniform(0.0, 60.0), self.restart)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         if isinstance(event, ev.PlaceholderEnded) and event.placeholder in self.connected:
             agent = self.connected[event.placeholder]
             if agent.connection is not None:
@@ -261,7 +261,7 @@ class SimulatedService:
             self.store.snapshot(self.state, len(self.store.events))
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         wakeup = None if self._loop.trouble else self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
@@ -272,7 +272,7 @@ class SimulatedService:
         self.post(ev.TimeReached(time=self.now))
 
     def halted(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         assert self.store.full
 
     def state_rebuilt(self) -> None:
@@ -285,7 +285,7 @@ class SimulatedService:
         self._doubt("an event was set aside")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         raise AssertionError(error)
 
     # ---- agents ----------------------------------------------------------------------------------------------------

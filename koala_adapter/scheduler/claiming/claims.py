@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claiming without reservation: turning placements into submitted placeholders, and a full hand into a launch.
+"""Claiming without reservation: placements become submitted placeholders, and a complete claim a launch.
 
 KOALA's incremental claiming policy, ICP (PAPERS section 1.1), with the virtual jobs of VJM (PAPERS section 2):
 placeholders go to every chosen cluster; when all are held the job starts. Only the components whose claim failed are
