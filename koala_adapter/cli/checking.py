@@ -14,9 +14,9 @@ from rich.padding import Padding
 from rich.table import Table
 
 from koala_adapter.api.statedirectory import prepare_directory
-from koala_adapter.cli.clusterchecks import CheckOptions, check_clusters
 from koala_adapter.cli.context import EXIT_FAILURE, command_body, json_option, pass_session
-from koala_adapter.cli.hostcheck import check_host
+from koala_adapter.sitecheck.hostcheck import check_host
+from koala_adapter.sitecheck.sidebyside import CheckOptions, check_clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

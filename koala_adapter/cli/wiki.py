@@ -15,7 +15,6 @@ import click
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli.context import command_body, json_option, pass_session
-from koala_adapter.cli.multicluster import KoalaSource
 from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
 from koala_adapter.plugin.commands import login_name
@@ -25,6 +24,7 @@ from koala_adapter.wiki.codec.messages import parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.earliernotes import take_over_notes
 from koala_adapter.wiki.keyfile import load_key
+from koala_adapter.wiki.koalasource import KoalaSource
 from koala_adapter.wiki.listener import is_loopback
 from koala_adapter.wiki.memory import Memory
 from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
@@ -227,7 +227,7 @@ async def _serve(
             lrms.append((one, lrm))
         source: Source
         if config is None:
-            source = KoalaSource(lrms, session.client)
+            source = KoalaSource([(one.cluster_name, lrm) for one, lrm in lrms], session.client)
         else:
             source = LrmSource(config.cluster_name, lrms[0][1], queue=config.queue)
         await _run(session, source, directory, key, options)

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.api.offline import close_lrm
-from koala_adapter.cli.trial import Trial
 from koala_adapter.config.sitemodel import shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.service.information import read_cluster
+from koala_adapter.sitecheck.trialplaceholder import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from koala_adapter.cli.trial import TrialCenter
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import Queue
     from koala_adapter.plugin import Lrm, PluginDefinition
+    from koala_adapter.sitecheck.trialplaceholder import TrialCenter
 
 START_TIME = 60.0
 """Seconds that a cluster may take for each step of its check."""

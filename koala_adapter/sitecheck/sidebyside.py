@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.cli.checks import ClusterCheck
-from koala_adapter.cli.trial import TrialCenter
 from koala_adapter.errors import KoalaError
 from koala_adapter.plugin import CheckResult
+from koala_adapter.sitecheck.clustercheck import ClusterCheck
+from koala_adapter.sitecheck.trialplaceholder import TrialCenter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.cli.hostcheck import Installation
     from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.sitecheck.hostcheck import Installation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
