@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm, PluginDefinition
     from koala_adapter.scheduler.records import State
 
+CLOSING = 5.0
+"""Seconds that a plugin may take to give its resources back."""
+
 log = structlog.get_logger()
 
 
@@ -88,6 +91,12 @@ def make_lrm(
         user=login_name(),
     )
     return plugins[config.plugin].factory(context, config.settings), commands
+
+
+async def close_lrm(lrm: Lrm) -> None:
+    """Give an LRM's resources back, also when we are being cancelled."""
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
+        await lrm.close()
 
 
 class ClusterDriver:

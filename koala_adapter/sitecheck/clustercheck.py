@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.api.offline import close_lrm
 from koala_adapter.config.sitemodel import shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.commands import login_name
-from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.information import read_cluster
 from koala_adapter.sitecheck.trialplaceholder import Trial
 
