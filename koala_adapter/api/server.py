@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
 
+CHANGING = frozenset({"submit", "cancel"})
+"""Requests that change something; all others are answered at any time."""
+
 log = structlog.get_logger()
 
 
@@ -93,6 +96,8 @@ class Server:
                 async for reply in self._watch(request):
                     await stream.send(requests.encode(reply))
                 return
+            if request.operation in CHANGING:
+                await self._service.ready()
             reply = requests.Reply(result=self._result(request))
             await stream.send(requests.encode(reply))
             if request.operation == "stop":

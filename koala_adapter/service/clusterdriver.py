@@ -66,8 +66,8 @@ class Surroundings:
     name_prefix: str
     user: str
     """Whose jobs are ours."""
-    halted: Callable[[], bool] = lambda: False
-    """Whether events wait: then what a listing shows would be told again and again."""
+    holding: Callable[[], bool] = lambda: False
+    """Whether events wait: then what a listing shows would be judged by a state that is not what is known."""
 
 
 def make_lrm(
@@ -115,6 +115,7 @@ class ClusterDriver:
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
         self.version: str | None = None
         """Name and version of the LRM, once it answered."""
+        self._passed_over = False
         self.poller = Poller(
             config,
             lrm,
@@ -124,6 +125,11 @@ class ClusterDriver:
             on_reading=self._examine,
             on_failure=self._unavailable,
         )
+
+    def look_again(self) -> None:
+        """Have the cluster polled soon if what it showed last was passed over, since events waited."""
+        if self._passed_over:
+            self.poller.poll_soon()
 
     def submit(self, submission: Submission) -> None:
         """Have a submission sent; its outcome comes as an event."""
@@ -185,8 +191,10 @@ class ClusterDriver:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _examine(self, reading: Reading) -> bool:
-        if self._around.halted():
+        if self._around.holding():
+            self._passed_over = True
             return False
+        self._passed_over = False
         capabilities = self.lrm.capabilities
         look = Look(
             read_at=reading.read_at,
@@ -209,7 +217,7 @@ class ClusterDriver:
         return judgement.restless
 
     def _unavailable(self, reason: str) -> None:
-        if self._around.halted():
+        if self._around.holding():
             return
         event = self.judge.failed(self._around.state(), reason, now=self._around.clock())
         if event is not None:

@@ -84,6 +84,7 @@ class Service:
         self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
         self.journal.note_clock(self.clock.reading())
         self._halted = anyio.Event()
+        self._snapshot_begun = anyio.Event()
         self._failed = anyio.Event()
         self._failure: KoalaError | None = None
         self.changed = anyio.Event()
@@ -167,7 +168,7 @@ class Service:
             clock=self.now,
             report=self.post,
             in_contact=self.reception.in_contact,
-            halted=lambda: bool(self.trouble),
+            holding=lambda: self._loop.holding,
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
@@ -196,6 +197,10 @@ class Service:
         """See Owner."""
         self._halted.set()
 
+    def snapshot_begun(self) -> None:
+        """See Owner."""
+        self._snapshot_begun.set()
+
     def state_rebuilt(self) -> None:
         """Doubt what only this process knew, as after a restart; the agents come back and tell all they know."""
         self.reception.disconnect_all("an event was set aside: tell again how things stand")
@@ -215,6 +220,11 @@ class Service:
                 self.journal.note_clock(self.clock.reading())
 
     # ---- what users ask -------------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Return when a user's wish can be taken in at once: not while a snapshot is being written."""
+        while self._loop.in_snapshot:
+            await self.changed.wait()
 
     def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
@@ -298,6 +308,7 @@ class Service:
                 tasks.start_soon(self._keep_trying)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._keep_time)
+                tasks.start_soon(self._write_snapshots)
                 tasks.start_soon(self._tidy)
                 task_status.started()
         finally:
@@ -346,6 +357,16 @@ class Service:
             for driver in self.clusters.values():
                 driver.poller.poll_soon()
 
+    async def _write_snapshots(self) -> None:
+        """Write each snapshot group by group; in between whoever asks is answered, and agents are heard."""
+        while True:
+            await self._snapshot_begun.wait()
+            self._snapshot_begun = anyio.Event()
+            while self._loop.write_snapshot_group():
+                await anyio.lowlevel.checkpoint()
+            for driver in self.clusters.values():
+                driver.look_again()
+
     async def _stop_when_failed(self) -> None:
         await self._failed.wait()
         if self._failure is not None:
@@ -353,7 +374,7 @@ class Service:
 
     async def _keep_time(self) -> None:
         while True:
-            at = None if self.trouble else self.scheduler.next_wakeup
+            at = None if self._loop.holding else self.scheduler.next_wakeup
             changed = self.changed
             self._watch_time_of_day()
             if at is not None and at <= self.now():
