@@ -24,6 +24,7 @@ from tests.unit.config.test_config import PLUGINS, one_cluster
 from tests.unit.policies.installed import example_policies
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import Site, job, of_kind
+from tests.unit.service.taking_snapshots import take_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +96,7 @@ def lived(directory: Path, *, snapshot: bool, policies: Policies, own_malleabili
         for event in site.events[:-1] if snapshot else site.events:
             number = journal.append(event)
         if snapshot:
-            journal.snapshot(site.state, number)
+            take_snapshot(journal, site.state, number)
     return site
 
 
