@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from koala_adapter.api.statedirectory import prepare_directory
-from koala_adapter.cli.context import EXIT_FAILURE, command_body, json_option, pass_session
+from koala_adapter.cli.session import EXIT_FAILURE, command_body, json_option, pass_session
 from koala_adapter.sitecheck.hostcheck import check_host
 from koala_adapter.sitecheck.sidebyside import CheckOptions, check_clusters
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.plugin import CheckResult
 
 HOST = "this host"

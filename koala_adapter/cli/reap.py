@@ -15,12 +15,12 @@ from rich.table import Table
 
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import prepare_directory
-from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import EXIT_LRM
 from koala_adapter.service.reaping import Leftover, Owned, Reaper
 
 if TYPE_CHECKING:
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
 
 LEFTOVERS = TypeAdapter(list[Leftover])
 

@@ -13,7 +13,7 @@ from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
-from koala_adapter.service.information import read_cluster
+from koala_adapter.service.poller import read_cluster
 from koala_adapter.sitecheck.trialplaceholder import Trial
 
 if TYPE_CHECKING:
