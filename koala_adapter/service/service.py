@@ -19,7 +19,7 @@ from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.model import ClusterName, JobId
+from koala_adapter.model import JobId
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.host.clock import HostClocks
-    from koala_adapter.model import Job
+    from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
+    from koala_adapter.vjm.channel import Launch
 
 FIRST_PAUSE = 0.5
 """Seconds before the journal is tried again; doubled with each try."""
@@ -68,19 +69,21 @@ class Service:
         plugins: Mapping[str, PluginDefinition],
         directory: Path,
         *,
+        make_report: Callable[[Service, JobId], str],
         clocks: HostClocks | None = None,
         policies: Policies = OWN,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
-        ``clocks``: None: those of this machine. Raises ConfigurationError, with nothing changed, when a policy that the
-        journal needs is not among ``policies``.
+        ``make_report`` makes the report (JSON) of a job that is kept when it has ended. ``clocks``: None: those of this
+        machine. Raises ConfigurationError, with nothing changed, when a policy that the journal needs is not among
+        ``policies``.
         """
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
-        self._make_scheduler = partial(Scheduler, policies=policies)
-        scheduler = rebuilt(WithPolicies(self.journal, policies), self._make_scheduler)
+        make_scheduler = partial(Scheduler, policies=policies)
+        scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
         self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
         self.journal.note_clock(self.clock.reading())
         self._halted = anyio.Event()
@@ -89,39 +92,72 @@ class Service:
         self._failure: KoalaError | None = None
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
-        self.applications = Applications(
-            directory / "jobs",
-            state=lambda: self.scheduler.state,
+        self.applications = self._new_applications()
+        self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
+        self.reception = self._new_reception()
+        self.archive = Archive(
+            self.journal,
+            state=lambda: self.state,
+            applications=self.applications,
+            make_report=partial(make_report, self),
+            ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
+        )
+        self._effector = self._new_effector()
+        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=make_scheduler)
+
+    # ---- its parts: what they ask of it and of each other is asked once all are made ------------------------------
+
+    def _new_applications(self) -> Applications:
+        settings = self.site.control_center
+        store = ResultStore(
+            per_rank=settings.output_files_per_rank_mib * 1024**2, per_job=settings.output_files_per_job_mib * 1024**2
+        )
+        return Applications(
+            self.directory / "jobs",
+            state=lambda: self.state,
             clock=self.now,
             report=self.post,
-            store=ResultStore(
-                per_rank=site.control_center.output_files_per_rank_mib * 1024**2,
-                per_job=site.control_center.output_files_per_job_mib * 1024**2,
-            ),
+            launch=self._launch,
+            store=store,
         )
-        self.clusters: dict[ClusterName, ClusterDriver] = {}
-        self.reception = Reception(
-            directory / "certificate",
+
+    def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
+        lrm, commands = make_lrm(config, plugins, self.directory)
+        surroundings = Surroundings(
+            state=lambda: self.state,
+            clock=self.now,
+            report=self.post,
+            in_contact=self._in_contact,
+            holding=lambda: self._loop.holding,
+            name_prefix=f"koala-{self.instance}-",
+            user=login_name(),
+        )
+        return ClusterDriver(config, lrm, commands, surroundings)
+
+    def _launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
+        return self.reception.launch(placeholder, launch)
+
+    def _in_contact(self, placeholder: PlaceholderId) -> bool:
+        return self.reception.in_contact(placeholder)
+
+    def _new_reception(self) -> Reception:
+        return Reception(
+            self.directory / "certificate",
+            self.site,
             journal=self.journal,
-            state=lambda: self.scheduler.state,
+            state=lambda: self.state,
             clock=self.now,
             report=self.post,
             applications=self.applications,
             clusters=self.clusters,
             tell=self.settled,
         )
-        self.clusters.update({config.cluster_name: self._driver(config.name, plugins) for config in site.clusters})
-        self._scripts: ScriptMaker | None = None
-        self.archive = Archive(
-            self.journal,
-            state=lambda: self.scheduler.state,
-            applications=self.applications,
-            ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
-        )
-        self._effector = LiveEffector(
-            directory,
+
+    def _new_effector(self) -> LiveEffector:
+        return LiveEffector(
+            self.directory,
             journal=self.journal,
-            state=lambda: self.scheduler.state,
+            state=lambda: self.state,
             clock=self.now,
             report=self.post,
             clusters=self.clusters,
@@ -130,7 +166,6 @@ class Service:
             archive=self.archive,
             scripts=lambda: self._scripts,
         )
-        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=self._make_scheduler)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -159,20 +194,6 @@ class Service:
     def trouble(self) -> str:
         """Why the journal cannot be written at present, and so nothing is decided; empty while it can."""
         return self._loop.trouble
-
-    def _driver(self, name: str, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
-        config = self.site.cluster(name)
-        lrm, commands = make_lrm(config, plugins, self.directory)
-        surroundings = Surroundings(
-            state=lambda: self.scheduler.state,
-            clock=self.now,
-            report=self.post,
-            in_contact=self.reception.in_contact,
-            holding=lambda: self._loop.holding,
-            name_prefix=f"koala-{self.instance}-",
-            user=login_name(),
-        )
-        return ClusterDriver(config, lrm, commands, surroundings)
 
     # ---- what becomes of events -----------------------------------------------------------------------------------
 
@@ -272,11 +293,21 @@ class Service:
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
 
     @property
+    def _scripts(self) -> ScriptMaker | None:
+        reception = self.reception
+        if reception.port is None:
+            return None
+        return ScriptMaker(
+            site=self.site, port=reception.port, fingerprint=reception.fingerprint, directory=self.directory
+        )
+
+    @property
     def scripts(self) -> ScriptMaker:
         """What makes the submissions. Raises ServiceUnavailableError before the control center listens."""
-        if self._scripts is None:
+        scripts = self._scripts
+        if scripts is None:
             raise ServiceUnavailableError("the service is still starting", hint="try again in a moment")
-        return self._scripts
+        return scripts
 
     @property
     def busy(self) -> bool:
@@ -297,11 +328,8 @@ class Service:
         """
         try:
             async with anyio.create_task_group() as tasks:
-                port = await self.reception.open(tasks, self.site)
-                fingerprint = self.reception.fingerprint
-                self._scripts = ScriptMaker(
-                    site=self.site, port=port, fingerprint=fingerprint, directory=self.directory
-                )
+                self.archive.catch_up()
+                await self.reception.open(tasks)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
                 await self._start_clusters(tasks)

@@ -108,7 +108,7 @@ def test_a_journal_is_replayed_with_its_policies(tmp_path: Path, *, snapshot: bo
     before = (tmp_path / "journal.sqlite").read_bytes()
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"job 1 is placed by the policy 'first-listed'.*not installed"):
-            Service(config, {}, tmp_path)
+            Service(config, {}, tmp_path, make_report=lambda _, id_: id_)
         with pytest.raises(ConfigurationError, match="first-listed"):
             read_record(tmp_path, OWN)
     assert (tmp_path / "journal.sqlite").read_bytes() == before

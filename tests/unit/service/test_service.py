@@ -84,8 +84,9 @@ class Served:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:
         """Run it during the block."""
-        service = self.service = Service(self.site, self.plugins, self.directory)
-        service.archive.keep_with(lambda id_: f"report of {id_}")
+        service = self.service = Service(
+            self.site, self.plugins, self.directory, make_report=lambda _, id_: f"report of {id_}"
+        )
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)
             yield service
