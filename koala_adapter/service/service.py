@@ -8,7 +8,6 @@ replays the journal, and then compares with what the LRMs and the agents say. Al
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,9 @@ from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.reception import Reception
 from koala_adapter.service.resultstore import ResultStore
-from koala_adapter.service.scriptmaker import ScriptMaker, tidy_words, words_directory
+from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.siteparameters import configuration
+from koala_adapter.service.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,11 +48,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import State
     from koala_adapter.vjm.channel import Launch
 
-FIRST_PAUSE = 0.5
-"""Seconds before the journal is tried again; doubled with each try."""
-LONGEST_PAUSE = 15.0
-LONGEST_WAIT = 60.0
-"""Seconds after which the clock is looked at again: a wait does not count the time for which the machine sleeps."""
 FIRST_ANSWERS = 2.0
 """Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others
 waiting."""
@@ -86,8 +81,6 @@ class Service:
         scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
         self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
         self.journal.note_clock(self.clock.reading())
-        self._halted = anyio.Event()
-        self._snapshot_begun = anyio.Event()
         self._failed = anyio.Event()
         self._failure: KoalaError | None = None
         self.changed = anyio.Event()
@@ -104,6 +97,17 @@ class Service:
         )
         self._effector = self._new_effector()
         self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=make_scheduler)
+        self._upkeep = Upkeep(
+            directory,
+            loop=self._loop,
+            journal=self.journal,
+            clock=self.clock,
+            clusters=self.clusters,
+            effector=self._effector,
+            busy=lambda: self.busy,
+            changed=lambda: self.changed,
+            tell=self.settled,
+        )
 
     # ---- its parts: what they ask of it and of each other is asked once all are made ------------------------------
 
@@ -207,7 +211,7 @@ class Service:
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
         self.archive.close_over()
-        self._watch_time_of_day()
+        self._upkeep.watch_time_of_day()
 
     def settled(self) -> None:
         """See Owner."""
@@ -216,11 +220,11 @@ class Service:
 
     def halted(self) -> None:
         """See Owner."""
-        self._halted.set()
+        self._upkeep.halted()
 
     def snapshot_begun(self) -> None:
         """See Owner."""
-        self._snapshot_begun.set()
+        self._upkeep.snapshot_begun()
 
     def state_rebuilt(self) -> None:
         """Doubt what only this process knew, as after a restart; the agents come back and tell all they know."""
@@ -231,14 +235,6 @@ class Service:
         """See Owner."""
         self._failure = error
         self._failed.set()
-
-    def _watch_time_of_day(self) -> None:
-        """Note it when somebody sets the time of day, or the next boot would take that for time that has passed."""
-        step = self.clock.step()
-        if step:
-            log.warning("the time of day of this machine was set", seconds=round(step, 1))
-            with suppress(JournalBlockedError):
-                self.journal.note_clock(self.clock.reading())
 
     # ---- what users ask -------------------------------------------------------------------------------------------
 
@@ -333,11 +329,8 @@ class Service:
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
                 await self._start_clusters(tasks)
-                tasks.start_soon(self._keep_trying)
                 tasks.start_soon(self._stop_when_failed)
-                tasks.start_soon(self._keep_time)
-                tasks.start_soon(self._write_snapshots)
-                tasks.start_soon(self._tidy)
+                self._upkeep.start(tasks)
                 task_status.started()
         finally:
             self.journal.close()
@@ -370,64 +363,7 @@ class Service:
         for event in doubts(self.state, now=self.now(), why=why, under_way=under_way):
             self.post(event)
 
-    async def _keep_trying(self) -> None:
-        """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
-        while True:
-            await self._halted.wait()
-            pause = FIRST_PAUSE
-            while self.trouble:
-                await anyio.sleep(pause)
-                pause = min(LONGEST_PAUSE, 2 * pause)
-                self._loop.try_again()
-            self._halted = anyio.Event()
-            log.info("the journal can be written again")
-            self.settled()
-            for driver in self.clusters.values():
-                driver.poller.poll_soon()
-
-    async def _write_snapshots(self) -> None:
-        """Write each snapshot group by group; in between whoever asks is answered, and agents are heard."""
-        while True:
-            await self._snapshot_begun.wait()
-            self._snapshot_begun = anyio.Event()
-            while self._loop.write_snapshot_group():
-                await anyio.lowlevel.checkpoint()
-            for driver in self.clusters.values():
-                driver.look_again()
-
     async def _stop_when_failed(self) -> None:
         await self._failed.wait()
         if self._failure is not None:
             raise self._failure
-
-    async def _keep_time(self) -> None:
-        while True:
-            at = None if self._loop.holding else self.scheduler.next_wakeup
-            changed = self.changed
-            self._watch_time_of_day()
-            if at is not None and at <= self.now():
-                self.post(ev.TimeReached(time=self.now()))
-                await anyio.lowlevel.checkpoint()
-                continue
-            with anyio.move_on_after(LONGEST_WAIT if at is None else min(LONGEST_WAIT, max(0.0, at - self.now()))):
-                await changed.wait()
-
-    async def _tidy(self) -> None:
-        """Poll less while nothing is unfinished; drop the secrets of submissions that are over."""
-        while True:
-            await self.changed.wait()
-            active = self.busy
-            for driver in self.clusters.values():
-                driver.poller.active = active
-            if len(self._effector.with_secrets) > len(self.state.batches) and not self.trouble:
-                with suppress(JournalBlockedError):  # at the next change
-                    self._forget_secrets()
-
-    def _forget_secrets(self) -> None:
-        for batch in [key for key in self._effector.with_secrets if key not in self.state.batches]:
-            self.journal.forget_batch(batch)
-            self._effector.with_secrets.discard(batch)
-            for driver in self.clusters.values():
-                driver.forget(batch)
-                with suppress(OSError):
-                    tidy_words(words_directory(driver.config, self.directory), batch)
