@@ -23,7 +23,7 @@ from koala_adapter.model import LrmJobState
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
-from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.poller import read_cluster
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import JobId
-    from koala_adapter.plugin import Lrm, PluginDefinition
+    from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.service.poller import ClusterReading
 
@@ -160,12 +160,6 @@ async def ask_cluster(
     finally:
         await close_lrm(lrm)
     return ClusterAnswer(config=config, version=version, reading=reading, requests=commands.window.total)
-
-
-async def close_lrm(lrm: Lrm) -> None:
-    """Give an LRM's resources back, also when we are being cancelled."""
-    with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-        await lrm.close()
 
 
 async def ask_clusters(

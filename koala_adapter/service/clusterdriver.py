@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm, PluginDefinition
     from koala_adapter.scheduler.records import State
 
+CLOSING = 5.0
+"""Seconds that a plugin may take to give its resources back."""
+
 log = structlog.get_logger()
 
 
@@ -63,8 +66,8 @@ class DriverContext:
     name_prefix: str
     user: str
     """Whose jobs are ours."""
-    halted: Callable[[], bool] = lambda: False
-    """Whether events wait: then what a listing shows would be told again and again."""
+    holding: Callable[[], bool] = lambda: False
+    """Whether events wait: then what a listing shows would be judged by a state that is not what is known."""
 
 
 def make_lrm(
@@ -90,6 +93,12 @@ def make_lrm(
     return plugins[config.plugin].factory(context, config.settings), commands
 
 
+async def close_lrm(lrm: Lrm) -> None:
+    """Give an LRM's resources back, also when we are being cancelled."""
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
+        await lrm.close()
+
+
 class ClusterDriver:
     """One cluster of the site."""
 
@@ -106,6 +115,7 @@ class ClusterDriver:
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
         self.version: str | None = None
         """Name and version of the LRM, once it answered."""
+        self._passed_over = False
         self.poller = Poller(
             config,
             lrm,
@@ -115,6 +125,11 @@ class ClusterDriver:
             on_reading=self._examine,
             on_failure=self._unavailable,
         )
+
+    def look_again(self) -> None:
+        """Have the cluster polled soon if what it showed last was passed over, since events waited."""
+        if self._passed_over:
+            self.poller.poll_soon()
 
     def submit(self, submission: Submission) -> None:
         """Have a submission sent; its outcome comes as an event."""
@@ -176,8 +191,10 @@ class ClusterDriver:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _examine(self, reading: ClusterReading) -> bool:
-        if self._context.halted():
+        if self._context.holding():
+            self._passed_over = True
             return False
+        self._passed_over = False
         capabilities = self.lrm.capabilities
         look = ClusterObservation(
             read_at=reading.read_at,
@@ -200,7 +217,7 @@ class ClusterDriver:
         return judgement.restless
 
     def _unavailable(self, reason: str) -> None:
-        if self._context.halted():
+        if self._context.holding():
             return
         event = self.judge.failed(self._context.state(), reason, now=self._context.clock())
         if event is not None:

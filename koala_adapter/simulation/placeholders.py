@@ -171,6 +171,11 @@ class SimulatedService(FixedSizeApplications):
     def halted(self) -> None:
         """See Owner: what is kept in memory can always be written."""
 
+    def snapshot_begun(self) -> None:
+        """See Owner: nobody else waits for anything here."""
+        while self._loop.write_snapshot_group():
+            pass
+
     def state_rebuilt(self) -> None:
         """See Owner: a simulation on which the scheduler fails is worth nothing."""
         raise SimulationError("the scheduler failed on an event of the simulation; the log has the traceback")

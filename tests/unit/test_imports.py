@@ -72,11 +72,13 @@ MAY_IMPORT = {
     f"{CORE}.ordering": _rooms("host", "net", "plugin", "batchsystem", "queueing", "ordering"),
     f"{CORE}.wiki": _rooms("plugin", "batchsystem", "queueing", "wiki"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
+    f"{CORE}.wiki.koalasource": _rooms("plugin", "scheduler.outcome", "api.client", "api.reports", "wiki"),
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "queueing", "simulation"), *FILES),
     f"{CORE}.service": _rooms(
         "host", "plugin", "batchsystem", "config", "scheduler", "driver", "vjm", "runners", "service"
     ),
     f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
+    f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
@@ -92,8 +94,9 @@ MAY_IMPORT = {
 
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
-    f"{CORE}.api": (f"{CORE}.api", f"{CORE}.cli"),
-    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.cli"),
+    f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
+    f"{CORE}.api": (f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.wiki.koalasource", f"{CORE}.cli"),
+    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.cli"),
 }
 """The parts on top: whatever lies below them does not know them."""

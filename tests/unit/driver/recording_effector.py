@@ -32,7 +32,7 @@ class RecordingOwner:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.settled_often = self.halted_often = self.rebuilt_often = 0
+        self.settled_often = self.halted_often = self.rebuilt_often = self.snapshots_begun = 0
         self.failure: KoalaError | None = None
 
     def handled(self, event: Event) -> None:
@@ -46,6 +46,10 @@ class RecordingOwner:
     def halted(self) -> None:
         """See LoopOwner."""
         self.halted_often += 1
+
+    def snapshot_begun(self) -> None:
+        """See Owner."""
+        self.snapshots_begun += 1
 
     def state_rebuilt(self) -> None:
         """See LoopOwner."""
