@@ -91,11 +91,15 @@ class Count:
             self.all_here.set()
 
 
-def start(script: Path, count: int, path: str) -> list[subprocess.Popen[bytes]]:
+def start(script: Path, count: int, path: str, output: int | None = None) -> list[subprocess.Popen[bytes]]:
     """Start a script so many times, each with its index."""
     return [
         subprocess.Popen(
-            ["/bin/sh", str(script)], env={"PATH": path, "INDEX": str(index)}, stdin=subprocess.DEVNULL, cwd="/"
+            ["/bin/sh", str(script)],
+            env={"PATH": path, "INDEX": str(index)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            cwd="/",
         )
         for index in range(1, count + 1)
     ]
@@ -114,13 +118,18 @@ def processor_seconds(processes: Sequence[subprocess.Popen[bytes]]) -> float:
 
 def bare_scripts(count: int) -> Cost:
     """Start scripts that only say that they have begun."""
-    with tempfile.TemporaryDirectory() as directory:
+    reader, writer = os.pipe()
+    with tempfile.TemporaryDirectory() as directory, os.fdopen(reader, "rb") as words:
         script = Path(directory) / "script"
-        script.write_text(f'#!/bin/sh\n: >"{directory}/begun.$INDEX"\n')
-        begin = time.time()
-        used = processor_seconds(start(script, count, os.defpath))
-        last = max(path.stat().st_mtime for path in Path(directory).glob("begun.*"))
-    return Cost(seconds=last - begin, processor_seconds=used)
+        script.write_text("#!/bin/sh\necho begun\n")
+        begin = time.monotonic()
+        processes = start(script, count, os.defpath, writer)
+        os.close(writer)
+        for _ in range(count):
+            words.readline()
+        seconds = time.monotonic() - begin
+        used = processor_seconds(processes)
+    return Cost(seconds=seconds, processor_seconds=used)
 
 
 async def agents(count: int, path: str) -> Cost:
