@@ -28,11 +28,22 @@ CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
 LONGEST_PAUSE = 6.0  # seconds between two tries to connect, give or take half: less than the center's patience
 LEAVING_PAUSE = 0.5  # likewise, once the agent must go: it has GRACE and FLUSH for its last words
 STEADY = 30.0  # seconds after which a connection counts as good, and the pauses start small again
+PREPARE = 2.0  # seconds after which one that is held prepares for tasks, give or take half
 FLUSH = 10.0  # seconds for the last output after the tasks are gone
 FAREWELL = 2.0  # seconds for the control center to see the end of the connection
 NEAR = 30.0  # a SIGTERM so many seconds before the end of the walltime is taken for that end
 
 EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4, 5
+
+
+def give_or_take_half(seconds: float) -> float:
+    """Return a time by chance, so that many agents do not all do the same at once."""
+    return seconds * (0.5 + ord(os.urandom(1)) / 256)
+
+
+def prepare_for_tasks() -> None:
+    """Import what tasks need, which takes half as long as the start: while nothing else is to be done."""
+    from koala_adapter.vjm.agent import tasklist  # noqa: F401 - for the import to come
 
 
 class Agent:
@@ -102,8 +113,6 @@ class Agent:
         try:
             message = json.loads(line.decode())
             kind = message["kind"].replace("-", "_")
-            if kind == "launch" and self._tasks is None:
-                self._tasks = self._first_tasks()
             act = getattr(self, "_on_" + kind, None) or getattr(self._tasks, "on_" + kind, None)
             if act is not None:
                 act(message)
@@ -128,7 +137,7 @@ class Agent:
         if self._leaving is not None:
             pause = min(pause, LEAVING_PAUSE)
         attempt = self._attempt
-        self.timers.after(pause * (0.5 + ord(os.urandom(1)) / 256), lambda: self._dial(attempt))
+        self.timers.after(give_or_take_half(pause), lambda: self._dial(attempt))
 
     def _dial(self, after: int) -> None:
         if self._mute or after != self._attempt:
@@ -156,6 +165,7 @@ class Agent:
             self._send_ending()
         attempt = self._attempt
         self.timers.after(self._heartbeat, lambda: self._beat(attempt))
+        self.timers.after(give_or_take_half(PREPARE), prepare_for_tasks)
 
     def _on_refused(self, message: "Dict[str, Any]") -> None:
         self._leave(EXIT_REFUSED, "cancelled", f"the control center refused: {message['reason']}", GRACE, mute=True)
@@ -163,12 +173,14 @@ class Agent:
     def _on_pong(self, _message: "Dict[str, Any]") -> None:
         """Being heard was the point."""
 
-    def _first_tasks(self) -> "TaskList":
-        # Not before: it takes more processor time than all the rest, and many placeholders may start at once.
-        from koala_adapter.vjm.agent.tasklist import TaskList
-        from koala_adapter.vjm.agent.workplace import Workplace
+    def _on_launch(self, message: "Dict[str, Any]") -> None:
+        if self._tasks is None:
+            from koala_adapter.vjm.agent.tasklist import TaskList
+            from koala_adapter.vjm.agent.workplace import Workplace
 
-        return TaskList(self._channel, Workplace(self.selector, self.timers, self.settings.batch, self.ending))
+            place = Workplace(self.selector, self.timers, self.settings.batch, self.ending)
+            self._tasks = TaskList(self._channel, place)
+        self._tasks.on_launch(message)
 
     def _on_release(self, message: "Dict[str, Any]") -> None:
         self._leave(EXIT_RELEASED, "cancelled", "released", float(message["grace"]))

@@ -69,14 +69,26 @@ def test_every_module_is_found_in_the_file() -> None:
     assert f"{agent.__name__}.results" in said.split()
 
 
+GIVEN = {
+    "host": "127.0.0.1", "port": 9, "fingerprint": "ab", "batch": "b", "lease": 60.0, "end_margin": 10.0,
+    "walltime": None, "token": "a-token", "token_file": None, "array_index_variable": None, "job_id_variable": None,
+}  # fmt: skip
+DIAL = f"""
+from {agent.__name__}.program import Agent, Settings
+agent = Agent(Settings({GIVEN!r}, {{}}))
+agent._dial(0)
+"""
+WAIT = f"""
+from {agent.__name__} import holding
+holding.PREPARE = 0
+agent._on_welcome({{"lease": 60, "heartbeat": 30}})
+agent.timers.run()
+"""
+
+
 def test_a_processor_is_held_without_what_tasks_need() -> None:
     """Five thousand placeholders pay for every import: nothing heavy comes in by the back door."""
-    given = {
-        "host": "127.0.0.1", "port": 9, "fingerprint": "ab", "batch": "b", "lease": 60.0, "end_margin": 10.0,
-        "walltime": None, "token": "a-token", "token_file": None, "array_index_variable": None, "job_id_variable": None,
-    }  # fmt: skip
-    dialling = f"from {agent.__name__}.program import Agent, Settings\nAgent(Settings({given!r}, {{}}))._dial(0)\n"
-    loaded = set(run(with_end(dialling + LOADED)).split())
+    loaded = set(run(with_end(DIAL + LOADED)).split())
     ours = {name.rpartition(".")[2] for name in loaded if name.startswith(agent.__name__ + ".")}
     assert ours == {"program", "holding", "connection", "settings", "timers", "node", "ownoutput"}
     heavy = {
@@ -92,6 +104,12 @@ def test_a_processor_is_held_without_what_tasks_need() -> None:
         "contextlib",
     }
     assert not (heavy | {"importlib", "heapq", "encodings.idna"}) & loaded
+
+
+def test_tasks_are_prepared_for_while_there_is_nothing_else_to_do() -> None:
+    """So the first starts at once in what has been held for a while."""
+    loaded = run(with_end(DIAL + WAIT + LOADED)).split()
+    assert {f"{agent.__name__}.tasklist", f"{agent.__name__}.launching", "subprocess"} <= set(loaded)
 
 
 def test_a_traceback_names_module_and_line() -> None:
