@@ -38,7 +38,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(Listing):
+class ClusterReading(Listing):
     """One poll of a cluster: of its jobs only those with names of ours that are not certainly another user's."""
 
     of_all_users: bool = False
@@ -63,7 +63,7 @@ class Poller:
         name_prefix: str,
         user: str,
         clock: Callable[[], float],
-        on_reading: Callable[[Reading], bool],
+        on_reading: Callable[[ClusterReading], bool],
         on_failure: Callable[[str], None],
         others_matter: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -85,7 +85,7 @@ class Poller:
         self._watcher = Watcher(self._read, breaker=self.breaker, on_trouble=self._note_trouble)
         self.active = True
         """False while no job of ours is unfinished."""
-        self.latest: Reading | None = None
+        self.latest: ClusterReading | None = None
 
     @property
     def failure(self) -> str | None:
@@ -131,7 +131,7 @@ class Poller:
         else:
             log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
 
-    async def _read(self) -> Reading:
+    async def _read(self) -> ClusterReading:
         return await read_cluster(
             self._config,
             self._lrm,
@@ -144,7 +144,7 @@ class Poller:
 
 async def read_cluster(
     config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float, others: bool = False
-) -> Reading:
+) -> ClusterReading:
     """Read the jobs of a user with names of ours, then nodes; with ``others`` what others wait for. Raises LrmError."""
     prefix = "" if others else name_prefix
     listing = await read_listing(lrm, cluster=config.name, read_at=read_at, name_prefix=prefix)
@@ -158,4 +158,4 @@ async def read_cluster(
         ours = {job.id for job in jobs}
         foreign = (job for job in listing.jobs if job.id not in ours) if others else ()
         waiting = processors_wanted(foreign, nodes, time_of_day=time.time())
-    return Reading(read_at=read_at, nodes=nodes, jobs=jobs, of_all_users=others, others_waiting=waiting)
+    return ClusterReading(read_at=read_at, nodes=nodes, jobs=jobs, of_all_users=others, others_waiting=waiting)

@@ -11,7 +11,7 @@ from koala_adapter.config.sitefile import ClusterConfig
 from koala_adapter.model import BatchKey
 from koala_adapter.plugin import Submission
 from koala_adapter.plugin.commands import login_name
-from koala_adapter.service.poller import Reading, read_cluster
+from koala_adapter.service.poller import ClusterReading, read_cluster
 from koala_adapter.testing import eventually, new_context
 from koala_sge import PLUGIN as SGE
 from koala_sge import SgeSettings
@@ -31,7 +31,7 @@ QUIET = ("--output=/dev/null",)
 OURS = Submission(key=BatchKey("koala-k-1"), count=2, script=SLEEP, walltime=60)
 
 
-async def reading_of(lrm: Lrm, *, others: bool = True) -> Reading:
+async def reading_of(lrm: Lrm, *, others: bool = True) -> ClusterReading:
     """Return a poll of a cluster where our jobs have the prefix of an instance ``k``."""
     config = ClusterConfig.model_validate({"name": "a", "plugin": "any"})
     return await read_cluster(config, lrm, name_prefix="koala-k-", user=login_name(), read_at=0.0, others=others)

@@ -12,7 +12,7 @@ import pytest
 from koala_adapter.batchsystem.listing import answering
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.service.poller import Poller, Reading
+from koala_adapter.service.poller import ClusterReading, Poller
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Polled:
         self, *, restless: bool = False, settings: ClusterConfig | None = None, others_matter: bool = False
     ) -> None:
         self.lrm = ScriptedLrm()
-        self.readings: list[Reading] = []
+        self.readings: list[ClusterReading] = []
         self.failures: list[str] = []
         self._restless = restless
         self.poller = Poller(
@@ -42,7 +42,7 @@ class Polled:
             others_matter=lambda: others_matter,
         )
 
-    def _take(self, reading: Reading) -> bool:
+    def _take(self, reading: ClusterReading) -> bool:
         self.readings.append(reading)
         return self._restless
 
