@@ -62,13 +62,24 @@ def lacking_for_others(context: Context, cluster: ClusterRecord) -> int:
     return wanted - max(0, coming)
 
 
+def others_lack(context: Context, cluster: ClusterRecord) -> bool:
+    """Tell whether others wait for more than is coming, and running jobs could give it, those that change included."""
+    if not cluster.others_waiting:
+        return False
+    coming = _coming(cluster)
+    return _wanted(context, cluster, coming + _at_most_given(context, cluster)) > max(0, coming)
+
+
 def free_for_growing(context: Context, cluster: ClusterRecord) -> int:
     """Return the processors that may be offered to running jobs: not those that others wait for."""
     if not cluster.others_waiting:
         return cluster.available
-    could_give = sum(job.size - job.minimum for job in context.roster.on(cluster.name))
-    left = _wanted(context, cluster, _coming(cluster) + could_give)
+    left = _wanted(context, cluster, _coming(cluster) + _at_most_given(context, cluster))
     return max(0, min(cluster.room, cluster.load_free - left))
+
+
+def _at_most_given(context: Context, cluster: ClusterRecord) -> int:
+    return sum(job.size - job.minimum for job in context.roster.on(cluster.name))
 
 
 def _coming(cluster: ClusterRecord) -> int:

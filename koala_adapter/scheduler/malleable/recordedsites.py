@@ -18,6 +18,7 @@ from koala_adapter.scheduler.malleable.jobmanagement import Need, ShrunkFor
 from koala_adapter.scheduler.malleable.others import free_for_growing, lacking_for_others
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import continue_step, policy_of, start_step
+from koala_adapter.scheduler.malleable.yielding import yield_to_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -133,8 +134,9 @@ class RecordedSites:
     # ---- what is decided ------------------------------------------------------------------------------------------
 
     def continue_changes(self, cluster: ClusterRecord) -> None:
-        """Keep promises as far as possible, and send the next messages of a step."""
+        """Keep promises as far as possible, let others go first, and send the next messages of a step."""
         keep_promises(self._context, cluster)
+        yield_to_others(self._context, cluster)
         continue_step(self._context, cluster)
 
     def scan(self, kept: Sequence[ClusterRecord]) -> None:

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.parameters import ClusterParameters
@@ -153,6 +154,44 @@ def test_waiting_jobs_of_ours_are_placed_all_the_same() -> None:
     assert shrunk(site, (3,)) == 3
     site.poll("a", 8, idle=3, ours=5, others=(3,))
     assert submissions(site.submit(job("2", 2))) == {"a": 2}
+
+
+def growing() -> MalleableSite:
+    """Return a full cluster where a local user has taken the 3 processors into which a job of 5 was about to grow."""
+    site = MalleableSite({"a": 8})
+    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 8), initial=5, walltime=9000)))
+    assert offer.processors == 3
+    site.answer(offer)
+    site.take_all()
+    assert len(site.stubs()) == 3
+    return site
+
+
+def test_a_growth_whose_stubs_wait_makes_way() -> None:
+    """They would go first in the queue, and the job could not be shrunk for as long as they wait."""
+    site = growing()
+    actions = site.poll("a", 8, idle=0, ours=5, others=(2,))
+    (withdrawn,) = of_kind(WithdrawOffer, actions)
+    assert withdrawn.reason == "jobs of others wait for them"
+    assert requests(actions) == [("1", 2)]
+    assert site.stubs() == []
+
+
+@pytest.mark.parametrize("others", [(), (7,)])
+def test_a_growth_goes_on_where_that_helps_nobody(others: tuple[int, ...]) -> None:
+    """Nobody waits, or for more than there could be."""
+    site = growing()
+    assert of_kind(WithdrawOffer, site.poll("a", 8, idle=0, ours=5, others=others)) == []
+
+
+def test_a_growth_goes_on_whose_stubs_have_started() -> None:
+    """It is about to be over; then the job can be shrunk."""
+    site = growing()
+    for stub in site.stubs():
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=stub))
+    assert site.poll("a", 8, idle=0, ours=8, others=(2,)) == []
+    (taking,) = of_kind(TakeProcessors, site.hold_stubs())
+    assert requests(site.take(taking)) == [("1", 2)]
 
 
 # ---- jobs that wait for something else ------------------------------------------------------------------------------
