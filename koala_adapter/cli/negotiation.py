@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.session import command_body, json_option, pass_session
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
 
 
 @click.group()
