@@ -40,6 +40,13 @@ class FrameBuffer:
         """Bytes of a frame that is not complete yet."""
         return len(self._received)
 
+    @property
+    def missing(self) -> int:
+        """Bytes that are certainly still to come before a payload is complete."""
+        if len(self._received) < HEADER_SIZE:
+            return HEADER_SIZE - len(self._received)
+        return HEADER_SIZE + int(self._received[:HEADER_SIZE]) - len(self._received)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Take some bytes and return the payloads that are complete with them.
 

@@ -51,19 +51,23 @@ class Granter:
         self._endpoint.send(template, now)
         return True
 
-    def handle(self, event: Event, now: float) -> None:
-        """Answer, reserve, settle or give up, as an event of the endpoint asks for."""
+    def handle(self, event: Event, now: float) -> Template | None:
+        """Answer, reserve, settle or give up, as an event of the endpoint asks for.
+
+        Return the agreement that there is by it, whichever side committed; None: there is none.
+        """
         if isinstance(event, OfferReceived):
             self._answer(event.template, now)
-        elif isinstance(event, OfferAccepted):
-            kept = self._settle(event.template, now)
-            template = committed(event.template) if kept else withdrawn(event.template, _NOT_FREE)
-            self._endpoint.send(template, now)
-        elif isinstance(event, Agreed):
+        elif isinstance(event, OfferAccepted | Agreed):
             if not self._settle(event.template, now):
                 self._endpoint.send(withdrawn(event.template, _NOT_FREE), now)
+                return None
+            if isinstance(event, OfferAccepted):
+                self._endpoint.send(committed(event.template), now)
+            return self._endpoint.standing(event.key)
         elif isinstance(event, Ended):
             self._book.give_up((self._application, event.key))
+        return None
 
     def allocated(self, key: NegotiationKey, now: float) -> None:
         """Report that what was agreed on is allocated: it is not free any more. Twice does nothing."""

@@ -75,7 +75,7 @@ MAY_IMPORT = {
     f"{CORE}.ordering": _rooms("host", "net", "plugin", "batchsystem", "queueing", "ordering"),
     f"{CORE}.wiki": _rooms("plugin", "batchsystem", "queueing", "wiki"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
-    f"{CORE}.negotiation": _rooms("negotiation"),
+    f"{CORE}.negotiation": _rooms("net", "negotiation"),
     APPLICATION_SIDE: (),
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "queueing", "simulation"), *FILES),
     f"{CORE}.service": _rooms(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from dataclasses import replace
 
 import pytest
@@ -178,6 +179,18 @@ def test_what_could_harm_a_parser_is_refused(document: bytes, named: str) -> Non
     """Bombs, outside entities, depth, size and wrong encodings are refused with a sentence, at once."""
     with pytest.raises(NegotiationError, match=named):
         parse(document)
+
+
+def test_a_template_sends_nobody_anywhere() -> None:
+    """Where it says that its schemas lie is not looked at."""
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        trap.setblocking(False)
+        url = b"http://127.0.0.1:%d/NT.xsd" % trap.getsockname()[1]
+        hints = b'xsi:schemaLocation="urn:x %b" xsi:noNamespaceSchemaLocation="%b"' % (url, url)
+        document = PUBLISHED.replace(b'xsi:noNamespaceSchemaLocation="NT.xsd"', hints)
+        assert parse(document) == published_value()
+        with pytest.raises(BlockingIOError):
+            trap.accept()
 
 
 @pytest.mark.hypothesis  # random: in the night there is more of it
