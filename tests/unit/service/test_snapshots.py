@@ -146,7 +146,7 @@ def test_an_unreadable_row_is_named(journal: Journal) -> None:
 
 def called_now(action: str) -> str:
     """Return an action of version 0.1, as text, under the name that its kind has now; no journal holds actions."""
-    renamed = {"FinishJob": "FinishJob", "GrantProcessors": "GrantProcessors"}
+    renamed = {"JobFinished": "FinishJob", "ProcessorsGranted": "GrantProcessors"}
     kind, bracket, values = action.partition("(")
     return f"{renamed.get(kind, kind)}{bracket}{values}"
 
