@@ -31,6 +31,16 @@ def test_nothing_is_lost_or_leaked_where_jobs_grow_and_shrink(seed: int) -> None
     World(seed, malleable=True).run()
 
 
+def test_nothing_is_lost_or_leaked_where_jobs_shrink_for_others() -> None:
+    """Local users come and go all the time: under PWA malleable jobs make room for them; no invariant breaks."""
+    given = 0
+    for seed in range(300, 308):
+        world = World(seed, malleable=True, crowded=True)
+        world.run()
+        given += world.service.effector.shrunk_for_others
+    assert given > 20
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_malleable_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
     """Growing and shrinking alone costs nobody a job."""
