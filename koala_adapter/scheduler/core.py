@@ -38,6 +38,7 @@ from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
 from koala_adapter.scheduler.malleable.requests import more_requested
 from koala_adapter.scheduler.malleable.shrinking import processors_released
+from koala_adapter.scheduler.malleable.workers import workers_timer
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policy import infeasibility
 from koala_adapter.scheduler.policies import OWN, Policies
@@ -286,6 +287,8 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
         enqueue(context, record)
     elif timer.kind is TimerKind.CHANGE:
         change_timer(context, record, change_due(record, timer))
+    elif timer.kind is TimerKind.WORKERS:
+        workers_timer(context, record)
     elif timer.kind is TimerKind.WALLTIME:
         detail = f"stopped at the job's walltime of {record.job.walltime} s"
         context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))
