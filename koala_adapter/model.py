@@ -93,6 +93,8 @@ class Component:
 
     In a malleable job it may grow on any cluster.
     """
+    sizes: str = "any"
+    """Sizes that it can have while the job runs: ``any``, ``power-of-two`` or ``multiple-of-N``."""
     retirement: Retirement = Retirement()
     """How a worker among its processes is asked to end."""
 

@@ -31,6 +31,7 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.reception import Reception
+from koala_adapter.service.resizing import Resizing
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.submissions import ScriptMaker, tidy_words, words_directory
@@ -98,6 +99,9 @@ class Service:
                 per_job=site.control_center.output_files_per_job_mib * 1024**2,
             ),
         )
+        self.resizing = Resizing(
+            self.applications, state=lambda: self.scheduler.state, clock=self.now, report=self.post
+        )
         self.clusters: dict[ClusterName, ClusterDriver] = {}
         self.reception = Reception(
             directory / "certificate",
@@ -126,6 +130,7 @@ class Service:
             clusters=self.clusters,
             reception=self.reception,
             applications=self.applications,
+            resizing=self.resizing,
             archive=self.archive,
             scripts=lambda: self._scripts,
         )
@@ -294,10 +299,12 @@ class Service:
                 )
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
+                self.resizing.resume()
                 await self._start_clusters(tasks)
                 tasks.start_soon(self._keep_trying)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._keep_time)
+                tasks.start_soon(self.resizing.run)
                 tasks.start_soon(self._tidy)
                 task_status.started()
         finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an application answers an offer: rules that belong to applications, which the scheduler knows nothing of.
+"""DYNACO, decide: does an application adapt, and to what size? Rules of which the scheduler knows nothing. Pure.
 
 PAPERS section 1.3: no step size is assumed, the amount of a change is settled by offer and acceptance.
 """
@@ -98,3 +98,15 @@ class Multiple(AcceptanceRule):
 
 ACCEPTANCE_RULES: Mapping[str, AcceptanceRule] = {rule.name: rule for rule in (AnySize(), PowerOfTwo())}
 """Rules that need no number."""
+
+_MULTIPLE = "multiple-of-"
+
+
+def rule_named(name: str) -> AcceptanceRule:
+    """Return the rule of a name: ``any``, ``power-of-two``, or ``multiple-of-N``. Raises ValueError for another one."""
+    number = name.removeprefix(_MULTIPLE)
+    if name.startswith(_MULTIPLE) and number.isascii() and number.isdecimal():
+        return Multiple(int(number))
+    if name not in ACCEPTANCE_RULES:
+        raise ValueError(f"there is no rule {name!r}")
+    return ACCEPTANCE_RULES[name]
