@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, RunnerName
 from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.growing import check_running, check_taken
 from koala_adapter.scheduler.malleable.shrinking import depart
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
-from koala_adapter.scheduler.spreading import SHORTEST_PAUSE
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
