@@ -127,6 +127,11 @@ class Job:
         component = self.component(name)
         return self.kind is JobKind.MALLEABLE and component.minimum < component.maximum
 
+    def is_head(self, name: str) -> bool:
+        """Tell whether a component is (part of) the head of a job with workers: it stays as it is to the end."""
+        component = self.component(name)
+        return self.runner is RunnerName.WORKERS and component.minimum == component.maximum
+
     @property
     def launcher(self) -> Launcher:
         """The launcher all components share (the job file sees to that)."""

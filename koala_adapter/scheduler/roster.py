@@ -70,7 +70,7 @@ class Roster:
         for number, claim in enumerate(record.claims):
             member = self._members.get((record.job.id, number))
             if member is None:
-                if runs and claim.cluster is not None and record.job.changes_size(claim.component):
+                if runs and claim.cluster is not None and not record.job.is_head(claim.component):
                     self._add(RunningClaim(record, number, claim.cluster), busy=is_busy(record, claim))
             elif not runs:
                 self._remove(member)

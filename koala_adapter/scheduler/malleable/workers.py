@@ -29,7 +29,7 @@ MOST_DOUBLINGS = 10
 def is_worker(record: JobRecord, rank: int) -> bool:
     """Tell whether a process is one that may come and go without the others."""
     job = record.job
-    return job.runner is RunnerName.WORKERS and job.changes_size(record.ranks[rank].component)
+    return job.runner is RunnerName.WORKERS and not job.is_head(record.ranks[rank].component)
 
 
 def all_done(record: JobRecord) -> bool:
@@ -113,7 +113,7 @@ def workers_timer(context: Context, record: JobRecord) -> None:
 
 def _workers(record: JobRecord) -> int:
     """Return how many processors the workers have."""
-    return sum(claim.processors for claim in record.claims if record.job.changes_size(claim.component))
+    return sum(claim.processors for claim in record.claims if not record.job.is_head(claim.component))
 
 
 def _failed(record: JobRecord, end: TaskEnd) -> JobOutcome:
