@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
-import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.local_koala import Koala, eventually
+from tests.taskqueue import expected_sum, write_taskqueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "malleable"
 TASKS = 120
-SUM = sum(number * number for number in range(TASKS))
 
 
 @pytest.fixture
@@ -33,27 +29,6 @@ def koala(tmp_path: Path) -> Iterator[Koala]:
         yield one
     finally:
         one.close()
-
-
-def free_port() -> int:
-    """Return a port on which nobody listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def taskqueue(koala: Koala, *, seconds: float = 0.3, more: str = "") -> str:
-    """Return the path of the example's job file, with TASKS tasks; ``more``: further keys of the workers."""
-    shutil.copy(EXAMPLE / "taskqueue.py", koala.directory)
-    key = koala.directory / "authkey"
-    key.write_bytes(os.urandom(32))
-    key.chmod(0o600)
-    text = (EXAMPLE / "taskqueue.toml").read_text().replace('"200"', f'"{TASKS}"')
-    environment = {"TASKQUEUE_PORT": str(free_port()), "TASKQUEUE_SECONDS": str(seconds)}
-    inline = ", ".join(f"{name} = {json.dumps(value)}" for name, value in environment.items())
-    path = koala.directory / "taskqueue.toml"
-    path.write_text(f"environment = {{ {inline} }}\n{text}{more}")
-    return str(path)
 
 
 def sizes(koala: Koala, job: str = "1") -> dict[str, int]:
@@ -80,7 +55,7 @@ def head_output(koala: Koala, job: str = "1") -> list[str]:
 def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: Koala) -> None:
     """1 worker becomes 7 on two clusters; a rigid job gets its processors; then they come back. All is worked out."""
     koala.serve()
-    koala.run("submit", taskqueue(koala))
+    koala.run("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.3)))
     eventually(lambda: sum(sizes(koala).values()) == 7)
     assert set(sizes(koala)) == {"alpha", "beta"}
     koala.run("submit", koala.job("sleep 3", name="rigid", processors=3))
@@ -90,7 +65,7 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
     assert outcome(koala, "2")["exit_code"] == 0
     eventually(lambda: sum(sizes(koala).values()) > 2 or koala.state_of("1") == "completed")
     assert outcome(koala)["exit_code"] == 0
-    assert head_output(koala)[-1] == f"sum {SUM}"
+    assert head_output(koala)[-1] == expected_sum(TASKS)
     eventually(lambda: koala.placeholders() == [])
     report = koala.json("status", "1")
     changes = [(one["before"], one["after"]) for one in report["size_changes"]]
@@ -104,7 +79,7 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
 def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str) -> None:
     """The application goes on; the next service goes on with the change; nothing is leaked, the result is right."""
     service = koala.serve()
-    koala.run("submit", taskqueue(koala, seconds=0.4))
+    koala.run("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.4)))
     if moment == "shrinking":
         eventually(lambda: sum(sizes(koala).values()) == 7)
         koala.run("submit", koala.job("sleep 2", name="rigid", processors=3))
@@ -117,7 +92,7 @@ def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str)
         assert outcome(koala, "2")["exit_code"] == 0
     eventually(lambda: sum(sizes(koala).values()) >= 2 or koala.state_of("1") == "completed")
     assert outcome(koala)["exit_code"] == 0
-    assert head_output(koala)[-1] == f"sum {SUM}"
+    assert head_output(koala)[-1] == expected_sum(TASKS)
     eventually(lambda: koala.placeholders() == [])
 
 
