@@ -114,3 +114,19 @@ def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -
     assert koala.state_of("1") == "running"
     koala.run("cancel", "1")
     eventually(lambda: koala.placeholders() == [])
+
+
+def test_an_owner_resizes_a_job(koala: Koala) -> None:
+    """Down and up again within the bounds of the job file; whatever cannot be is refused with the way out."""
+    koala.serve()
+    koala.run("submit", str(write_taskqueue(koala.directory, tasks=400, seconds=0.2)))
+    eventually(lambda: sum(sizes(koala).values()) == 7)
+    koala.run("resize", "1", "2")
+    eventually(lambda: sum(sizes(koala).values()) == 2)
+    koala.run("resize", "1", "4", "--component", "worker")
+    eventually(lambda: sum(sizes(koala).values()) == 4)
+    assert "its job file allows 1 to 20" in koala.run("resize", "1", "21", check=240).stderr
+    assert "name one of: worker" in koala.run("resize", "1", "1", "--component", "head", check=240).stderr
+    koala.run("cancel", "1")
+    assert "has ended" in koala.run("resize", "1", "2", check=240).stderr
+    eventually(lambda: koala.placeholders() == [])

@@ -39,6 +39,7 @@ from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
 from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
 from koala_adapter.scheduler.malleable.shrinking import processors_released
+from koala_adapter.scheduler.malleable.wantedsizes import keep_to_wanted_sizes, size_wanted
 from koala_adapter.scheduler.malleable.workers import workers_timer
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policy import infeasibility
@@ -97,6 +98,7 @@ class Scheduler:
             _finish_ended(context)
         self._take_in(context, event)
         _finish_ended(context)
+        keep_to_wanted_sizes(context)
         JobManagement(RecordedSites(context)).decide()
         wake_for_scan(context)
         return context.effects.actions()
@@ -175,6 +177,8 @@ class Scheduler:
                 processors_released(context, event)
             case ev.MoreRequested():
                 more_requested(context, event)
+            case ev.SizeWanted():
+                size_wanted(context, event)
             case _:
                 pass  # TimeReached, TimersPostponed: nothing beyond the timers, which every event fires first
 

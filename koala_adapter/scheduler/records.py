@@ -194,6 +194,10 @@ class JobRecord:
     ends: dict[int, TaskEnd] = field(default_factory=dict)
     departed: set[int] = field(default_factory=set)
     """Ranks whose processors a malleable job has given up."""
+    sizes_wanted: dict[str, int] = field(default_factory=dict)
+    """Most processors that its owner wants a component to have from now on, by its name."""
+    sizes_asked_at: float | None = None
+    """When it was asked last to give up what it has beyond them."""
     growth_rests: bool = False
     """It does not grow for a while: workers have ended of which nobody had asked it."""
     worker_failures: int = 0

@@ -43,6 +43,8 @@ class Roster:
         """Take those of the jobs that run according to their records."""
         self._clusters: dict[ClusterName, RunningJobs[RunningClaim]] = {}
         self._members: dict[tuple[JobId, int], RunningClaim] = {}
+        self.limited: dict[JobId, None] = {}
+        """Running jobs whose owners have said what size they want."""
         for record in jobs:
             self.update(record)
 
@@ -67,6 +69,10 @@ class Roster:
         if record.job.kind is not JobKind.MALLEABLE:
             return
         runs = record.state is JobState.RUNNING
+        if record.sizes_wanted and runs:
+            self.limited[record.job.id] = None
+        else:
+            self.limited.pop(record.job.id, None)
         for number, claim in enumerate(record.claims):
             member = self._members.get((record.job.id, number))
             if member is None:
@@ -119,7 +125,7 @@ def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
     are about to give up is not counted on, what they are about to get is.
     """
     component = record.job.component(claim.component)
-    minimum, maximum = component.minimum, component.maximum
+    minimum, maximum = component.minimum, record.sizes_wanted.get(component.name, component.maximum)
     if component.flexible:
         others = [one for one in record.claims if one.component == claim.component and one is not claim]
         minimum -= sum(one.processors - one.leaving for one in others)

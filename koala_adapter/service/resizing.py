@@ -14,6 +14,7 @@ import anyio
 import structlog
 
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
+from koala_adapter.errors import JobRefusedError
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
@@ -31,6 +32,26 @@ if TYPE_CHECKING:
 K = TypeVar("K", GrowOffer, ShrinkRequest)
 
 log = structlog.get_logger()
+
+
+def resizable(record: JobRecord, name: str, processors: int) -> str:
+    """Return the component that is to have a size. Raises JobRefusedError, with the way out, when it cannot."""
+    job = record.job
+    able = [one.name for one in job.components if job.changes_size(one.name)]
+    if record.state.final:
+        raise JobRefusedError(f"job {job.id} has ended", hint="`koala status` shows the jobs that run")
+    if not able:
+        raise JobRefusedError(f"job {job.id} keeps its size", hint='only jobs of kind = "malleable" change it')
+    if name not in able and (name or len(able) > 1):
+        known = ", ".join(able)
+        said = f"component {name!r} keeps its size, or there is none" if name else "several components can change"
+        raise JobRefusedError(f"job {job.id}: {said}", hint=f"name one of: {known}")
+    component = job.component(name or able[0])
+    if not component.minimum <= processors <= component.maximum:
+        bounds_ = f"{component.minimum} to {component.maximum}"
+        message = f"job {job.id}: component {component.name!r} cannot have {processors} processors"
+        raise JobRefusedError(message, hint=f"its job file allows {bounds_}")
+    return component.name
 
 
 class Resizing:

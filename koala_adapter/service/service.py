@@ -31,7 +31,7 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.reception import Reception
-from koala_adapter.service.resizing import Resizing
+from koala_adapter.service.resizing import Resizing, resizable
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker, tidy_words, words_directory
 from koala_adapter.service.siteparameters import configuration
@@ -265,6 +265,17 @@ class Service:
         """
         record = self.scheduler.job(job_id)
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
+
+    def resize(self, job_id: str, component: str, processors: int) -> None:
+        """Have a component of a malleable job brought to a size, as far as processors can be had.
+
+        ``component``: empty for the only one that can change. Raises JobNotFoundError; JobRefusedError for a size that
+        the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
+        """
+        record = self.scheduler.job(job_id)
+        found = resizable(record, component, processors)
+        wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
+        self._loop.enter(wanted)
 
     @property
     def scripts(self) -> ScriptMaker:

@@ -10,6 +10,7 @@ import pytest
 from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, RunnerName, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
+    Action,
     EndPlaceholders,
     OfferProcessors,
     RequestProcessors,
@@ -216,3 +217,78 @@ def test_growth_asks_for_no_more_than_the_job_has_left() -> None:
     site.ask("1", 1)
     walltimes = [one.walltime for one in of_kind(SubmitPlaceholders, site.actions)]
     assert walltimes[-1] == 400 + site.parameters.launch_margin
+
+
+def want(site: MalleableSite, processors: int, name: str = "m") -> list[Action]:
+    """Have the owner of job 1 want a size."""
+    return site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component=name, processors=processors))
+
+
+def test_a_wanted_size_bounds_what_is_offered() -> None:
+    """No more is offered than what lacks for it; when a larger one is wanted, the rest is."""
+    site = MalleableSite({"a": 9})
+    site.submit(headed(1, 6))
+    want(site, 3)
+    actions = site.started("1")
+    (offer,) = of_kind(OfferProcessors, actions)
+    site.grow_by(offer)
+    assert site.sizes("1") == [1, 3]
+    site.poll("a", 9, idle=5, ours=4)
+    before = len(site.actions)
+    want(site, 6)
+    (more,) = of_kind(OfferProcessors, site.actions[before:])
+    site.grow_by(more)
+    assert site.sizes("1") == [1, 6]
+
+
+@pytest.mark.parametrize("approach", list(Approach))
+def test_what_is_beyond_the_wanted_size_is_asked_back(approach: Approach) -> None:
+    """Whatever the approach, from all clusters together, and once."""
+    site = MalleableSite({"a": 4, "b": 4}, approach)
+    site.start(headed(1, 6, flexible=True))
+    want(site, 6)
+    for _ in range(3):
+        for offer in of_kind(OfferProcessors, list(site.actions)):
+            site.grow_by(offer)
+        for taking in of_kind(TakeProcessors, site.hold_stubs()):
+            site.take(taking)
+    assert sum(site.sizes("1")) == 7
+    asked = of_kind(RequestProcessors, want(site, 2))
+    assert sum(one.processors for one in asked) == 4
+    for one in asked:
+        site.answer(one)
+    leaving = [rank for one in asked for rank in _latest(site, one)]
+    assert len(leaving) == 4
+    for rank in leaving:
+        end(site, rank, TERMINATED)
+    assert sum(site.sizes("1")) == 3
+    assert "its owner wants 2" in {one.reason for one in site.record("1").size_changes}
+
+
+def _latest(site: MalleableSite, asked: RequestProcessors) -> list[int]:
+    """Return the ranks that a runner would choose."""
+    record = site.record("1")
+    mine = [one.rank for one in record.ranks if (one.component, one.cluster) == (asked.component, asked.cluster)]
+    return [rank for rank in mine if rank not in record.departed][-asked.processors :]
+
+
+def test_an_application_that_keeps_what_it_has_is_not_asked_for_ever() -> None:
+    """It is asked again after a pause."""
+    site = MalleableSite({"a": 4})
+    site.start(headed(1, 3))
+    site.grow_by(of_kind(OfferProcessors, site.actions)[0])
+    (asked,) = of_kind(RequestProcessors, want(site, 1))
+    assert of_kind(RequestProcessors, site.answer(asked, 0)) == []
+    site.now += 16
+    assert len(of_kind(RequestProcessors, site.poll("a", 4, idle=0, ours=4))) == 1
+
+
+def test_without_an_approach_a_wanted_size_is_had_from_what_is_free() -> None:
+    """As when the application asks for more by itself."""
+    site = MalleableSite({"a": 4}, Approach.NONE)
+    site.start(headed(1, 6))
+    want(site, 5)
+    (taking,) = of_kind(TakeProcessors, site.hold_stubs())
+    site.take(taking)
+    assert site.sizes("1") == [1, 3]
+    assert site.record("1").size_changes[-1].reason == "its owner wants 5"
