@@ -258,7 +258,7 @@ class JobRecord:
                 return number
         return None
 
-    def take_back(self, placeholders: set[PlaceholderId]) -> None:
+    def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""
         if len(placeholders) == 1:  # of thousands that are lost one by one, each is among the first
             (one,) = placeholders

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.resultstore import ResultStore
-    from koala_adapter.vjm.center import ControlCenter
-    from koala_adapter.vjm.channel import TaskReport
+    from koala_adapter.vjm.channel import Launch, Signal, TaskReport
 
 _LAUNCHERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
 
@@ -52,20 +51,25 @@ class Applications:
         state: Callable[[], State],
         clock: Callable[[], float],
         report: Callable[[Event], None],
+        launch: Callable[[PlaceholderId, Launch], bool],
+        signal: Callable[[PlaceholderId, Signal], bool],
         store: ResultStore,
     ) -> None:
-        """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks."""
+        """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks.
+
+        ``launch`` and ``signal`` send an order to start or signal a task, see :meth:`ControlCenter.launch`.
+        """
         self.directory = jobs_directory
         self._state = state
         self._clock = clock
         self._report = report
+        self._launch = launch
+        self._signal = signal
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()
         self.results = Results(self._rank_directory, store)
         """What ranks leave in files."""
-        self.center: ControlCenter | None = None
-        """Set once it listens."""
 
     def keep_input(self, job: Job) -> None:
         """Copy a job's input files to the service's own directory, so that later changes do not matter.
@@ -207,7 +211,7 @@ class Applications:
 
     def _order(self, one: AddressedLaunch) -> bool:
         try:
-            return self.center is not None and self.center.launch(one.placeholder, one.launch)
+            return self._launch(one.placeholder, one.launch)
         except ProtocolError as error:  # for one, files that have grown between the check and their copying
             self._cannot_launch(one.launch.task, str(error))
             return False
@@ -276,8 +280,8 @@ class Applications:
         for one in orders:
             if isinstance(one, AddressedLaunch):
                 self._send([one])
-            elif self.center is not None:
-                self.center.signal(one.placeholder, one.signal)
+            else:
+                self._signal(one.placeholder, one.signal)
 
     def _reread(self, job_id: JobId, runner: Runner) -> None:
         """Give a runner that was made anew after a restart what the application's launcher had printed before."""

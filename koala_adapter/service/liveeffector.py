@@ -141,21 +141,21 @@ class LiveEffector:
         """See Effector."""
         self._resizing.take(action)
 
-    def withdraw_offer(self, action: act.OfferWithdrawn) -> None:
+    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """See Effector. Workers are not told of an offer before they are started, so there is nothing to undo."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
 
-    def grant_processors(self, action: act.ProcessorsGranted) -> None:
+    def grant_processors(self, action: act.GrantProcessors) -> None:
         """See Effector. What is granted comes by itself."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
 
-    def job_finished(self, action: act.JobFinished) -> None:
+    def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
 
-    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+    def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""
         log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
         self._archive.keep(action.job_id)

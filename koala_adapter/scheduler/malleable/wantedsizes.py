@@ -15,7 +15,7 @@ from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.growing import gather, withdraw
-from koala_adapter.scheduler.malleable.steps import cluster_of, give_up_at, new_change
+from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, new_change
 from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _request(context: Context, record: JobRecord, number: int, processors: int) 
     change = new_change(context, -processors, ChangePhase.ASKED)
     change.reason = f"its owner wants {record.sizes_wanted[claim.component]}"
     context.ledger.begin_change(claim, change, ChangePhase.ASKED)
-    give_up_at(context, record, change, context.state.parameters.answer_timeout)
+    abandon_after(context, record, change, context.state.parameters.answer_timeout)
     context.effects.add(
         RequestProcessors(
             job_id=record.job.id,
