@@ -77,7 +77,7 @@ class Client:
 
         ``component``: empty for the only one that can change. Raises JobNotFoundError and JobRefusedError.
         """
-        request = requests.Request(operation="resize", job_id=job_id, component=component, processors=processors)
+        request = protocol.Request(operation="resize", job_id=job_id, component=component, processors=processors)
         return from_json(JobReport, self._ask(request))
 
     def job(self, job_id: str) -> JobReport:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -110,17 +109,16 @@ def job_lines(report: JobReport) -> list[str | Table]:
 
 
 def changes_table(report: JobReport) -> Table:
-    """Return how the size of a job has changed while it ran."""
+    """Return how the size of a job has changed while it ran, and how long after its launch."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("changed at", "component", "cluster", "processors", "why"):
+    for heading in ("changed after", "component", "cluster", "processors", "why"):
         table.add_column(heading)
     for change in report.size_changes:
-        at = datetime.fromtimestamp(change.at).astimezone()
         table.add_row(
-            f"{at:%H:%M:%S}",
+            seconds(change.at - (report.launched_at or change.at)),
             escape(change.component),
             change.cluster,
-            f"{change.before} → {change.after}",
+            f"{change.before} to {change.after}",
             escape(change.reason),
         )
     return table
@@ -198,6 +196,12 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
             str(report.threshold),
             "never" if report.polled_at is None else seconds(max(0.0, now - report.polled_at)),
             f"{report.largest_requests_per_minute}/{report.requests_per_minute}",
-            "[green]open[/]" if report.closed is None else f"[red]{escape(report.closed)}[/]",
+            _cluster_state(report),
         )
     return table
+
+
+def _cluster_state(report: ClusterReport) -> str:
+    if report.closed is not None:
+        return f"[red]{escape(report.closed)}[/]"
+    return f"[green]open[/]{f', {report.others_waiting} wanted by others who wait' if report.others_waiting else ''}"

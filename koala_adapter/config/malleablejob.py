@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -14,8 +14,8 @@ from koala_adapter.model import JobKind, Launcher, RunnerName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from koala_adapter.config.jobfile import ComponentTable, JobHeader
     from koala_adapter.config.tomlfile import KeyPath
 
 LONGEST_GRACE = 3600
@@ -55,8 +55,44 @@ def signal_number(name: str) -> int:
     return int(_SIGNALS[name])
 
 
+class HeaderKeys(Protocol):
+    """What of the top of a job file matters here."""
+
+    @property
+    def kind(self) -> JobKind:
+        """How the size of the job may change."""
+
+    @property
+    def runner(self) -> RunnerName:
+        """What runs it."""
+
+    @property
+    def launcher(self) -> Launcher:
+        """How its ranks are started."""
+
+
+class ComponentKeys(Protocol):
+    """What of a component matters here."""
+
+    @property
+    def minimum(self) -> int | None:
+        """Fewest processors; None: it keeps its size."""
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """How its ranks are started; None: as the job says."""
+
+    @property
+    def retire_command(self) -> tuple[str, ...]:
+        """What asks a worker to end."""
+
+    @property
+    def model_fields_set(self) -> AbstractSet[str]:
+        """Keys that are in the file."""
+
+
 def malleability_problems(
-    header: JobHeader, components: Sequence[tuple[int, ComponentTable]]
+    header: HeaderKeys, components: Sequence[tuple[int, ComponentKeys]]
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield what does not fit together, by the place in the file."""
     malleable = header.kind is JobKind.MALLEABLE
@@ -71,7 +107,7 @@ def malleability_problems(
         yield from _component_problems(header, index, component)
 
 
-def _component_problems(header: JobHeader, index: int, component: ComponentTable) -> Iterator[tuple[KeyPath, str]]:
+def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
     malleable = header.kind is JobKind.MALLEABLE
     if malleable and (component.launcher or header.launcher) is not Launcher.PROCESS:
         yield ("components", index, "launcher"), 'found "mpi", allowed with runner = "workers" is "process"'

@@ -16,7 +16,7 @@ from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.resultstore import ResultStore
-from koala_adapter.vjm.channel import FilePiece, Launch, TaskFiles, TaskReport
+from koala_adapter.vjm.channel import FilePiece, Launch, Signal, TaskFiles, TaskReport
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
 
 if TYPE_CHECKING:
