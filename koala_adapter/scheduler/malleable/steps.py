@@ -75,7 +75,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
         step.remaining = min(step.remaining, free_for_growing(context, cluster))
     for member, amount in policy.messages(context.roster.on(cluster.parameters.name), step):
         current.awaited += 1
-        _ask(context, member, amount)
+        _ask(context, member, amount, current.reason)
     if current.awaited:
         return
     cluster.step = None
@@ -117,11 +117,11 @@ def new_change(context: Context, processors: int, phase: ChangePhase) -> Change:
     return Change(number=context.state.changes_made, processors=processors, phase=phase)
 
 
-def _ask(context: Context, member: RunningClaim, amount: int) -> None:
+def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> None:
     record = context.state.jobs[member.job_id]
     claim = record.claims[member.claim]
     change = new_change(context, amount, ChangePhase.ASKED)
-    change.in_step = True
+    change.in_step, change.reason = True, reason
     context.ledger.begin_change(claim, change, ChangePhase.ASKED)
     abandon_after(context, record, change, context.state.parameters.answer_timeout)
     kind = OfferProcessors if amount > 0 else RequestProcessors
