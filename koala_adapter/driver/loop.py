@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from koala_adapter.driver.effector import carry_out
-from koala_adapter.driver.recovery import EventStore, failure_text, rebuilt, report_defect
+from koala_adapter.driver.recovery import EventStore, failure_text, numbered_batches, rebuilt, report_defect
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, RecoveryError
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler.events import TimeReached, TimersPostponed
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.errors import KoalaError
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.batchnumbers import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
 
@@ -90,6 +91,8 @@ class EventLoop:
         self._make = make
         self._events: deque[Event] = deque()
         self._actions: deque[Action] = deque()
+        self._batches: deque[NumberedBatch] = deque()
+        """Submissions that the journal does not know yet, which nothing is asked of the world before."""
         self._failed_on: tuple[int, Event, str] | None = None
         """Event that has left the state half changed and is not set aside yet, with its number and the traceback."""
         self._since_snapshot = 0
@@ -160,7 +163,7 @@ class EventLoop:
             return
         self._draining = True
         try:
-            while not self.trouble and (self._failed_on or self._events or self._actions or self._sync_wanted):
+            while not self.trouble and self._anything_left:
                 self._go_on()
         except JournalBlockedError as error:
             self.halt(error)
@@ -170,9 +173,16 @@ class EventLoop:
             self._draining = False
         self._owner.settled()
 
+    @property
+    def _anything_left(self) -> bool:
+        return bool(self._failed_on or self._events or self._actions or self._batches or self._sync_wanted)
+
     def _go_on(self) -> None:
         if self._failed_on is not None:
             self._set_aside(*self._failed_on)
+        elif self._batches:
+            self._store.note_batch(self._batches[0])
+            self._batches.popleft()
         elif self._sync_wanted:
             self._store.sync()
             self._sync_wanted = False
@@ -201,6 +211,7 @@ class EventLoop:
             self._failed_on = (number, event, failure_text(error))
             return False
         self._actions.extend(actions)
+        self._batches.extend(numbered_batches(self.scheduler.state, actions))
         self._sync_wanted |= any(isinstance(one, act.SubmitPlaceholders | act.LaunchJob) for one in actions)
         try:
             self._owner.handled(event)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import structlog
 
 from koala_adapter.errors import JobRefusedError, RecoveryError
+from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.scheduler.batchnumbers import NumberedBatch, RecordedBatches
 from koala_adapter.scheduler.events import BatchUncertain, PlaceholderSilent
 from koala_adapter.scheduler.outcome import PlaceholderState
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import BatchKey
     from koala_adapter.scheduler import Scheduler
+    from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
 
@@ -41,22 +44,39 @@ class EventStore(Protocol):
         Raises JournalBlockedError.
         """
 
+    def note_batch(self, batch: NumberedBatch) -> None:
+        """Keep which submission has a name, until a snapshot holds all that came before. Raises JournalBlockedError."""
+
+    def batches(self) -> list[NumberedBatch]:
+        """Return the submissions that were noted since the latest snapshot, at least, in the order of their numbers."""
+
+    def largest_batch_number(self) -> int:
+        """Return the largest number in the name of a submission that is known here, from whatever is kept."""
+
 
 def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
     """Return the scheduler after snapshot and events; an event on which it fails is set aside, and all begun anew.
 
+    Whatever is left out, submissions have the names that they were made under, and no other ever gets one of these.
     Raises RecoveryError when too many fail, and then sets none aside; raises JournalError.
     """
     failures: dict[int, tuple[Event, str]] = {}
     while len(failures) <= MOST_FAILURES:
         state, events = store.recover()
         scheduler = make(state)
+        recorded = RecordedBatches(store.batches(), after=scheduler.state.batches_made)
+        made: list[NumberedBatch] = []
         with closing(events):
-            failed = _replay(scheduler, (one for one in events if one[0] not in failures))
+            failed = _replay(scheduler, (one for one in events if one[0] not in failures), recorded, made)
         if failed is None:
             for number, (event, failure) in failures.items():
                 store.set_aside(number, event, failure)
                 report_defect(number, event, failure)
+            known = {batch.key for batch in store.batches()}
+            for batch in made:
+                if batch.key not in known:
+                    store.note_batch(batch)
+            scheduler.skip_batch_numbers(store.largest_batch_number())
             return scheduler
         number, event, failure = failed
         failures[number] = (event, failure)
@@ -67,16 +87,34 @@ def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
     )
 
 
-def _replay(scheduler: Scheduler, events: Iterable[tuple[int, Event]]) -> tuple[int, Event, str] | None:
-    """Have all events handled; return the first on which the scheduler failed, with how."""
+def _replay(
+    scheduler: Scheduler, events: Iterable[tuple[int, Event]], recorded: RecordedBatches, made: list[NumberedBatch]
+) -> tuple[int, Event, str] | None:
+    """Have all events handled; return the first on which the scheduler failed, with how. ``made`` takes submissions."""
     for number, event in events:
         try:
-            scheduler.handle(event)
+            made += numbered_batches(scheduler.state, scheduler.handle(event, recorded))
         except JobRefusedError:  # and nothing was changed, as when it happened
             continue
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a defect
             return number, event, failure_text(error)
     return None
+
+
+def numbered_batches(state: State, actions: Iterable[Action]) -> list[NumberedBatch]:
+    """Return the submissions among the actions that an event has just led to."""
+    found = (state.batches[one.batch] for one in actions if isinstance(one, SubmitPlaceholders))
+    return [
+        NumberedBatch(
+            key=batch.key,
+            submitted_at=batch.submitted_at,
+            job_id=batch.job_id,
+            component=batch.component,
+            cluster=batch.cluster,
+            count=batch.count,
+        )
+        for batch in found
+    ]
 
 
 def doubts(state: State, *, now: float, why: str, under_way: Collection[BatchKey]) -> list[Event]:

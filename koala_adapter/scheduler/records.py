@@ -364,6 +364,7 @@ class State:
     clusters: dict[ClusterName, ClusterRecord] = field(default_factory=dict)
     timers_set: int = 0
     batches_made: int = 0
+    """The largest number that a submission was given."""
     starts: int = 0
     """Malleable jobs that have started to run."""
     changes_made: int = 0

@@ -36,8 +36,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "context", "events", "ledger", "outcome", "parameters", "pieces", "policies", "records",
-    "roster", "spreading", "tables", "timers", "timetable", "transitions",
+    "actions", "batchnumbers", "changes", "context", "events", "ledger", "outcome", "parameters", "pieces", "policies",
+    "records", "roster", "spreading", "tables", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.batchnumbers import RecordedBatches
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
@@ -48,12 +49,12 @@ class FailingScheduler(Scheduler):
         super().__init__(state)
         self._defects = defects
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Event, recorded: RecordedBatches | None = None) -> list[Action]:
         """See Scheduler."""
         if self._defects.before(event):
             advance(self.state, self.timetable, event.time)
             raise InjectedError(f"before {type(event).__name__}")
-        actions = super().handle(event)
+        actions = super().handle(event, recorded)
         if self._defects.after(event):
             raise InjectedError(f"after {type(event).__name__}")
         return actions

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.scheduler.batchnumbers import RecordedBatches
 
 pytestmark = pytest.mark.anyio
 
@@ -130,8 +131,8 @@ def failing_on(monkeypatch: pytest.MonkeyPatch, fails: Callable[[ev.Event], bool
     """Have the scheduler fail at the end of some events, whenever they are handled."""
     handle = Scheduler.handle
 
-    def failing(scheduler: Scheduler, event: ev.Event) -> list[act.Action]:
-        actions = handle(scheduler, event)
+    def failing(scheduler: Scheduler, event: ev.Event, recorded: RecordedBatches | None = None) -> list[act.Action]:
+        actions = handle(scheduler, event, recorded)
         if fails(event):
             raise KeyError("a defect")
         return actions
