@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from koala_adapter.driver.effector import carry_out
-from koala_adapter.driver.recovery import EventStore, failure_text, numbered_batches, rebuilt, report_defect
+from koala_adapter.driver.recovery import EventStore, failure_text, numbered_batches, rebuild, report_defect
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, RecoveryError
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler.events import TimeReached, TimersPostponed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from koala_adapter.driver.effector import Effector
     from koala_adapter.driver.recovery import MakeScheduler
     from koala_adapter.errors import KoalaError
@@ -70,8 +72,11 @@ class Owner(Protocol):
     def halted(self) -> None:
         """Hear that nothing is done until the journal can be written: :meth:`EventLoop.try_again`."""
 
-    def state_rebuilt(self) -> None:
-        """Hear that an event was set aside: what agents and batch systems told by it must be asked for again."""
+    def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
+        """Hear that events were set aside: what agents and batch systems told by them must be asked for again.
+
+        The first is the latest of all. Where there are more, the state is no longer that in which it happened.
+        """
 
     def failed(self, error: KoalaError) -> None:
         """Hear that the state cannot be built again. Nothing is done any more; all that was journaled is there."""
@@ -233,14 +238,14 @@ class EventLoop:
         """Go on without an event on which the scheduler failed."""
         self._store.set_aside(number, event, failure)
         report_defect(number, event, failure)
-        self.scheduler = rebuilt(self._store, self._make)
+        self.scheduler, further = rebuild(self._store, self._make)
         self._failed_on = None
         if isinstance(event, TimersPostponed):
             raise RecoveryError("the scheduler fails whenever time passes", hint="nothing was lost; see the log")
         if isinstance(event, TimeReached):
             # What was due is due still, and would fail again at once, and every other event with it.
             self._events.appendleft(TimersPostponed(time=event.time, seconds=POSTPONEMENT))
-        self._owner.state_rebuilt()
+        self._owner.state_rebuilt([event, *further])
 
     def _stop(self, error: RecoveryError) -> None:
         self.stopped, self.trouble = True, error.message

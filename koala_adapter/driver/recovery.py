@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import structlog
 
 from koala_adapter.errors import JobRefusedError, RecoveryError
+from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.scheduler.batchnumbers import NumberedBatch, RecordedBatches
-from koala_adapter.scheduler.events import BatchUncertain, PlaceholderSilent
 from koala_adapter.scheduler.outcome import PlaceholderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable
 
-    from koala_adapter.model import BatchKey
+    from koala_adapter.model import BatchKey, PlaceholderId
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
@@ -55,10 +55,16 @@ class EventStore(Protocol):
 
 
 def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
-    """Return the scheduler after snapshot and events; an event on which it fails is set aside, and all begun anew.
+    """Return the scheduler of :func:`rebuild`."""
+    return rebuild(store, make)[0]
 
-    Whatever is left out, submissions have the names that they were made under, and no other ever gets one of these.
-    Raises RecoveryError when too many fail, and then sets none aside; raises JournalError.
+
+def rebuild(store: EventStore, make: MakeScheduler) -> tuple[Scheduler, list[Event]]:
+    """Return the scheduler after snapshot and events, and the events on which it failed.
+
+    Each of these is set aside, and all begun anew. Whatever is left out, submissions have the names that they were made
+    under, and no other ever gets one of these. Raises RecoveryError when too many fail, and then sets none aside;
+    raises JournalError.
     """
     failures: dict[int, tuple[Event, str]] = {}
     while len(failures) <= MOST_FAILURES:
@@ -77,7 +83,7 @@ def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
                 if batch.key not in known:
                     store.note_batch(batch)
             scheduler.skip_batch_numbers(store.largest_batch_number())
-            return scheduler
+            return scheduler, [event for event, _ in failures.values()]
         number, event, failure = failed
         failures[number] = (event, failure)
     message = f"the state cannot be built from the journal: the scheduler fails on more than {MOST_FAILURES} events"
@@ -117,21 +123,39 @@ def numbered_batches(state: State, actions: Iterable[Action]) -> list[NumberedBa
     ]
 
 
-def doubts(state: State, *, now: float, why: str, under_way: Collection[BatchKey]) -> list[Event]:
+def tellers(state: State, event: Event) -> list[PlaceholderId]:
+    """Return the placeholders whose agents told what an event is about: nobody else can tell it again."""
+    match event:
+        case ev.PlaceholderHeld() | ev.PlaceholderSilent() | ev.PlaceholderEnding():
+            return [event.placeholder]
+        case ev.RankStarted() | ev.RankEnded() | ev.OfferAnswered() | ev.ProcessorsReleased() | ev.MoreRequested():
+            record = state.jobs.get(event.job_id)
+            return [] if record is None else [placeholder.id for placeholder in state.placeholders_of(record)]
+    return []
+
+
+def doubts(
+    state: State,
+    *,
+    now: float,
+    why: str,
+    under_way: Collection[BatchKey],
+    in_contact: Callable[[PlaceholderId], bool] = lambda _: False,
+) -> list[Event]:
     """Return the events that doubt what only a process knew, or an event that is set aside told.
 
-    Submissions whose outcome is not known, but for those ``under_way`` that this process is sending, and agents, all of
-    which have yet to come back.
+    Submissions whose outcome is not known, but for those ``under_way`` that this process is sending, and agents that
+    have yet to come back: those that are not ``in_contact``.
     """
     found: list[Event] = [
-        BatchUncertain(time=now, batch=batch.key, reason=f"{why} meanwhile")
+        ev.BatchUncertain(time=now, batch=batch.key, reason=f"{why} meanwhile")
         for batch in state.batches.values()
         if batch.lrm_ids is None and batch.key not in under_way
     ]
     found += [
-        PlaceholderSilent(time=now, placeholder=placeholder.id, detail=why)
+        ev.PlaceholderSilent(time=now, placeholder=placeholder.id, detail=why)
         for placeholder in state.placeholders.values()
-        if placeholder.host and placeholder.state is not PlaceholderState.ENDING
+        if placeholder.host and placeholder.state is not PlaceholderState.ENDING and not in_contact(placeholder.id)
     ]
     return found
 

@@ -83,6 +83,11 @@ class Reception:
         """Tell an agent to end. False when it is not connected."""
         return self._center is not None and self._center.release(placeholder, RELEASE_GRACE)
 
+    def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
+        """Have an agent come back and tell again what it knows, if it is connected."""
+        if self._center is not None:
+            self._center.disconnect(placeholder, reason)
+
     def disconnect_all(self, reason: str) -> None:
         """Have all agents come back and tell again what they know."""
         if self._center is not None:

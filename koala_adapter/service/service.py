@@ -16,7 +16,7 @@ import anyio
 import structlog
 
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.recovery import doubts, rebuilt
+from koala_adapter.driver.recovery import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import ClusterName, JobId
@@ -26,6 +26,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
+from koala_adapter.service.askingagain import AskingAgain
 from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
@@ -36,14 +37,14 @@ from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.submissions import ScriptMaker, tidy_words, words_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.host.clock import HostClocks
-    from koala_adapter.model import Job
+    from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
 
@@ -110,6 +111,7 @@ class Service:
             tell=self.settled,
         )
         self.clusters.update({config.cluster_name: self._driver(config.name, plugins) for config in site.clusters})
+        self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
         self._scripts: ScriptMaker | None = None
         self.archive = Archive(
             self.journal,
@@ -196,10 +198,13 @@ class Service:
         """See Owner."""
         self._halted.set()
 
-    def state_rebuilt(self) -> None:
-        """Doubt what only this process knew, as after a restart; the agents come back and tell all they know."""
-        self.reception.disconnect_all("an event was set aside: tell again how things stand")
-        self._doubt("an event was set aside")
+    def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
+        """Have told again what is not known any more; as after a restart, if the state is another one than it was."""
+        if len(set_aside) > 1:
+            self.reception.disconnect_all("events were set aside: tell again how things stand")
+        else:
+            self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
+        self._doubt("an event was set aside", in_contact=self.reception.in_contact)
 
     def failed(self, error: KoalaError) -> None:
         """See Owner."""
@@ -298,6 +303,7 @@ class Service:
                 tasks.start_soon(self._keep_trying)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._keep_time)
+                tasks.start_soon(self._asking_again.run)
                 tasks.start_soon(self._tidy)
                 task_status.started()
         finally:
@@ -326,9 +332,9 @@ class Service:
         if untried:
             log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
 
-    def _doubt(self, why: str) -> None:
+    def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}
-        for event in doubts(self.state, now=self.now(), why=why, under_way=under_way):
+        for event in doubts(self.state, now=self.now(), why=why, under_way=under_way, in_contact=in_contact):
             self.post(event)
 
     async def _keep_trying(self) -> None:

@@ -171,9 +171,10 @@ class SimulatedService(FixedSizeApplications):
     def halted(self) -> None:
         """See Owner: what is kept in memory can always be written."""
 
-    def state_rebuilt(self) -> None:
+    def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """See Owner: a simulation on which the scheduler fails is worth nothing."""
-        raise SimulationError("the scheduler failed on an event of the simulation; the log has the traceback")
+        kind = type(set_aside[0]).__name__
+        raise SimulationError(f"the scheduler failed on an event of the simulation ({kind}); the log has the traceback")
 
     def failed(self, error: KoalaError) -> None:
         """See Owner."""

@@ -213,8 +213,14 @@ class ControlCenter:
         """Tell an agent to end: its tasks get SIGTERM, ``grace`` seconds later SIGKILL. False when not connected."""
         return self._order(placeholder, channel.Release(grace=grace))
 
+    def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
+        """End the connection of an agent, if it has one: it comes back by itself, and tells again what it knows."""
+        connection = self._connected.get(placeholder)
+        if connection is not None:
+            connection.drop(reason)
+
     def disconnect_all(self, reason: str) -> None:
-        """End all connections: the agents come back by themselves, and tell again what they know."""
+        """End all connections."""
         for connection in self._connected.values():
             connection.drop(reason)
 

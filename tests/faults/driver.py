@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.recovery import doubts, rebuilt
+from koala_adapter.driver.recovery import doubts, rebuilt, tellers
 from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
 from koala_adapter.plugin.attribution import possibly_ours
 from koala_adapter.scheduler import events as ev
@@ -25,7 +25,7 @@ from tests.faults.store import FaultyStore, Killed
 from tests.unit.driver.failing_scheduler import Defects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName
@@ -153,9 +153,9 @@ class SimulatedService:
         for name in self.lrms:
             self.later(0.0, partial(self._poll, name))
 
-    def _doubt(self, why: str) -> None:
+    def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for judge in self.judges.values() for key in judge.under_way}
-        for event in doubts(self.state, now=self.now, why=why, under_way=under_way):
+        for event in doubts(self.state, now=self.now, why=why, under_way=under_way, in_contact=in_contact):
             self.post(event)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
@@ -275,14 +275,16 @@ class SimulatedService:
         """See Owner."""
         assert self.store.full
 
-    def state_rebuilt(self) -> None:
+    def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """See Owner: as the service does."""
         self.rebuilt_often += 1
+        asked = tellers(self.state, set_aside[0]) if len(set_aside) == 1 else list(self.connected)
         self._disconnecting = True
-        for agent in list(self.connected.values()):
-            agent.break_connection()
+        for id_ in asked:
+            if id_ in self.connected:
+                self.connected[id_].break_connection()
         self._disconnecting = False
-        self._doubt("an event was set aside")
+        self._doubt("an event was set aside", in_contact=lambda id_: id_ in self.connected)
 
     def failed(self, error: KoalaError) -> None:
         """See Owner."""

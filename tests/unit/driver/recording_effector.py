@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from koala_adapter.errors import KoalaError
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
@@ -33,6 +35,8 @@ class RecordingOwner:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.settled_often = self.halted_often = self.rebuilt_often = 0
+        self.set_aside: list[Event] = []
+        """In the latest rebuild."""
         self.failure: KoalaError | None = None
 
     def handled(self, event: Event) -> None:
@@ -47,9 +51,10 @@ class RecordingOwner:
         """See Owner."""
         self.halted_often += 1
 
-    def state_rebuilt(self) -> None:
+    def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
         """See Owner."""
         self.rebuilt_often += 1
+        self.set_aside = list(set_aside)
 
     def failed(self, error: KoalaError) -> None:
         """See Owner."""
