@@ -166,6 +166,8 @@ class JobRecord:
     """How often held processors were handed back because others were missing."""
     exchanges: int = 0
     """Held processors that it gave to other jobs for their places in LRM queues, instead of handing them back."""
+    refused_answer: str = ""
+    """Why the latest answer of its placement policy, one of the site's own, is not followed; empty when it is."""
     last_trouble: str = ""
     """What went wrong last, for ``koala explain``."""
     ranks: tuple[Rank, ...] = ()
@@ -274,6 +276,8 @@ class ClusterRecord:
     """Processors that are offered or promised to running jobs, so nobody else is placed on them."""
     gathering: int = 0
     """Placeholders submitted for running jobs that grow and have not taken them in yet."""
+    refused_answer: str = ""
+    """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
     step: ClusterStep | None = None
     """Growing or shrinking of its malleable jobs that is under way."""
     promises: list[Promise] = field(default_factory=list)

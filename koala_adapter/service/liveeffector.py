@@ -132,6 +132,10 @@ class LiveEffector(FixedSizeApplications):
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
 
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector."""
+        log.error("a policy of this site is at fault", reason=action.reason)
+
     def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
         """See Effector."""
         log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)

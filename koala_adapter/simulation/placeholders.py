@@ -256,6 +256,10 @@ class SimulatedService(FixedSizeApplications):
         milestones = self.jobs[action.job_id]
         milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
 
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector: a simulation by a policy that cannot be followed is worth nothing."""
+        raise SimulationError(action.reason, hint="mend the policy; see docs/policies.md")
+
     def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
         """See Effector."""
         self.jobs[action.job_id].outcome = action.outcome

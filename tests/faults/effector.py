@@ -215,6 +215,10 @@ class SimulatedEffector:
         """See Effector."""
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
 
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector: these schedules have koala's own policies."""
+        raise AssertionError(action.reason)
+
     def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
         """See Effector."""
         assert self._service.outcomes[action.job_id], "corrected before it was told"

@@ -27,6 +27,7 @@ class RecordingEffector:
 
     submit_placeholders = end_placeholders = launch_job = offer_processors = request_processors = _do
     take_processors = withdraw_offer = grant_processors = read_output = job_finished = outcome_corrected = _do
+    report_refused_answer = _do
 
 
 class RecordingOwner:
