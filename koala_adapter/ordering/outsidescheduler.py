@@ -13,8 +13,8 @@ import anyio
 import structlog
 
 from koala_adapter.errors import LrmError, LrmUnavailableError
-from koala_adapter.ordering.deciding import decide
 from koala_adapter.ordering.entries import Phase
+from koala_adapter.ordering.schedulingpass import decide
 from koala_adapter.ordering.timeofday import as_read
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from koala_adapter.batchsystem.listing import Listing
     from koala_adapter.batchsystem.startlog import StartLog
     from koala_adapter.model import LrmJobId
-    from koala_adapter.ordering.deciding import Manner
     from koala_adapter.ordering.entries import Happening, Start
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.ordering.watching import PacedWatcher
+    from koala_adapter.ordering.pacedwatcher import PacedWatcher
+    from koala_adapter.ordering.schedulingpass import Manner
     from koala_adapter.plugin import Lrm
 
 AT_ONCE = 8
