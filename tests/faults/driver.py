@@ -16,6 +16,7 @@ from koala_adapter.driver.recovery import doubts, rebuilt, tellers
 from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
 from koala_adapter.plugin.attribution import possibly_ours
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.service.listingjudge import ListingJudge, Look
 from koala_adapter.service.reconciliation import processors_held
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import State
@@ -70,6 +72,7 @@ class SimulatedService:
         *,
         user: str = "alice",
         runs: Mapping[str, tuple[float, TaskEnd]] | None = None,
+        policies: Policies = OWN,
     ) -> None:
         """``runs``: for each job how long its ranks run and how they end (50 s and well unless told)."""
         self.clock = clock
@@ -82,7 +85,9 @@ class SimulatedService:
         self.user = user
         self.runs = dict(runs or {})
         self.store = FaultyStore(faults.strikes)
-        self.defects = Defects(before=faults.fails_before, within=faults.fails_within, after=faults.fails_after)
+        self.defects = Defects(
+            before=faults.fails_before, within=faults.fails_within, after=faults.fails_after, policies=policies
+        )
         self.outcomes: dict[JobId, list[JobOutcome]] = {}
         self.taken: list[act.TakeProcessors] = []
         self.process_starts: dict[tuple[str, int], int] = {}

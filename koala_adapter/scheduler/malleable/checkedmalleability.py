@@ -40,7 +40,7 @@ class CheckedMalleability(MalleabilityPolicy):
         try:
             round_: object = self._policy.messages(running, given)
         except Exception as error:
-            raise PolicyAnswerError.of(self._described, f"raises {type(error).__name__}: {error}") from error
+            raise PolicyAnswerError.raised(self._described, error) from error
         problem = messages_problem(round_, running, step, rebalances=self.rebalances)
         if problem:
             raise PolicyAnswerError.of(self._described, problem)
@@ -71,10 +71,10 @@ def _problems(answer: object, running: RunningJobs[J], step: Step, *, rebalances
     asked: set[int] = set()
     for message in answer:
         if not (isinstance(message, tuple) and len(message) == 2):  # noqa: PLR2004 - a pair
-            yield f"has {message!r} for a job with a number of processors"
+            yield f"has a {type(message).__name__} for a job with a number of processors"
         job, amount = message
         if not isinstance(job, MalleableJob) or id(job) not in here:
-            yield f"asks {job!r}, which is no malleable job that runs on the cluster"
+            yield f"asks a {type(job).__name__} that is no malleable job that runs on the cluster"
         if id(job) in asked:
             yield "asks a job twice in one round"
         asked.add(id(job))
@@ -86,7 +86,7 @@ def _problems(answer: object, running: RunningJobs[J], step: Step, *, rebalances
 
 def _problems_of_amount(job: MalleableJob, amount: object, step: Step, *, rebalances: bool) -> Iterator[str]:
     if not isinstance(amount, int) or isinstance(amount, bool) or amount == 0:
-        yield f"asks a job for {amount!r} processors"
+        yield "asks a job for a change that is no number of processors, or 0"
         return
     if job.busy:
         yield "asks a job whose size is changing already"

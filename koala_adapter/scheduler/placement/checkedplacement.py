@@ -37,7 +37,7 @@ class CheckedPlacement(PlacementPolicy):
         try:
             result: object = self._policy.place(list(requests), MappingProxyType(views))
         except Exception as error:
-            raise PolicyAnswerError.of(self._described, f"raises {type(error).__name__}: {error}") from error
+            raise PolicyAnswerError.raised(self._described, error) from error
         problem = placement_problem(result, requests, views)
         if problem or not isinstance(result, Placed | Insufficient | Infeasible):
             raise PolicyAnswerError.of(self._described, problem)
@@ -83,19 +83,19 @@ def _problems_of_part(
         yield f"places {_kind(part)}, not a PlacedComponent"
         return
     if not isinstance(part.component, str) or part.component not in wanted:
-        yield f"places component {part.component!r}, which it was not asked about"
-    placed = f"places component {part.component!r}"
+        yield f"places component {_shown(part.component)}, which it was not asked about"
+    placed = f"places component {_shown(part.component)}"
     if not isinstance(part.cluster, str) or part.cluster not in views:
-        yield f"{placed} on {part.cluster!r}, which is no cluster of the site"
+        yield f"{placed} on {_shown(part.cluster)}, which is no cluster of the site"
     if not _is_count(part.processors):
-        yield f"{placed} on {part.processors!r} processors"
+        yield f"{placed} on {_shown(part.processors)} processors"
     if part.piece is not None and not (_is_count(part.piece) and part.piece <= part.processors):
-        yield f"{placed} with {part.piece!r} of its minimum on {part.processors} processors"
+        yield f"{placed} with {_shown(part.piece)} of its minimum on {part.processors} processors"
     view = views[part.cluster]
     if (never := wanted[part.component].never(view)) is not None:
-        yield f"{placed} on {part.cluster!r}, where it can never run: {never}"
+        yield f"{placed} on {_shown(part.cluster)}, where it can never run: {never}"
     if view.closed is not None:
-        yield f"{placed} on {part.cluster!r}, which is {view.closed}"
+        yield f"{placed} on {_shown(part.cluster)}, which is {view.closed}"
 
 
 def _problems_of_component(request: ComponentRequest, parts: Sequence[PlacedComponent]) -> Iterator[str]:
@@ -123,3 +123,8 @@ def _is_count(value: object) -> bool:
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _shown(value: object) -> str:
+    """Return a value as it was written; of anything else what it is: the same each time, as it gets into a journal."""
+    return repr(value) if isinstance(value, str | int | float | None) else _kind(value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.clockchanges import advance
+from koala_adapter.scheduler.knownpolicies import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.batchnumbers import RecordedBatches
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import State
 
 
@@ -37,6 +39,8 @@ class Defects:
     after: Callable[[Event], bool] = field(default=lambda _: False)
     """Fails when everything has changed, and the actions are lost."""
 
+    policies: Policies = OWN
+
     def make(self, state: State | None) -> Scheduler:
         """Return a scheduler."""
         return FailingScheduler(self, state)
@@ -46,7 +50,7 @@ class FailingScheduler(Scheduler):
     """Fails where its defects are."""
 
     def __init__(self, defects: Defects, state: State | None = None) -> None:
-        super().__init__(state)
+        super().__init__(state, defects.policies)
         self._defects = defects
 
     def handle(self, event: Event, recorded: RecordedBatches | None = None) -> list[Action]:
