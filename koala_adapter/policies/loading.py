@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.errors import ConfigurationError, PluginError
 from koala_adapter.policies.definition import PolicyKind
 from koala_adapter.policies.entrypoints import HINT, load_definitions
+from koala_adapter.queueing.checkedqueue import CheckedQueues
 from koala_adapter.queueing.local_queue import ClusterScheduler
 from koala_adapter.queueing.policies import POLICIES as QUEUE_POLICIES
 from koala_adapter.queueing.priority import ARRIVAL
@@ -19,9 +20,10 @@ from koala_adapter.scheduler.placement.ownpolicies import POLICIES as PLACEMENT_
 from koala_adapter.scheduler.placement.policy import PlacementPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from importlib.metadata import EntryPoint
 
+    from koala_adapter.errors import PolicyAnswerError
     from koala_adapter.policies.entrypoints import InstalledPolicy
     from koala_adapter.queueing.policies import MakeQueue
 
@@ -45,9 +47,15 @@ def load_policies(entry_points: Iterable[EntryPoint] | None = None) -> Policies:
     )
 
 
-def load_queue_policy(name: str, entry_points: Iterable[EntryPoint] | None = None) -> MakeQueue | None:
+def load_queue_policy(
+    name: str,
+    entry_points: Iterable[EntryPoint] | None = None,
+    *,
+    refused: Callable[[PolicyAnswerError], None] | None = None,
+) -> MakeQueue | None:
     """Return what makes queues under an installed policy; None for one of koala's own.
 
+    ``refused`` hears of answers that cannot be followed; None: PolicyAnswerError is raised where they are given.
     Raises ConfigurationError when there is none of that name, and PluginError for one that cannot be made.
     """
     if name in QUEUE_POLICIES:
@@ -58,8 +66,7 @@ def load_queue_policy(name: str, entry_points: Iterable[EntryPoint] | None = Non
         raise ConfigurationError(f"there is no policy {name!r}", hint=f"policies are {known}")
     chosen = found[name]
     _made(chosen, ClusterScheduler, 1, weights=ARRIVAL)
-    make: MakeQueue = chosen.definition.factory
-    return make
+    return CheckedQueues(make=chosen.definition.factory, described=chosen.described, refused=refused)
 
 
 def _made(chosen: InstalledPolicy, kind: type[Any], *arguments: object, **options: object) -> Any:  # noqa: ANN401 - of the kind that is asked for

@@ -53,6 +53,8 @@ CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT N
 CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
     body TEXT NOT NULL, failure TEXT NOT NULL);
 """
+_NUMBER = "CAST(substr(batch, length(rtrim(batch, '0123456789')) + 1) AS INTEGER)"
+"""The number in the name of a submission."""
 TOLD_FOR = 86400.0
 """Seconds for which the operator is told of an event that was set aside."""
 MOST_SET_ASIDE = 1000
@@ -311,7 +313,7 @@ class Journal:
             self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
             self._execute("DELETE FROM snapshot_rows WHERE number < ?", (number,))
             self._execute("DELETE FROM events WHERE number <= ?", (number,))
-            self._execute("DELETE FROM submissions")  # the state has the largest number, and events after it have none
+            self._execute(f"DELETE FROM submissions WHERE {_NUMBER} <= ?", (state.batches_made,))  # noqa: S608 - a constant
             self._execute("COMMIT")
         except JournalError:
             # What is appended from now on must not be part of a transaction that nobody ends.
