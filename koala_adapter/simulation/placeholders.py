@@ -20,6 +20,7 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.model import EndReason, JobId, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.simulation.simulated_batch_system import QueuedJob
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import JobRecord, State
@@ -94,7 +96,7 @@ class Milestones:
 class SimulatedService(FixedSizeApplications):
     """One user's service in virtual time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a service and its world consist of
         self,
         engine: Engine,
         systems: Sequence[BatchSystem],
@@ -105,6 +107,7 @@ class SimulatedService(FixedSizeApplications):
         user: str = "user",
         delays: Delays | None = None,
         seed: int = 0,
+        policies: Policies = OWN,
     ) -> None:
         """``run_seconds``: how long a job's ranks run, asked at its launch."""
         super().__init__(report=self._post, clock=lambda: engine.now)
@@ -124,7 +127,8 @@ class SimulatedService(FixedSizeApplications):
         """Placeholders that started since the last poll."""
         self._polled: dict[ClusterName, tuple[int, int, int]] = {}
         self._wakeup: float | None = None
-        self._loop = EventLoop(Scheduler(), self._store, self, self, make=Scheduler)
+        make = partial(Scheduler, policies=policies)
+        self._loop = EventLoop(make(), self._store, self, self, make=make)
         self._post(ev.Configured(time=engine.now, parameters=parameters, clusters=tuple(clusters)))
         for name in self.systems:
             self._poll(name)
