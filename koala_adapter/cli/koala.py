@@ -30,12 +30,13 @@ COMMANDS = (
     ("script", "planning", "Show exactly what would be submitted to a cluster."),
     ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
     ("check", "checking", "Check this host, the site file and each cluster."),
-    ("reap", "reaping", "Find placeholders that no job owns any more, and cancel them."),
+    ("reap", "reap", "Find placeholders that no job owns any more, and cancel them."),
     ("serve", "serve", "Run the service in the foreground until it is stopped."),
     ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
     ("demo", "demonstration", "See it work: one job on three clusters at once, in ten seconds."),
     ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
     ("experiment", "experiment", "Repeat the published evaluations."),
+    ("negotiation", "negotiation", "Show and check the templates by which processors and memory are negotiated."),
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
 """Name, module and first sentence of each, in the order in which a person comes to need them."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from koala_adapter.errors import SimulationError
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.simulation import experiments
-from koala_adapter.simulation.parallel import Progress, in_parallel, silent
+from koala_adapter.simulation.parallel import ProgressListener, in_parallel, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ class Options:
     """Processes to use side by side."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of this experiment by name, all of them: the defaults are filled in."""
-    progress: Progress = silent
+    progress: ProgressListener = silent
     policies: Policies = OWN
     """Those that a setting may name."""
 
@@ -219,7 +219,7 @@ class Experiment:
         seed: int = 0,
         processes: int = 1,
         settings: Mapping[str, str] | None = None,
-        progress: Progress = silent,
+        progress: ProgressListener = silent,
         policies: Policies = OWN,
     ) -> Options:
         """Return options with this experiment's defaults filled in. Raises SimulationError for a wrong setting."""

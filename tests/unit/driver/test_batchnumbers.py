@@ -88,7 +88,7 @@ def test_a_name_that_was_used_is_not_used_again(looped: Looped, *, snapshot: boo
     assert known(looped) == {}
     if snapshot:
         number = looped.journal.append(ev.ClusterPolled(time=1004.0, cluster=A, processors=9, idle=9, ours=0))
-        looped.journal.snapshot(looped.loop.scheduler.state, number)
+        list(looped.journal.snapshot_in_groups(looped.loop.scheduler.state, number))
         looped.restart()
     submit(looped, 3)
     assert asked_for(looped)[2:] == [("koala-t-3", 4)]
