@@ -99,7 +99,7 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
         left = record.job.walltime - (now - (record.launched_at or now))
         text = (
             f"The job has been running for {since} on {_processors(total)}: {where}; "
-            f"its walltime ends in {duration(left)}.{sizes(record)}"
+            f"its walltime ends in {duration(left)}.{sizes(state, record)}"
         )
         if record.job.kind is JobKind.MALLEABLE:
             clusters = {claim.cluster for claim in record.claims if claim.cluster is not None}
