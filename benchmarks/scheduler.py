@@ -53,7 +53,7 @@ from koala_adapter.scheduler.claiming.waiting import place
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.service.listedholds import new_holds
-from koala_adapter.service.reconciliation import Witness
+from koala_adapter.service.reconciliation import Reconciler
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
@@ -253,7 +253,7 @@ def poll_of_one(clusters: int, repeat: int) -> float:
 
 def _poll(site: FullSite, name: ClusterName) -> float:
     """Return the seconds for judging a listing that shows nothing new, and for telling the scheduler of it."""
-    state, witness = site.scheduler.state, Witness(cluster=name, user="alice")
+    state, witness = site.scheduler.state, Reconciler(cluster=name, user="alice")
     listing = tuple(
         LrmJob(
             id=one.lrm_id or LrmJobId(""),

@@ -99,7 +99,7 @@ def temporary_site(interrupts: Interrupts) -> Iterator[Session]:
         try:
             yield inner
         finally:
-            with interrupts.put_off():
+            with interrupts.deferred():
                 everywhere(inner, cancel_all)
                 for cluster in (state / "clusters").iterdir():
                     end_daemon(cluster)

@@ -23,7 +23,7 @@ from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.ordering.entries import Happening
-from koala_adapter.ordering.explainserver import Answering
+from koala_adapter.ordering.explainserver import ExplainServer
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -280,7 +280,7 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
         driver = Driver(lrm, watcher, mirror, plan.manner, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(Answering(mirror, path.parent, watcher.clock).serve)
+                await tasks.start(ExplainServer(mirror, path.parent, watcher.clock).serve)
                 await driver.run(once=plan.once)
                 tasks.cancel_scope.cancel()
     finally:

@@ -28,7 +28,7 @@ from koala_adapter.wiki.koalasource import KoalaSource
 from koala_adapter.wiki.listener import is_loopback
 from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.runningjobsfile import Memory
+from koala_adapter.wiki.runningjobsfile import RunningJobsFile
 from koala_adapter.wiki.server import serve as serve_wiki
 from koala_adapter.wiki.sources import LrmSource
 
@@ -243,7 +243,7 @@ async def _run(session: Session, source: Source, directory: Path, key: Key, opti
             options,
             clock=time.time,
             steady=seconds_since_boot,
-            memory=Memory(directory / "running.json"),
+            memory=RunningJobsFile(directory / "running.json"),
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)

@@ -62,7 +62,7 @@ class WritableStore(EventStore, Protocol):
         """
 
 
-class Owner(Protocol):
+class LoopOwner(Protocol):
     """Whoever runs a loop, and hears what becomes of it."""
 
     def handled(self, event: Event) -> None:
@@ -95,7 +95,7 @@ class EventLoop:
         scheduler: Scheduler,
         store: WritableStore,
         effector: Effector,
-        owner: Owner,
+        owner: LoopOwner,
         *,
         make: MakeScheduler,
         snapshot_interval: int = SNAPSHOT_INTERVAL,

@@ -38,7 +38,7 @@ EXPLANATION = TypeAdapter(Explanation)
 OVERVIEW = TypeAdapter(Overview)
 
 
-class Answering:
+class ExplainServer:
     """Answers questions about one mirror."""
 
     def __init__(self, mirror: Mirror, directory: Path, clock: ServiceClock) -> None:

@@ -33,8 +33,8 @@ from koala_adapter.scheduler.events import (
     Event,
     PlaceholderEnded,
 )
-from koala_adapter.service.listingjudge import ListingJudge, Look
-from koala_adapter.service.poller import Poller, Reading
+from koala_adapter.service.listingjudge import ClusterObservation, ListingJudge
+from koala_adapter.service.poller import ClusterReading, Poller
 from koala_adapter.service.requestwindows import request_window
 from koala_adapter.service.scriptmaker import remove_token, token_path, words_directory
 
@@ -56,7 +56,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class DriverContext:
     """What a cluster driver needs from the service."""
 
     state: Callable[[], State]
@@ -102,7 +102,7 @@ async def close_lrm(lrm: Lrm) -> None:
 class ClusterDriver:
     """One cluster of the site."""
 
-    def __init__(self, config: ClusterConfig, lrm: Lrm, commands: CommandRunner, surroundings: Surroundings) -> None:
+    def __init__(self, config: ClusterConfig, lrm: Lrm, commands: CommandRunner, surroundings: DriverContext) -> None:
         """``lrm`` is made but not started; :meth:`run` starts it, as often as needed."""
         self.config = config
         self.name: ClusterName = config.cluster_name
@@ -190,13 +190,13 @@ class ClusterDriver:
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def _examine(self, reading: Reading) -> bool:
+    def _examine(self, reading: ClusterReading) -> bool:
         if self._around.holding():
             self._passed_over = True
             return False
         self._passed_over = False
         capabilities = self.lrm.capabilities
-        look = Look(
+        look = ClusterObservation(
             read_at=reading.read_at,
             processors=reading.processors,
             idle=reading.idle,

@@ -25,7 +25,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
-from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
+from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, make_lrm
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
@@ -127,7 +127,7 @@ class Service:
 
     def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
         lrm, commands = make_lrm(config, plugins, self.directory)
-        surroundings = Surroundings(
+        surroundings = DriverContext(
             state=lambda: self.state,
             clock=self.now,
             report=self.post,

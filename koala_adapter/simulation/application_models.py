@@ -2,7 +2,7 @@
 """What simulated applications do with their processors: execution time over size, and progress while the size changes.
 
 An :class:`Application` is a speed-up curve with the sizes it can use and what a change of size costs it.
-:class:`Progress` follows one run of it: the share of its work that is done is the integral of 1 / execution time over
+:class:`ApplicationRun` follows one run of it: the share of its work that is done is the integral of 1 / execution time over
 the time it computes.
 """
 
@@ -158,7 +158,7 @@ def gadget2(cost: ReconfigurationCost = FREE) -> Application:
     return Application(name="GADGET-2", speed_up=curve, minimum=2, maximum=46, cost=cost)
 
 
-class Progress:
+class ApplicationRun:
     """One run of an application: what is done at any time, and when it will be over.
 
     Times in seconds on any clock that goes on.

@@ -20,10 +20,10 @@ from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.simulation.background_load import local_users, outages
 from koala_adapter.simulation.counted_clusters import CountedClusters
-from koala_adapter.simulation.counted_placement import Placing, lane_of
+from koala_adapter.simulation.counted_placement import CountedPlacement, lane_of
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.resizing import Resizing
-from koala_adapter.simulation.simulated_cluster import Part, Run, SimulatedCluster, Surroundings
+from koala_adapter.simulation.simulated_cluster import BackgroundActivity, Part, Run, SimulatedCluster
 from koala_adapter.simulation.simulated_jobs import Outcome
 from koala_adapter.simulation.waiting_line import WaitingLine
 
@@ -85,7 +85,7 @@ class Multicluster:
         self._waiting = WaitingLine()
         self._live: dict[int, Run] = {}
         self._ends: list[tuple[float, int, int, Run]] = []
-        self._placing = Placing(self.clusters)
+        self._placing = CountedPlacement(self.clusters)
         self._frees = self._placing.frees
         self._sites = CountedClusters(
             approach=settings.approach,
@@ -272,8 +272,8 @@ class Multicluster:
 
     # ---- what happens without our doing ---------------------------------------------------------------------------
 
-    def _surround(self, platform: Platform, cluster: SimulatedCluster) -> Surroundings:
-        surroundings = Surroundings(self._engine, cluster, self._others_changed, self._evict)
+    def _surround(self, platform: Platform, cluster: SimulatedCluster) -> BackgroundActivity:
+        surroundings = BackgroundActivity(self._engine, cluster, self._others_changed, self._evict)
         load, failures = platform.background_of(cluster.model), platform.failures_of(cluster.model)
         if load is not None:
             surroundings.local_users(local_users(cluster.model, load, self.settings.seed))

@@ -255,12 +255,12 @@ class SimulatedService(FixedSizeApplications):
 
     # ---- jobs -----------------------------------------------------------------------------------------------------
 
-    def job_finished(self, action: act.JobFinished) -> None:
+    def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         milestones = self.jobs[action.job_id]
         milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
 
-    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+    def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""
         self.jobs[action.job_id].outcome = action.outcome
 

@@ -63,7 +63,7 @@ class Site:
         return self.speed == 1 and self.local_users is None and self.failures is None
 
 
-class Sites:
+class PlatformReplay:
     """The clusters of a platform while a workload is replayed on them."""
 
     def __init__(

@@ -17,7 +17,7 @@ from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
 from koala_adapter.plugin.attribution import possibly_ours
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.service.listingjudge import ListingJudge, Look
+from koala_adapter.service.listingjudge import ClusterObservation, ListingJudge
 from koala_adapter.service.reconciliation import processors_held
 from tests.faults.agents import TO_CENTER, Connection, SimulatedAgent, Task
 from tests.faults.effector import SimulatedEffector
@@ -379,7 +379,9 @@ class SimulatedService:
     def _read(self, name: ClusterName, listing: tuple[LrmJob, ...], counts: tuple[int, int], read_at: float) -> None:
         if self._loop.holding:
             return
-        look = Look(read_at=read_at, processors=counts[0], idle=counts[1], ours=processors_held(listing), jobs=listing)
+        look = ClusterObservation(
+            read_at=read_at, processors=counts[0], idle=counts[1], ours=processors_held(listing), jobs=listing
+        )
         judgement = self.judges[name].judge(
             self.state, look, now=self.now, in_contact=lambda id_: id_ in self.connected
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.api.clusterreports import PlannedComponent
-from koala_adapter.api.offline import Answer, Record, answer_report
+from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
 from koala_adapter.api.reports import ComponentReport, JobReport
 from koala_adapter.cli.checking import Checked
 from koala_adapter.cli.logprinter import LogPrinter
@@ -19,7 +19,7 @@ from koala_adapter.cli.tables import bar, seconds
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import CheckResult
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.poller import Reading
+from koala_adapter.service.poller import ClusterReading
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
 
@@ -210,7 +210,7 @@ def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
         LrmJob(id=LrmJobId(f"{number}"), name=f"koala-0123abcd-{number}", state=state, user="me", processors=1)
         for number, state in enumerate((*states, states[-1]))
     )
-    reading = Reading(read_at=1000.0, nodes=(node(used=2),), jobs=listing)
-    record = Record(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
-    report = answer_report(record, Answer(config=config(), reading=reading))
+    reading = ClusterReading(read_at=1000.0, nodes=(node(used=2),), jobs=listing)
+    record = JournalView(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
+    report = answer_report(record, ClusterAnswer(config=config(), reading=reading))
     assert (report.placeholders, report.placeholders_queued) == (4, 2)

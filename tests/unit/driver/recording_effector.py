@@ -24,7 +24,7 @@ class RecordingEffector:
         self.done.append(action)
 
     submit_placeholders = end_placeholders = launch_job = offer_processors = request_processors = _do
-    take_processors = withdraw_offer = grant_processors = read_output = job_finished = outcome_corrected = _do
+    take_processors = withdraw_offer = grant_processors = read_output = finish_job = correct_outcome = _do
 
 
 class RecordingOwner:

@@ -162,7 +162,7 @@ def test_an_action_that_needs_the_journal_is_done_again(looped: Looped) -> None:
     effector.error = None
     loop.try_again()
     assert looped.handled == [1.0, 101.0, 102.0]
-    assert [type(action) for action in effector.done] == [act.JobFinished]
+    assert [type(action) for action in effector.done] == [act.FinishJob]
     assert looped.owner.settled_often == 4
 
 
@@ -234,7 +234,7 @@ def test_actions_do_not_wait_for_a_snapshot(often: Looped) -> None:
     often.loop.post(at(3.0))
     often.loop.post(refused(101.0))
     assert often.loop.in_snapshot
-    assert [type(action) for action in often.effector.done] == [act.JobFinished]
+    assert [type(action) for action in often.effector.done] == [act.FinishJob]
 
 
 def test_what_a_user_wants_does_not_overtake(often: Looped) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from koala_adapter.simulation.application_models import (
     Amdahl,
     Application,
+    ApplicationRun,
     Downey,
     Interpolated,
-    Progress,
     ReconfigurationCost,
     ft,
     gadget2,
@@ -97,7 +97,7 @@ def linear(maximum: int = 8) -> list[float]:
 
 def test_progress_while_the_size_changes() -> None:
     """80 processor-seconds: 10 s on 2, then 10 s on 4, then the last 20 on 1."""
-    run = Progress(linear(), 2, now=100.0)
+    run = ApplicationRun(linear(), 2, now=100.0)
     assert run.ends_at == pytest.approx(140.0)
     run.resize(4, 110.0)
     assert run.share_done(110.0) == pytest.approx(0.25)
@@ -110,7 +110,7 @@ def test_progress_while_the_size_changes() -> None:
 
 def test_a_change_costs_time() -> None:
     """Nothing is done during the pause of a change; a second change in it adds its own pause."""
-    run = Progress(linear(), 2, now=0.0, cost=ReconfigurationCost(fixed=1.0, per_processor=0.5))
+    run = ApplicationRun(linear(), 2, now=0.0, cost=ReconfigurationCost(fixed=1.0, per_processor=0.5))
     run.resize(4, 10.0)
     assert run.ends_at == pytest.approx(10.0 + 2.0 + 15.0)
     assert run.share_done(11.0) == pytest.approx(0.25)
