@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of things: an event is journaled, then the scheduler handles it, then its actions are carried out.
+"""The event loop: an event is journaled, then the scheduler handles it, then its actions are carried out.
 
 While the journal cannot be written nothing of that happens: events wait here, in their order, and so do actions that
 need the journal, until it can be written again. What users ask for is refused meanwhile.
@@ -63,7 +63,7 @@ class WritableStore(EventStore, Protocol):
 
 
 class LoopOwner(Protocol):
-    """Whoever runs a loop, and hears what becomes of it."""
+    """Whoever runs a loop; it is told of handled events, and of trouble with the journal or the scheduler."""
 
     def handled(self, event: Event) -> None:
         """Hear of an event that the scheduler has handled; its actions are carried out after this.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time that does not simply go on: clocks that are set back, and the time while nobody listened.
+"""What becomes of timers when a clock was set back, when the service was down, and when the scheduler failed on them.
 
 What is noted in the old time of a clock set back is moved to the new one. Otherwise every timer would be late by the
 whole jump: with a clock corrected by an hour, jobs would wait that hour. How long it was quiet before the jump cannot

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """Keeps the books of a state."""
+    """Counts what a state holds, and moves its jobs and placeholders between states."""
 
     def __init__(self, state: State) -> None:
         """Count what is there."""

@@ -102,14 +102,14 @@ async def close_lrm(lrm: Lrm) -> None:
 class ClusterDriver:
     """One cluster of the site."""
 
-    def __init__(self, config: ClusterConfig, lrm: Lrm, commands: CommandRunner, surroundings: DriverContext) -> None:
+    def __init__(self, config: ClusterConfig, lrm: Lrm, commands: CommandRunner, context: DriverContext) -> None:
         """``lrm`` is made but not started; :meth:`run` starts it, as often as needed."""
         self.config = config
         self.name: ClusterName = config.cluster_name
         self.lrm = lrm
         self.commands = commands
-        self._around = surroundings
-        self.judge = ListingJudge(self.name, user=surroundings.user, begun_at=surroundings.clock())
+        self._context = context
+        self.judge = ListingJudge(self.name, user=context.user, begun_at=context.clock())
         self._to_submit, self._submissions = anyio.create_memory_object_stream[Submission](1_000_000)
         self._to_cancel, self._cancels = anyio.create_memory_object_stream[tuple[LrmJobId, ...]](1_000_000)
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
@@ -119,9 +119,9 @@ class ClusterDriver:
         self.poller = Poller(
             config,
             lrm,
-            name_prefix=surroundings.name_prefix,
-            user=surroundings.user,
-            clock=surroundings.clock,
+            name_prefix=context.name_prefix,
+            user=context.user,
+            clock=context.clock,
             on_reading=self._examine,
             on_failure=self._unavailable,
         )
@@ -191,7 +191,7 @@ class ClusterDriver:
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _examine(self, reading: ClusterReading) -> bool:
-        if self._around.holding():
+        if self._context.holding():
             self._passed_over = True
             return False
         self._passed_over = False
@@ -204,10 +204,10 @@ class ClusterDriver:
             jobs=reading.jobs,
             tells_holders=capabilities.tells_holders or capabilities.tells_own_holders,
         )
-        now = self._around.clock()
-        judgement = self.judge.judge(self._around.state(), look, now=now, in_contact=self._around.in_contact)
+        now = self._context.clock()
+        judgement = self.judge.judge(self._context.state(), look, now=now, in_contact=self._context.in_contact)
         for event in judgement.events:
-            self._around.report(event)
+            self._context.report(event)
         if judgement.lost:
             self._to_refine.send_nowait(judgement.lost)
         self.cancel(judgement.cancel_again)
@@ -217,11 +217,11 @@ class ClusterDriver:
         return judgement.restless
 
     def _unavailable(self, reason: str) -> None:
-        if self._around.holding():
+        if self._context.holding():
             return
-        event = self.judge.failed(self._around.state(), reason, now=self._around.clock())
+        event = self.judge.failed(self._context.state(), reason, now=self._context.clock())
         if event is not None:
-            self._around.report(event)
+            self._context.report(event)
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
@@ -229,29 +229,29 @@ class ClusterDriver:
         async for submission in self._submissions:
             event = await self._submit_one(submission)
             self.judge.answered(submission.key)
-            self._around.report(event)
+            self._context.report(event)
             self.poller.poll_soon()
 
     async def _submit_one(self, submission: Submission) -> Event:
         key = submission.key
         if not self.poller.breaker.may_ask(anyio.current_time()):
             reason = self.poller.failure or "out of reach"
-            return BatchAbsent(time=self._around.clock(), batch=key, reason=reason)
+            return BatchAbsent(time=self._context.clock(), batch=key, reason=reason)
         try:
             with answering(self.name):
                 ids = await self.lrm.submit(submission)
         except (LrmRejectedError, LrmUnsupportedError) as error:
-            return BatchRejected(time=self._around.clock(), batch=key, reason=str(error))
+            return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
         except LrmUnreachableError as error:
             self.poller.breaker.failed(anyio.current_time())
-            return BatchAbsent(time=self._around.clock(), batch=key, reason=error.message)
+            return BatchAbsent(time=self._context.clock(), batch=key, reason=error.message)
         except LrmUnavailableError as error:
             self.poller.breaker.failed(anyio.current_time())
             log.warning("outcome of a submission is unknown", cluster=self.name, batch=key, error=str(error))
-            return BatchUncertain(time=self._around.clock(), batch=key, reason=error.message)
+            return BatchUncertain(time=self._context.clock(), batch=key, reason=error.message)
         except LrmError as error:
-            return BatchRejected(time=self._around.clock(), batch=key, reason=str(error))
-        return BatchSubmitted(time=self._around.clock(), batch=key, lrm_ids=ids)
+            return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
+        return BatchSubmitted(time=self._context.clock(), batch=key, lrm_ids=ids)
 
     async def _cancel_all(self) -> None:
         async for ids in self._cancels:
@@ -280,10 +280,10 @@ class ClusterDriver:
                 if job is not None and job.end is not None:
                     detail = job.reason or event.detail
                     event = replace(event, reason=job.end, detail=detail)  # noqa: PLW2901 - the same, told better
-                self._around.report(event)
+                self._context.report(event)
 
     async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
-        ids = self.judge.unexplained(self._around.state(), events)
+        ids = self.judge.unexplained(self._context.state(), events)
         if not ids:
             return {}
         try:

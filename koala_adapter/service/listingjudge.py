@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be told, and done, after a look at one cluster, or after one that failed. Pure.
+"""What follows from a listing of one cluster, or a failed one: events for the scheduler, jobs to be cancelled. Pure.
 
 The same object judges the listings of real batch systems and those of the schedules of faults.
 """

@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 class Reception:
-    """The control center of a service and what the service thinks of its callers."""
+    """Runs the control center of a service: accepts agents of wanted placeholders, and reports what agents say."""
 
     def __init__(  # noqa: PLR0913 - all that it needs of the service
         self,

@@ -206,7 +206,7 @@ class Service:
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
@@ -214,16 +214,16 @@ class Service:
         self._upkeep.watch_time_of_day()
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.changed.set()
         self.changed = anyio.Event()
 
     def halted(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self._upkeep.halted()
 
     def snapshot_begun(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self._upkeep.snapshot_begun()
 
     def state_rebuilt(self) -> None:
@@ -232,7 +232,7 @@ class Service:
         self._doubt("an event was set aside")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self._failure = error
         self._failed.set()
 

@@ -100,7 +100,7 @@ class Multicluster:
         self._restarts: dict[int, int] = {}
         self._answers: dict[tuple[int, int, int], dict[tuple[int, int], int]] = {}
         self._rates: dict[int, tuple[Application, Sequence[float]]] = {}
-        self._surroundings = [self._surround(platform, cluster) for cluster in self.clusters]
+        self._activities = [self._begin_activity(platform, cluster) for cluster in self.clusters]
 
     # ---- the course of time ---------------------------------------------------------------------------------------
 
@@ -175,7 +175,6 @@ class Multicluster:
             self._released(cluster)
 
     def _decide(self) -> None:
-        self.outcome.decisions += 1
         self._sites.changed = True
         self._management.decide()
         self._sites.decided()
@@ -272,16 +271,16 @@ class Multicluster:
 
     # ---- what happens without our doing ---------------------------------------------------------------------------
 
-    def _surround(self, platform: Platform, cluster: SimulatedCluster) -> BackgroundActivity:
-        surroundings = BackgroundActivity(self._engine, cluster, self._others_changed, self._evict)
+    def _begin_activity(self, platform: Platform, cluster: SimulatedCluster) -> BackgroundActivity:
+        activity = BackgroundActivity(self._engine, cluster, self._others_changed, self._evict)
         load, failures = platform.background_of(cluster.model), platform.failures_of(cluster.model)
         if load is not None:
-            surroundings.local_users(local_users(cluster.model, load, self.settings.seed))
+            activity.local_users(local_users(cluster.model, load, self.settings.seed))
         if failures is not None:
-            surroundings.failures(outages(cluster.model, failures, self.settings.seed))
+            activity.failures(outages(cluster.model, failures, self.settings.seed))
         if self.settings.poll_interval > 0 and (load is not None or failures is not None):
             self._engine.after(self.settings.poll_interval, lambda: self._poll(cluster))
-        return surroundings
+        return activity
 
     def _others_changed(self, cluster: SimulatedCluster) -> None:
         if self.settings.poll_interval <= 0:
@@ -300,7 +299,7 @@ class Multicluster:
 
     def _released(self, cluster: SimulatedCluster) -> None:
         """Give local jobs that wait what has come free on a cluster; the rest is ours again."""
-        self._surroundings[cluster.index].released()
+        self._activities[cluster.index].released()
         self._others_changed(cluster)
         self._sites.touch(cluster)
 

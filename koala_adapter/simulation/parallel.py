@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class ProgressListener(Protocol):
-    """Who wants to know how far a run is."""
+    """Is told how far a run is."""
 
     def __call__(self, done: int, total: int, what: str, /) -> None:
         """Hear that ``done`` of ``total`` parts of ``what`` are there."""

@@ -159,29 +159,29 @@ class SimulatedService(FixedSizeApplications):
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         wakeup = self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
             self.engine.at(wakeup, partial(self._wake, wakeup))
 
     def halted(self) -> None:
-        """See Owner: what is kept in memory can always be written."""
+        """See LoopOwner: what is kept in memory can always be written."""
 
     def snapshot_begun(self) -> None:
-        """See Owner: nobody else waits for anything here."""
+        """See LoopOwner: nobody else waits for anything here."""
         while self._loop.write_snapshot_group():
             pass
 
     def state_rebuilt(self) -> None:
-        """See Owner: a simulation on which the scheduler fails is worth nothing."""
+        """See LoopOwner: a simulation on which the scheduler fails is worth nothing."""
         raise SimulationError("the scheduler failed on an event of the simulation; the log has the traceback")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         raise error
 
     def _wake(self, wakeup: float) -> None:

@@ -36,7 +36,7 @@ MOST_RESTARTS = 20
 
 
 class Watch(Protocol):
-    """Who hears how far a replay is, and may end it."""
+    """Is told how far a replay is, and may end it."""
 
     def __call__(self, submitted: int, /) -> bool:
         """Hear that so many jobs have been submitted; return whether to go on."""

@@ -259,14 +259,14 @@ class SimulatedService:
             self.clock.after(self.faults.chance.uniform(0.0, 60.0), self.restart)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         if isinstance(event, ev.PlaceholderEnded) and event.placeholder in self.connected:
             agent = self.connected[event.placeholder]
             if agent.connection is not None:
                 agent.connection.send(0, agent.finish)
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         wakeup = None if self._loop.holding else self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
@@ -277,11 +277,11 @@ class SimulatedService:
         self.post(ev.TimeReached(time=self.now))
 
     def halted(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         assert self.store.full
 
     def snapshot_begun(self) -> None:
-        """See Owner: other things happen between two groups of it."""
+        """See LoopOwner: other things happen between two groups of it."""
         self.later(self.faults.chance.uniform(0.0, 0.5), self._write_snapshot_group)
 
     def _write_snapshot_group(self) -> None:
@@ -290,7 +290,7 @@ class SimulatedService:
             self.snapshot_begun()
 
     def state_rebuilt(self) -> None:
-        """See Owner: as the service does."""
+        """See LoopOwner: as the service does."""
         self.rebuilt_often += 1
         self._disconnecting = True
         for agent in list(self.connected.values()):
@@ -299,7 +299,7 @@ class SimulatedService:
         self._doubt("an event was set aside")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         raise AssertionError(error)
 
     # ---- agents ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claiming without reservation: turning placements into submitted placeholders, and a full hand into a launch.
+"""Claiming without reservation: placements become submitted placeholders, and a complete claim a launch.
 
 KOALA's incremental claiming policy, ICP (PAPERS section 1.1), with the virtual jobs of VJM (PAPERS section 2):
 placeholders go to every chosen cluster; when all are held the job starts. Only the components whose claim failed are
@@ -37,28 +37,28 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
     state = context.state
     if above is not None and state.jobs[context.queue.first(1)[0]].job.priority <= above:
         return
-    rooms = Capacity(context)
+    capacity = Capacity(context)
     guarded, kept = state.guarded, dict(state.kept_room)
     guard_position = None if guarded is None else position_of(state.jobs[guarded])
     hopeless: set[Lane] = set()
 
     def may_fit(lane: Lane) -> bool:
-        return lane not in hopeless and rooms.may_hold(lane)
+        return lane not in hopeless and capacity.may_hold(lane)
 
-    for position, job_id in context.queue.scan(may_fit, most=rooms.total):
+    for position, job_id in context.queue.scan(may_fit, most=capacity.total):
         record = state.jobs[job_id]
         if above is not None and record.job.priority <= above:
             break
         if guard_position is not None and position > guard_position:
             guard_position = None
-            rooms.keep(kept if state.guarded == guarded else {})
+            capacity.keep(kept if state.guarded == guarded else {})
             if not may_fit(context.queue.lane_of(record)):
                 continue
-        result = place(context, record, rooms.views)
+        result = place(context, record, capacity.views)
         if isinstance(result, Placed):
             leave_queue(context, record)
             claim_placement(context, record, result)
-            rooms.refresh({placed.cluster for placed in result.components})
+            capacity.refresh({placed.cluster for placed in result.components})
         else:
             hopeless.add(context.queue.lane_of(record))
 

@@ -36,25 +36,25 @@ class RecordingOwner:
         self.failure: KoalaError | None = None
 
     def handled(self, event: Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.events.append(event)
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.settled_often += 1
 
     def halted(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.halted_often += 1
 
     def snapshot_begun(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.snapshots_begun += 1
 
     def state_rebuilt(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.rebuilt_often += 1
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.failure = error

@@ -24,7 +24,7 @@ from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.acceptance import ACCEPTANCE_RULES
+from koala_adapter.simulation.acceptance import AnySize, PowerOfTwo
 from tests.unit.scheduler.malleable_site import MalleableSite, is_running, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import A, component, copied, ends, job, launches, of_kind, submissions
 from tests.unit.scheduler.test_malleability import Scene
@@ -719,7 +719,7 @@ def test_scheduler_and_counts_agree(policy: str, seed: int) -> None:
     for _ in range(chance.randint(1, 5)):
         minimum, size = chance.randint(1, 3), chance.randint(0, 4)
         bounds.append((minimum, minimum + size, minimum + size + chance.randint(0, 5)))
-    rules = {n: ACCEPTANCE_RULES["power-of-two"] for n in range(len(bounds)) if chance.random() < 0.4}
+    rules = {n: PowerOfTwo() for n in range(len(bounds)) if chance.random() < 0.4}
     free, used = chance.randint(1, 12), sum(size for _, size, _ in bounds)
     site = MalleableSite({"a": used + free}, Approach.NONE)
     for number, (low, size, high) in enumerate(bounds):
@@ -734,7 +734,7 @@ def test_scheduler_and_counts_agree(policy: str, seed: int) -> None:
         offer = waiting[0]
         number, record = int(offer.job_id), site.record(offer.job_id)
         low, _, high = bounds[number]
-        rule = rules.get(number, ACCEPTANCE_RULES["any"])
+        rule = rules.get(number, AnySize())
         accepted = rule.answer(record.claims[0].processors, offer.processors, low, high)
         said.append((number, offer.processors, accepted))
         site.answer(offer, accepted)

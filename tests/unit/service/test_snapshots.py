@@ -144,6 +144,13 @@ def test_an_unreadable_row_is_named(journal: Journal) -> None:
         journal.recover()
 
 
+def called_now(action: str) -> str:
+    """Return an action of version 0.1, as text, under the name that its kind has now; no journal holds actions."""
+    renamed = {"JobFinished": "FinishJob", "ProcessorsGranted": "GrantProcessors"}
+    kind, bracket, values = action.partition("(")
+    return f"{renamed.get(kind, kind)}{bracket}{values}"
+
+
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_a_journal_of_the_first_version_is_recovered(tmp_path: Path, name: str) -> None:
     """Read-only, too; and the events after its snapshot, its timers among them, lead to what they led to then."""
@@ -160,7 +167,7 @@ def test_a_journal_of_the_first_version_is_recovered(tmp_path: Path, name: str) 
         state, events = journal.recover()
         scheduler = Scheduler(state)
         actions = [[repr(action) for action in scheduler.handle(event)] for _, event in events]
-        assert actions == recorded["actions"]
+        assert actions == [[called_now(action) for action in one] for one in recorded["actions"]]
         assert any(actions)
         take_snapshot(journal, scheduler.state, len(actions))
         assert journal.recover()[0] == scheduler.state
