@@ -36,6 +36,7 @@ COMMANDS = (
     ("demo", "demonstration", "See it work: one job on three clusters at once, in ten seconds."),
     ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
     ("experiment", "experiment", "Repeat the published evaluations."),
+    ("negotiation", "negotiation", "Show and check the templates by which processors and memory are negotiated."),
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
 """Name, module and first sentence of each, in the order in which a person comes to need them."""

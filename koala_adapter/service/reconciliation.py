@@ -43,7 +43,7 @@ _AGENT_ENDS = {
     5: (EndReason.CANCELLED, "its agent was ended by the batch system or by its walltime"),
     127: (EndReason.LAUNCH_FAILED, "its node has no usable Python 3.6 or newer"),
 }
-"""What the exit statuses of vjm/agent.py and of its job script mean."""
+"""What the exit statuses of vjm/agent/holding.py and of its job script mean."""
 _BELIEVED_AT_ONCE = frozenset({EndReason.NODE_LOST, EndReason.WALLTIME, EndReason.MEMORY, EndReason.CANCELLED})
 
 

@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
 PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
+APPLICATION_SIDE = f"{CORE}.negotiation.applicationside"
+STANDALONE = (AGENT, APPLICATION_SIDE)
+"""Modules that run alone, with whatever Python a node has."""
 
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
@@ -67,12 +70,14 @@ MAY_IMPORT = {
     f"{CORE}.driver": _rooms("scheduler", "driver"),
     f"{CORE}.queueing": _rooms("queueing"),
     f"{CORE}.vjm": _rooms("vjm"),
-    AGENT: (),
+    AGENT: (AGENT,),
     f"{CORE}.runners": _rooms("scheduler", "vjm", "runners"),
     f"{CORE}.ordering": _rooms("host", "net", "plugin", "batchsystem", "queueing", "ordering"),
     f"{CORE}.wiki": _rooms("plugin", "batchsystem", "queueing", "wiki"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
     f"{CORE}.wiki.koalasource": _rooms("plugin", "scheduler.outcome", "api.client", "api.reports", "wiki"),
+    f"{CORE}.negotiation": _rooms("net", "negotiation"),
+    APPLICATION_SIDE: (),
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "queueing", "simulation"), *FILES),
     f"{CORE}.service": _rooms(
         "host", "plugin", "batchsystem", "config", "scheduler", "driver", "vjm", "runners", "service"
@@ -119,6 +124,20 @@ PURE = (
     f"{CORE}.scheduler",
     f"{CORE}.queueing",
     f"{CORE}.wiki.codec",
+    *(
+        f"{CORE}.negotiation.{part}"
+        for part in (
+            "bargaining",
+            "endpoint",
+            "framing",
+            "granting",
+            "reservations",
+            "states",
+            "template",
+            "templatejson",
+            "templatexml",
+        )
+    ),
     f"{CORE}.model",
     f"{CORE}.endreason",
     f"{CORE}.errors",
@@ -258,7 +277,7 @@ def agent_violations(module: Module) -> list[str]:
     for item in imports(module):
         top = item.target.partition(".")[0]
         newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations"
-        if newer or top not in sys.stdlib_module_names:
+        if newer or not (top in sys.stdlib_module_names or within(item.target, [AGENT])):
             found.append(f"{module.path}:{item.line}: the agent may not import {item.target}")
     return found
 
@@ -284,9 +303,10 @@ def test_pure_modules_do_not_touch_the_world() -> None:
     assert [line for module in pure for line in purity_violations(module)] == []
 
 
-def test_the_agent_needs_only_an_old_standard_library() -> None:
-    """The agent imports what Python 3.6 brings along, and nothing else."""
-    agents = [module for module in source_modules() if module.name == AGENT]
+def test_what_runs_alone_needs_only_an_old_standard_library() -> None:
+    """The agent and the module for applications import what Python 3.6 brings along, and nothing else."""
+    agents = [module for module in source_modules() if within(module.name, STANDALONE)]
+    assert {STANDALONE[0], STANDALONE[1]} <= {module.name for module in agents}
     assert [line for module in agents for line in agent_violations(module)] == []
 
 
