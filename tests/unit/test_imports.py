@@ -40,8 +40,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger", "outcome",
-    "parameters", "records", "roster", "timers", "timetable", "transitions",
+    "actions", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger", "othersjob",
+    "outcome", "parameters", "records", "roster", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
