@@ -104,7 +104,6 @@ class Service:
             clock=self.clock,
             clusters=self.clusters,
             effector=self._effector,
-            busy=lambda: self.busy,
             changed=lambda: self.changed,
             tell=self.settled,
         )
@@ -134,6 +133,7 @@ class Service:
             in_contact=self._in_contact,
             others_matter=self._others_matter,
             holding=lambda: self._loop.holding,
+            busy=lambda: self.busy,
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
@@ -272,7 +272,6 @@ class Service:
             self.applications.forget(job.id)
             raise
         for driver in self.clusters.values():
-            driver.poller.active = True
             driver.poller.poll_soon()
         return job.id
 
