@@ -112,10 +112,6 @@ async def test_what_is_shown_while_events_wait_is_looked_at_anew() -> None:
         driven.holding = False
         driven.driver.look_again()
         await driven.heard_of(ev.ClusterPolled)
-        seen = driven.driver.poller.latest
-        driven.driver.look_again()
-        await anyio.sleep(2 * driven.driver.poller.restless_interval)
-        assert driven.driver.poller.latest is seen
 
 
 async def test_nothing_is_sent_to_a_cluster_that_is_out_of_reach() -> None:
