@@ -98,7 +98,7 @@ def run(
     Example:
       koala experiment run vjm-deadlock --out results
     """
-    from koala_adapter.cli.simulationruns import progress_display, told
+    from koala_adapter.cli.simulationdisplay import progress_display, told
     from koala_adapter.scheduler.knownpolicies import OWN
     from koala_adapter.simulation.experiments.framework import ALSO, load_experiment, tally
     from koala_adapter.simulation.figures import check_matplotlib

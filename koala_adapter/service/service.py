@@ -106,7 +106,6 @@ class Service:
             clock=self.clock,
             clusters=self.clusters,
             effector=self._effector,
-            busy=lambda: self.busy,
             changed=lambda: self.changed,
             tell=self.settled,
         )
@@ -136,6 +135,7 @@ class Service:
             in_contact=self._in_contact,
             others_matter=self._others_matter,
             holding=lambda: self._loop.holding,
+            busy=lambda: self.busy,
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
@@ -277,7 +277,6 @@ class Service:
             self.applications.forget(job.id)
             raise
         for driver in self.clusters.values():
-            driver.poller.active = True
             driver.poller.poll_soon()
         return job.id
 

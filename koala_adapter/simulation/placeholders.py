@@ -173,15 +173,15 @@ class SimulatedService(FixedSizeApplications):
             self.engine.at(wakeup, partial(self._wake, wakeup))
 
     def halted(self) -> None:
-        """See Owner: what is kept in memory can always be written."""
+        """See LoopOwner: what is kept in memory can always be written."""
 
     def snapshot_begun(self) -> None:
-        """See Owner: nobody else waits for anything here."""
+        """See LoopOwner: nobody else waits for anything here."""
         while self._loop.write_snapshot_group():
             pass
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
-        """See Owner: a simulation on which the scheduler fails is worth nothing."""
+        """See LoopOwner: a simulation on which the scheduler fails is worth nothing."""
         kind = type(set_aside[0]).__name__
         raise SimulationError(f"the scheduler failed on an event of the simulation ({kind}); the log has the traceback")
 

@@ -53,7 +53,7 @@ class RecordingOwner:
         self.halted_often += 1
 
     def snapshot_begun(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.snapshots_begun += 1
 
     def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
