@@ -52,6 +52,7 @@ from koala_adapter.scheduler.timetable import Timetable, change_due
 if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.batchnumbers import RecordedBatches
     from koala_adapter.scheduler.placement.policy import PlacementResult
     from koala_adapter.scheduler.records import PlaceholderRecord
 
@@ -77,8 +78,10 @@ class Scheduler:
         """Time at which a TimeReached event is wanted; None when nothing is awaited."""
         return self.timetable.next_at
 
-    def handle(self, event: ev.Event) -> list[Action]:
+    def handle(self, event: ev.Event, recorded: RecordedBatches | None = None) -> list[Action]:
         """Take in one event and return what is to be done now.
+
+        ``recorded``: the submissions made before, when the event is handled again.
 
         Before anything is changed, raises JobRefusedError for a job whose id is known already, and ConfigurationError
         for a configuration with a policy that is not here. Events may be out of order by a minute; a clock set back by
@@ -89,7 +92,7 @@ class Scheduler:
         if isinstance(event, ev.Configured):
             self.policies.require_malleability(event.parameters, *event.clusters)
         now = advance(self.state, self.timetable, event.time)
-        context = self._context(now)
+        context = self._context(now, recorded)
         if isinstance(event, ev.Configured):
             give_time(self.state, self.timetable, context.now)
         elif isinstance(event, ev.TimersPostponed):
@@ -124,7 +127,11 @@ class Scheduler:
         """Tell whether malleable jobs that run on a cluster are shrunk for jobs of others that wait there."""
         return self.state.parameters.approach.shrinks_for_waiting and cluster in self._roster
 
-    def _context(self, now: float) -> Context:
+    def skip_batch_numbers(self, largest: int) -> None:
+        """Hand out no number for a submission that is not larger than this one."""
+        self.state.batches_made = max(self.state.batches_made, largest)
+
+    def _context(self, now: float, recorded: RecordedBatches | None = None) -> Context:
         return Context(
             ledger=self.ledger,
             timetable=self.timetable,
@@ -132,6 +139,7 @@ class Scheduler:
             now=now,
             policies=self.policies,
             roster=self._roster,
+            recorded=recorded,
         )
 
     # ---- events ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.model import JobKind
 from koala_adapter.scheduler.claiming.holds import hold_groups
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
@@ -89,6 +90,9 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
             f"The job has been running for {since} on {_processors(total)}: {where}; "
             f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"
         )
+        if record.job.kind is JobKind.MALLEABLE:
+            clusters = {claim.cluster for claim in record.claims if claim.cluster is not None}
+            text += "".join(sorted({_sentence(state.clusters[name].refused_answer) for name in clusters}))
     silent = [p for p in state.placeholders_of(record) if p.silent_since is not None]
     if silent:
         oldest = min(p.silent_since for p in silent if p.silent_since is not None)
@@ -184,7 +188,13 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
     elif state.guarded == record.job.id:
         said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
         kept = f" Because it has waited long, what comes free is kept for it ({said})."
-    return f"{place} and needs {need}. {_clusters(state, record, now, policies)}{kept}"
+    return f"{place} and needs {need}. {_clusters(state, record, now, policies)}{kept}{_refused_answer(state, record)}"
+
+
+def _refused_answer(state: State, record: JobRecord) -> str:
+    """Say what is wrong with a job's policy, one of the site's own. Of jobs that need the same only the first asks."""
+    asked = (one.refused_answer for one in state.jobs.values() if one.job.placement == record.job.placement)
+    return _sentence(record.refused_answer or next(filter(None, asked), ""))
 
 
 def _needs(job: Job, policies: Policies) -> list[str]:
@@ -247,6 +257,10 @@ def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: fl
 
 def _processors(count: int) -> str:
     return f"{count} processor" if count == 1 else f"{count} processors"
+
+
+def _sentence(said: str) -> str:
+    return f" {said[0].upper()}{said[1:]}." if said else ""
 
 
 def _by_cluster(placeholders: Iterable[PlaceholderRecord]) -> dict[ClusterName, int]:

@@ -186,6 +186,8 @@ class JobRecord:
     """How often held processors were handed back because others were missing."""
     exchanges: int = 0
     """Held processors that it gave to other jobs for their places in LRM queues, instead of handing them back."""
+    refused_answer: str = ""
+    """Why the latest answer of its placement policy, one of the site's own, is not followed; empty when it is."""
     last_trouble: str = ""
     """What went wrong last, for ``koala explain``."""
     ranks: tuple[Rank, ...] = ()
@@ -327,6 +329,8 @@ class ClusterRecord:
     """Processors that are offered or promised to running jobs, so nobody else is placed on them."""
     gathering: int = 0
     """Placeholders submitted for running jobs that grow and have not taken them in yet."""
+    refused_answer: str = ""
+    """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
     step: ClusterStep | None = None
     """Growing or shrinking of its malleable jobs that is under way."""
     promises: list[Promise] = field(default_factory=list)
@@ -419,6 +423,7 @@ class State:
     clusters: dict[ClusterName, ClusterRecord] = field(default_factory=dict)
     timers_set: int = 0
     batches_made: int = 0
+    """The largest number that a submission was given."""
     starts: int = 0
     """Malleable jobs that have started to run."""
     changes_made: int = 0

@@ -70,6 +70,8 @@ class DriverContext:
     """Whether it matters which jobs of others wait on a cluster."""
     holding: Callable[[], bool] = lambda: False
     """Whether events wait: then what a listing shows would be judged by a state that is not what is known."""
+    busy: Callable[[], bool] = lambda: True
+    """Whether a job of ours is unfinished."""
 
 
 def make_lrm(
@@ -127,6 +129,7 @@ class ClusterDriver:
             on_reading=self._examine,
             on_failure=self._unavailable,
             others_matter=lambda: context.others_matter(self.name),
+            busy=context.busy,
         )
 
     def look_again(self) -> None:

@@ -155,6 +155,10 @@ class LiveEffector:
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
 
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector."""
+        log.error("a policy of this site is at fault", reason=action.reason)
+
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""
         log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)

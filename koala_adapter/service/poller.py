@@ -55,7 +55,7 @@ class ClusterReading(Listing):
 class Poller:
     """Reads one cluster at intervals and hands each reading, or the reason why there is none, to its owner."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it asks and tells
         self,
         config: ClusterConfig,
         lrm: Lrm,
@@ -66,11 +66,13 @@ class Poller:
         on_reading: Callable[[ClusterReading], bool],
         on_failure: Callable[[str], None],
         others_matter: Callable[[], bool] = lambda: False,
+        busy: Callable[[], bool] = lambda: True,
     ) -> None:
         """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time.
 
         ``name_prefix`` and ``user``: what our jobs are called there, and whose they are.
         ``others_matter`` tells whether the next poll is to show which jobs of others wait: it lists those of all users.
+        ``busy`` tells whether a job of ours is unfinished: it is polled less often while none is.
         """
         self._config = config
         self._lrm = lrm
@@ -80,11 +82,10 @@ class Poller:
         self._on_reading = on_reading
         self._on_failure = on_failure
         self._others_matter = others_matter
+        self._busy = busy
         self._wanted = anyio.Event()
         self.breaker = CircuitBreaker(pause=config.poll_interval)
         self._watcher = Watcher(self._read, breaker=self.breaker, on_trouble=self._note_trouble)
-        self.active = True
-        """False while no job of ours is unfinished."""
         self.latest: ClusterReading | None = None
 
     @property
@@ -109,7 +110,7 @@ class Poller:
             now = anyio.current_time()
             await anyio.sleep(self.restless_interval)
             if not restless:
-                interval = self._config.poll_interval * (1 if self.active else IDLE_FACTOR)
+                interval = self._config.poll_interval * (1 if self._busy() else IDLE_FACTOR)
                 with anyio.move_on_after(max(0.0, now + interval - anyio.current_time())):
                     await self._wanted.wait()
             self._wanted = anyio.Event()

@@ -107,6 +107,10 @@ class Reception:
         """Send an order to start a task. False when the agent is not connected. Raises ProtocolError."""
         return self._center.launch(placeholder, launch)
 
+    def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
+        """Have an agent come back and tell again what it knows, if it is connected."""
+        self._center.disconnect(placeholder, reason)
+
     def signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
         """Send a signal to a task. False when the agent is not connected."""
         return self._center.signal(placeholder, signal)

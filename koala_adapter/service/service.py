@@ -15,7 +15,7 @@ import anyio
 import structlog
 
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.recovery import doubts, rebuilt
+from koala_adapter.driver.recovery import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import JobId
@@ -25,6 +25,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
+from koala_adapter.service.askingagain import AskingAgain
 from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, make_lrm
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
@@ -37,7 +38,7 @@ from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskGroup, TaskStatus
@@ -90,6 +91,7 @@ class Service:
         self.resizing = Resizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
+        self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
         self.archive = Archive(
             self.journal,
             state=lambda: self.state,
@@ -106,7 +108,6 @@ class Service:
             clock=self.clock,
             clusters=self.clusters,
             effector=self._effector,
-            busy=lambda: self.busy,
             changed=lambda: self.changed,
             tell=self.settled,
         )
@@ -137,6 +138,7 @@ class Service:
             in_contact=self._in_contact,
             others_matter=self._others_matter,
             holding=lambda: self._loop.holding,
+            busy=lambda: self.busy,
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
@@ -237,10 +239,13 @@ class Service:
         """See LoopOwner."""
         self._upkeep.snapshot_begun()
 
-    def state_rebuilt(self) -> None:
-        """Doubt what only this process knew, as after a restart; the agents come back and tell all they know."""
-        self.reception.disconnect_all("an event was set aside: tell again how things stand")
-        self._doubt("an event was set aside")
+    def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
+        """Have told again what is not known any more; as after a restart, if the state is another one than it was."""
+        if len(set_aside) > 1:
+            self.reception.disconnect_all("events were set aside: tell again how things stand")
+        else:
+            self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
+        self._doubt("an event was set aside", in_contact=self._in_contact)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
@@ -279,7 +284,6 @@ class Service:
             self.applications.forget(job.id)
             raise
         for driver in self.clusters.values():
-            driver.poller.active = True
             driver.poller.poll_soon()
         return job.id
 
@@ -353,6 +357,7 @@ class Service:
                 self.resizing.resume()
                 await self._start_clusters(tasks)
                 tasks.start_soon(self._stop_when_failed)
+                tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
                 tasks.start_soon(self.resizing.run)
                 task_status.started()
@@ -382,9 +387,9 @@ class Service:
         if untried:
             log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
 
-    def _doubt(self, why: str) -> None:
+    def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}
-        for event in doubts(self.state, now=self.now(), why=why, under_way=under_way):
+        for event in doubts(self.state, now=self.now(), why=why, under_way=under_way, in_contact=in_contact):
             self.post(event)
 
     async def _stop_when_failed(self) -> None:

@@ -44,6 +44,8 @@ class SimulatedEffector:
         self.shrunk_for_others = 0
         """Processors that were asked for because others wait."""
         self.agents: dict[str, SimulatedAgent] = {}
+        self.refused: list[str] = []
+        """What was wrong with policies of the site."""
 
     # ---- submissions -----------------------------------------------------------------------------------------------
 
@@ -227,6 +229,10 @@ class SimulatedEffector:
     def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
+
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector."""
+        self.refused.append(action.reason)
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""

@@ -96,6 +96,15 @@ def test_nothing_is_lost_or_leaked_where_jobs_shrink_for_others() -> None:
     assert given > 20
 
 
+@pytest.mark.parametrize("malleable", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_lost_or_leaked_under_policies_that_answer_anything(seed: int, *, malleable: bool) -> None:
+    """What cannot be followed is refused, and told; each job still gets one outcome, and no invariant breaks."""
+    world = World(seed, malleable=malleable, strange=True)
+    world.run()
+    assert world.service.effector.refused
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_malleable_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
     """Growing and shrinking alone costs nobody a job."""

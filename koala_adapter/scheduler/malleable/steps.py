@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
+from koala_adapter.errors import PolicyAnswerError
+from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.hysteresis import jobs_have_shrunk, pause
@@ -73,7 +74,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
         if policy.rebalances and cluster.ending:
             return  # what some have given up for others is not free yet
         step.remaining = min(step.remaining, free_for_growing(context, cluster))
-    for member, amount in policy.messages(context.roster.on(cluster.parameters.name), step):
+    for member, amount in _messages(context, cluster, policy, step):
         current.awaited += 1
         _ask(context, member, amount, current.reason)
     if current.awaited:
@@ -115,6 +116,21 @@ def new_change(context: Context, processors: int, phase: ChangePhase) -> Change:
     """Return a change with a number of its own."""
     context.state.changes_made += 1
     return Change(number=context.state.changes_made, processors=processors, phase=phase)
+
+
+def _messages(
+    context: Context, cluster: ClusterRecord, policy: MalleabilityPolicy, step: Step
+) -> list[tuple[RunningClaim, int]]:
+    """Return the next round of a step; none when that cannot be sent, which ends the step."""
+    try:
+        messages = policy.messages(context.roster.on(cluster.parameters.name), step)
+    except PolicyAnswerError as error:
+        if cluster.refused_answer != error.message:
+            cluster.refused_answer = error.message
+            context.effects.add(ReportRefusedAnswer(reason=error.message))
+        return []
+    cluster.refused_answer = ""
+    return messages
 
 
 def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> None:

@@ -35,9 +35,10 @@ SUBMISSION = Submission(key=KEY, count=2, script="#!/bin/sh\n", walltime=60)
 class Driven:
     """A cluster driver whose events a scheduler hears."""
 
-    def __init__(self, *, others_matter: bool = False, **settings: str) -> None:
+    def __init__(self, *, others_matter: bool = False, **settings: float | str) -> None:
         self.lrm = ScriptedLrm()
         self.others_matter = others_matter
+        self.holding = False
         self.site = Site({"a": 4})
         self.site.submit(job("1", component("x", 2, cluster="a")))
         self.heard: list[Event] = []
@@ -47,6 +48,7 @@ class Driven:
             report=self._hear,
             in_contact=lambda _: False,
             others_matter=lambda _: self.others_matter,
+            holding=lambda: self.holding,
             name_prefix="koala-k-",
             user="alice",
         )
@@ -98,6 +100,18 @@ async def test_what_a_submission_comes_to(error: Exception | None, kind: type[Ev
     if isinstance(event, ev.BatchSubmitted):
         assert event.lrm_ids == ("koala-k-1:1", "koala-k-1:2")
     assert driven.driver.judge.under_way == frozenset()
+
+
+async def test_what_is_shown_while_events_wait_is_looked_at_anew() -> None:
+    """It would be judged by a state that is behind; and nobody waits for the next poll because of that."""
+    driven = Driven(poll_interval=600)
+    driven.holding = True
+    async with driven.running():
+        await driven.until(lambda: driven.driver.poller.latest is not None)
+        assert driven.heard == []
+        driven.holding = False
+        driven.driver.look_again()
+        await driven.heard_of(ev.ClusterPolled)
 
 
 async def test_nothing_is_sent_to_a_cluster_that_is_out_of_reach() -> None:
