@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from koala_adapter.batchsystem.listing import is_another
+from koala_adapter.batchsystem.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
 from koala_adapter.ordering.comparing import difference, in_order, shape, turn
 from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase
-from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.pools import Pools, pools_of, serves
 from koala_adapter.ordering.standing import WAITING, Rules, Standing, array_of, estimate, layout_of, standing
 from koala_adapter.queueing.local_queue import LocalJob
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.ordering.allocation import Room
     from koala_adapter.queueing.local_queue import ClusterScheduler
 
-Layout: TypeAlias = "tuple[tuple[str, int], ...]"
-
 RUNNING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
-
-REQUEUED = "it was queued again"
 
 STEADY = frozenset({Phase.RUNNING, Phase.WAITING})
 """Phases in which nothing follows from a listing that shows a job as the last one did."""
@@ -47,14 +43,11 @@ class Mirror:
         self,
         make_scheduler: Callable[[], ClusterScheduler],
         rules: Rules,
-        *,
-        patience: Patience | None = None,
-        pins: Iterable[Pin] = (),
+        starts: Starts,
     ) -> None:
-        """``make_scheduler`` returns a policy of a cluster without processors; ``pins``: starts that are on record."""
+        """``make_scheduler`` returns a policy of a cluster without processors; ``starts``: those that are on record."""
         self.rules = rules
-        self.patience = patience or Patience()
-        self.pins = {pin.job_id: pin for pin in pins}
+        self.starts = starts
         self.entries: dict[LrmJobId, Entry] = {}
         self.pools = Pools(nodes={}, queues={}, default=None)
         self.schedulers: list[ClusterScheduler] = []
@@ -65,9 +58,6 @@ class Mirror:
         """What was free on each node that is up at the last look."""
         self.happened: list[Happening] = []
         """Whoever drives this takes from here what is to be told."""
-        self._started: set[LrmJobId] = set()
-        self._in_hand: dict[LrmJobId, tuple[Layout, float]] = {}
-        """Nodes of the starts that are being asked for, and from when on they are what they look like again."""
         self._make_scheduler = make_scheduler
         self._feasible: dict[object, str] = {}
         self._empty: tuple[Room, ...] = ()
@@ -79,13 +69,14 @@ class Mirror:
     def observe(self, listing: Listing) -> None:
         """Bring the picture in step with a listing."""
         now = listing.read_at
-        self.listing = listing = self._as_they_will_be(listing)
+        nodes = up_for_us(listing.nodes, self.starts.in_hand(listing.read_at))
+        self.listing = listing = replace(listing, nodes=nodes)
         same = self._examine_nodes(listing)
-        seen: dict[LrmJobId, LrmJob] = {job.id: job for job in listing.jobs}
+        seen = by_id(listing.jobs)
         for job_id in [id_ for id_ in self.entries if id_ not in seen]:
             self._gone(self.entries[job_id], now, Kind.GONE)
-        for job_id in [id_ for id_ in self.pins if id_ not in seen]:
-            self._unpin(job_id)
+        for job_id in [id_ for id_ in self.starts.pins if id_ not in seen]:
+            self.starts.gone(job_id)
         occupying: list[Entry] = []
         waiting: list[Entry] = []
         known = [job for job in listing.jobs if job.id in self.entries]
@@ -98,21 +89,6 @@ class Mirror:
                 entry.listed = job
             (occupying if entry.phase in {Phase.RUNNING, Phase.STARTING} else waiting).append(entry)
         self._settle(occupying, waiting, now)
-
-    def _as_they_will_be(self, listing: Listing) -> Listing:
-        """Return a listing in which nodes are up that take no jobs only because we are starting one there.
-
-        Slurm ties a job to different numbers of processors by a reservation, and shows the nodes as reserved meanwhile.
-        """
-        self._in_hand = {id_: (n, until) for id_, (n, until) in self._in_hand.items() if until >= listing.read_at}
-        names = {name for nodes, _ in self._in_hand.values() for name, _ in nodes}
-        if not any(node.state is NodeState.DRAINING and node.name in names for node in listing.nodes):
-            return listing
-        nodes = (
-            replace(node, state=NodeState.UP) if node.state is NodeState.DRAINING and node.name in names else node
-            for node in listing.nodes
-        )
-        return replace(listing, nodes=tuple(nodes))
 
     def _examine_nodes(self, listing: Listing) -> bool:
         """Have the policies follow nodes that came, went, or serve other queues; tell whether all is as it was."""
@@ -154,7 +130,7 @@ class Mirror:
         if found is Standing.OVER:
             if entry is not None:
                 self._gone(entry, now, Kind.ENDED)
-            self._unpin(job.id)
+            self.starts.gone(job.id)
             return None
         if entry is None:
             entry = self._new(job, pin)
@@ -164,9 +140,7 @@ class Mirror:
         self._update(entry, job, now)
         if found is Standing.OCCUPYING:
             self._occupies(entry, now, again=again and job.state in RUNNING)
-        elif entry.phase is Phase.STARTING:
-            self._judge_start(entry, now)
-        else:
+        elif entry.phase is not Phase.STARTING or self._start_has_failed(entry, now):
             self._waits(entry, reason, now)
         return entry
 
@@ -180,10 +154,12 @@ class Mirror:
             entry.phase = Phase.RUNNING
         elif pin is not None and not pin.not_before and job.state is not LrmJobState.HELD:
             # It had been released when we were stopped: the next looks tell what came of it.
-            entry.phase, entry.nodes, entry.accepted_at = Phase.STARTING, pin.nodes, pin.at
+            entry.phase, entry.nodes = Phase.STARTING, pin.nodes
+            self.starts.resume(pin, Stage.ACCEPTED)
         elif pin is not None and job.state is LrmJobState.QUEUED:
             # We were stopped before it was in hold again.
             entry.phase, entry.reason = Phase.RETURNING, pin.failure
+            self.starts.resume(pin, Stage.FAILED)
         return entry
 
     def _update(self, entry: Entry, job: LrmJob, now: float) -> None:
@@ -217,34 +193,33 @@ class Mirror:
         elif entry.phase is not Phase.RUNNING:
             self._withdraw(entry, now)
             self._tell(Kind.ADOPTED, entry, now, nodes=layout)
-        pin = self.pins.get(entry.job.id)
-        if pin is not None:
-            self.pins[entry.job.id] = replace(pin, started=True, failures=0, not_before=0.0, failure="")
+        self.starts.shown(entry.job, now)
         entry.nodes = layout or entry.nodes
-        entry.phase, entry.reason, entry.accepted_at = Phase.RUNNING, "", None
+        entry.phase, entry.reason = Phase.RUNNING, ""
         if entry.job.state in RUNNING:
             entry.requeues = entry.job.requeues
 
-    def _judge_start(self, entry: Entry, now: float) -> None:
-        """Decide whether a start that does not show yet has failed."""
-        if entry.accepted_at is None or now <= entry.accepted_at:
-            return
-        held = entry.job.state is LrmJobState.HELD
-        if (held and entry.doubtful) or now > entry.accepted_at + self.patience.start:
-            waited = f"it did not start within {now - entry.accepted_at:.0f} s"
-            reason = f"{waited} ({entry.job.reason})" if entry.job.reason else waited
-            self._put_back(entry, now, reason, refused=False)
+    def _start_has_failed(self, entry: Entry, now: float) -> bool:
+        """Take a start back that has failed; one that does not show yet may still succeed."""
+        failure = self.starts.failure(entry.job, now)
+        if failure is None:
+            return False
+        self._leave(entry, now)
+        pause = self.starts.failed(entry.job.id, failure)
+        entry.phase, entry.reason, entry.nodes = Phase.RETURNING, failure.reason, ()
+        self._tell(Kind.NOT_STARTED, entry, now, detail=f"{failure.reason}; tried again in {pause:.0f} s")
+        return True
 
     def _waits(self, entry: Entry, reason: str, now: float) -> None:
         """Put a job that may not be started aside; the others are queued once the size of the cluster is known."""
         if entry.phase is Phase.RUNNING or (entry.job.tied and entry.phase is not Phase.RETURNING):
             self._queued_again(entry, now)
         held = entry.job.state is LrmJobState.HELD
-        if entry.phase is Phase.RETURNING and held and not (entry.tied or entry.job.tied):
+        if entry.phase is Phase.RETURNING and held and not self._is_tied(entry):
             entry.phase = Phase.LEFT_OUT
         if entry.phase is Phase.RETURNING:
             return
-        pin = self.pins.get(entry.job.id)
+        pin = self.starts.pins.get(entry.job.id)
         if not reason and pin is not None and now < pin.not_before:
             reason = f"{pin.failure}; it is tried again in {pin.not_before - now:.0f} s"
         reason = reason or self._place(entry)
@@ -261,13 +236,12 @@ class Mirror:
             self._leave(entry, now)
         self._withdraw(entry, now)
         self._tell(Kind.REQUEUED, entry, now, nodes=())
-        pin = self.pins.get(entry.job.id)
         entry.phase, entry.nodes, entry.promised, entry.requeues = Phase.LEFT_OUT, (), None, entry.job.requeues
-        if pin is not None:
-            self.pins[entry.job.id] = replace(pin, started=False, not_before=now, failure=REQUEUED)
-            entry.tied = True
-        if entry.tied or entry.job.tied:
+        if self.starts.requeued(entry.job.id, now) or entry.job.tied:
             entry.phase, entry.reason = Phase.RETURNING, REQUEUED
+
+    def _is_tied(self, entry: Entry) -> bool:
+        return entry.job.tied or self.starts.is_tied(entry.job.id)
 
     def _place(self, entry: Entry) -> str:
         """Choose a job's pool; return why it cannot have any."""
@@ -346,28 +320,6 @@ class Mirror:
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
-    def asking(self, job_id: LrmJobId, nodes: Layout) -> None:
-        """Take note that a start is being asked for."""
-        self._in_hand[job_id] = (nodes, inf)
-
-    def accepted(self, job_id: LrmJobId, now: float, *, doubtful: bool = False) -> None:
-        """Take note that the batch system took a start, or, ``doubtful``, may have taken it."""
-        self._asked(job_id, now)
-        entry = self.entries.get(job_id)
-        if entry is not None and entry.phase is Phase.STARTING:
-            entry.accepted_at, entry.doubtful = now, doubtful
-
-    def refused(self, job_id: LrmJobId, now: float, reason: str) -> None:
-        """Take note that the batch system refused a start."""
-        self._asked(job_id, now)
-        entry = self.entries.get(job_id)
-        if entry is not None and entry.phase is Phase.STARTING:
-            self._put_back(entry, now, reason, refused=True)
-
-    def _asked(self, job_id: LrmJobId, now: float) -> None:
-        if job_id in self._in_hand:
-            self._in_hand[job_id] = (self._in_hand[job_id][0], now)
-
     def another_starts(self, entry: Entry) -> bool:
         """Tell whether another element of a job's array is being started, and it has to wait for that."""
         array = array_of(entry.job) if self.rules.one_by_one else None
@@ -376,35 +328,11 @@ class Mirror:
             for other in self.entries.values()
         )
 
-    def to_hold(self) -> list[LrmJobId]:
-        """Return the jobs to be held and untied, because they did not start in time or were queued again."""
+    def to_take_back(self) -> list[LrmJobId]:
+        """Return the jobs to be held and untied: they did not start in time, were queued again, or are gone."""
         returning = (entry for entry in self.entries.values() if entry.phase is Phase.RETURNING)
-        return [
-            entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or entry.tied or entry.job.tied
-        ]
-
-    def taken_back(self, job_id: LrmJobId) -> None:
-        """Take note that a job was put in hold and untied."""
-        entry = self.entries.get(job_id)
-        if entry is not None:
-            entry.tied = False
-
-    def started(self) -> list[LrmJobId]:
-        """Return the jobs that run where we started them, and were not returned before."""
-        ours = (entry for entry in self.entries.values() if entry.phase is Phase.RUNNING and entry.job.id in self.pins)
-        fresh = [entry.job.id for entry in ours if entry.job.id not in self._started]
-        self._started = {*(id_ for id_ in self._started if id_ in self.pins), *fresh}
-        return fresh
-
-    def _put_back(self, entry: Entry, now: float, reason: str, *, refused: bool) -> None:
-        self._leave(entry, now)
-        pin = self.pins[entry.job.id]
-        failures = pin.failures + 1
-        pause = self.patience.after(failures, refused=refused)
-        self.pins[entry.job.id] = replace(pin, not_before=now + pause, failure=reason, failures=failures)
-        entry.phase = Phase.RETURNING
-        entry.reason, entry.nodes, entry.accepted_at, entry.doubtful = reason, (), None, False
-        self._tell(Kind.NOT_STARTED, entry, now, detail=f"{reason}; tried again in {pause:.0f} s")
+        found = [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]
+        return [*found, *self.starts.in_stage(Stage.GONE)]
 
     def _gone(self, entry: Entry, now: float, kind: Kind) -> None:
         ran = entry.phase in {Phase.RUNNING, Phase.STARTING}
@@ -430,14 +358,11 @@ class Mirror:
             self.dirty = True
 
     def _pin(self, job: LrmJob) -> Pin | None:
-        pin = self.pins.get(job.id)
+        pin = self.starts.pins.get(job.id)
         if pin is None or not is_another(job, pin.submitted_at):
             return pin
-        self._unpin(job.id)
+        self.starts.forget(job.id)
         return None
-
-    def _unpin(self, job_id: LrmJobId) -> None:
-        self.pins.pop(job_id, None)
 
     def _tell(self, kind: Kind, entry: Entry, now: float, *, detail: str = "", nodes: Layout | None = None) -> None:
         job = entry.job
@@ -471,7 +396,7 @@ class Mirror:
 
     def next_due(self, now: float) -> float | None:
         """Return when something is to be looked at again although nothing happens; None when never."""
-        times = [pin.not_before for pin in self.pins.values()]
+        times = [pin.not_before for pin in self.starts.pins.values()]
         offset = 0.0 if self.listing is None else self.listing.offset
         eligible = (entry.job.eligible_at for entry in self.entries.values())
         times += [time - offset for time in eligible if time is not None]

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.batchsystem.starter import LrmStarts, Starter
 from koala_adapter.batchsystem.startlog import StartLog
+from koala_adapter.batchsystem.starts import Patience, Starts
 from koala_adapter.errors import JobNotFoundError, JournalError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
@@ -21,7 +23,6 @@ from koala_adapter.ordering.driver import Driver
 from koala_adapter.ordering.entries import Kind
 from koala_adapter.ordering.explanations import explain, overview
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.watching import Pace, PacedWatcher
 from koala_adapter.queueing.policies import make_cluster_scheduler
@@ -94,15 +95,13 @@ class Driven:
         self.happened: list[Happening] = []
         self.troubles: list[str] = []
         self.record = StartLog(directory / "starts.sqlite")
-        self.mirror = Mirror(
-            lambda: make_cluster_scheduler("easy", 0),
-            Rules(),
-            patience=Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0),
-            pins=self.record.pins,
-        )
+        patience = Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0)
+        starts = Starts(patience, pins=self.record.pins)
+        self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
         manner = Manner(overtaking=True, guards=1)
-        self.driver = Driver(self.lrm, watcher, self.mirror, manner, self.record, tell=self.happened.extend)
+        starter = Starter(LrmStarts(self.lrm), starts, self.record, clock=watcher.clock.now)
+        self.driver = Driver(watcher, self.mirror, manner, starter, self.record, tell=self.happened.extend)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
