@@ -34,7 +34,8 @@ if __name__ == "__main__":
 from benchmarks.plain_easy import plain_easy
 from koala_adapter.queueing.policies import LocalJob
 from koala_adapter.simulation.lublin import lublin
-from koala_adapter.simulation.replay import Policy, Site, replay
+from koala_adapter.simulation.platform_replay import Site
+from koala_adapter.simulation.replay import Policy, replay
 from koala_adapter.simulation.swf import NEEDED, read_trace, workload
 
 if TYPE_CHECKING:

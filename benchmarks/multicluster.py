@@ -28,15 +28,15 @@ if __name__ == "__main__":
 
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.simulation.acceptance import PowerOfTwo
-from koala_adapter.simulation.applications import Application, Interpolated
+from koala_adapter.simulation.application_models import Application, Interpolated
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import ClusterModel, Platform
-from koala_adapter.simulation.runs import SimulatedJob
+from koala_adapter.simulation.simulated_jobs import SimulatedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.simulation.runs import JobResult
+    from koala_adapter.simulation.simulated_jobs import JobResult
 
 MONTH = 30 * 86_400.0
 """Seconds."""

@@ -18,9 +18,9 @@ from dataclasses import replace
 from koala_adapter.batchsystem.listing import Listing
 from koala_adapter.batchsystem.starts import Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
-from koala_adapter.ordering.deciding import Manner, decide
+from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.standing import Rules
+from koala_adapter.ordering.schedulingpass import Manner, decide
 from koala_adapter.queueing.policies import POLICIES, make_cluster_scheduler
 
 SEED = 1

@@ -26,9 +26,9 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.siteparameters import configuration
-from koala_adapter.simulation.batchsystem import BatchSystem
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.placeholders import Delays, SimulatedService, run_to_end
+from koala_adapter.simulation.simulated_batch_system import BatchSystem
 from tests.local_koala import Koala, eventually
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.model import ClusterName
 from koala_adapter.wiki.options import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.serving import serve
+from koala_adapter.wiki.server import serve
 from koala_adapter.wiki.sources import LrmSource
 from koala_local.lrm import LocalLrm
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.clusterreports import ClusterReport, PlanReport
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
-    from koala_adapter.service.samples import SampleSubmission
+    from koala_adapter.service.samplesubmission import SampleSubmission
 
 TIMEOUT = 30.0
 LOOK_AGAIN = 0.2
@@ -95,7 +95,7 @@ class Client:
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
-        from koala_adapter.service.samples import SampleSubmission  # noqa: PLC0415 - most clients do not ask for one
+        from koala_adapter.service.samplesubmission import SampleSubmission  # noqa: PLC0415 - most clients do not ask for one
 
         found = self._ask(requests.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]

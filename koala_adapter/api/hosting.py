@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.api.server import Server, listening
-from koala_adapter.scheduler.policies import OWN, Policies
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.service import Service
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.api.clusterreports import ClusterReport
-from koala_adapter.api.reporting import JOB_REPORT, job_report
+from koala_adapter.api.reportbuilder import JOB_REPORT, job_report
 from koala_adapter.api.reports import in_order
 from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
@@ -24,9 +24,9 @@ from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
 from koala_adapter.service.clusterdriver import make_lrm
-from koala_adapter.service.information import read_cluster
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.neededpolicies import WithPolicies
+from koala_adapter.service.poller import read_cluster
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.siteparameters import configuration
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import JobId
     from koala_adapter.plugin import Lrm, PluginDefinition
-    from koala_adapter.scheduler.policies import Policies
-    from koala_adapter.service.information import Reading
+    from koala_adapter.scheduler.knownpolicies import Policies
+    from koala_adapter.service.poller import Reading
 
 JOURNAL_NAME = "journal.sqlite"
 NO_INSTANCE = "00000000"

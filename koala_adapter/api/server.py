@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import structlog
+from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol as requests
-from koala_adapter.api.reporting import (
+from koala_adapter.api.reportbuilder import (
     CLUSTER_REPORT,
     JOB_REPORT,
     PLAN_REPORT,
@@ -25,8 +26,8 @@ from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.net.peers import same_user
-from koala_adapter.service.submissions import SAMPLE, sample_submissions
+from koala_adapter.net.unixsocket import same_user
+from koala_adapter.service.scriptmaker import SAMPLE, sample_submissions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,7 +78,7 @@ class Server:
 
     async def _talk(self, stream: SocketStream) -> None:
         async with stream:
-            if not same_user(stream):
+            if not same_user(stream.extra(SocketAttribute.raw_socket)):
                 log.warning("refused a connection of another user")
                 return
             buffered = BufferedByteReceiveStream(stream)

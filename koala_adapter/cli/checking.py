@@ -17,7 +17,7 @@ from rich.table import Table
 
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.checks import ClusterCheck, check_host
-from koala_adapter.cli.context import EXIT_FAILURE, command_body, json_option, pass_session
+from koala_adapter.cli.session import EXIT_FAILURE, command_body, json_option, pass_session
 from koala_adapter.cli.trial import TrialCenter
 from koala_adapter.errors import KoalaError
 from koala_adapter.plugin import CheckResult
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
 
 HOST = "this host"

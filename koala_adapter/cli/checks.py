@@ -22,13 +22,13 @@ from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.service.clusterdriver import make_lrm
-from koala_adapter.service.information import read_cluster
+from koala_adapter.service.poller import read_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.cli.trial import TrialCenter
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import Queue

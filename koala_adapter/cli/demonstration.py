@@ -26,13 +26,13 @@ from rich.text import Text
 
 from koala_adapter.api.offline import close_lrm
 from koala_adapter.api.statedirectory import ownership
-from koala_adapter.cli.context import Session, command_body, pass_session
 from koala_adapter.cli.demofiles import JOB, LOCAL_USER, PROGRAM, SITE
 from koala_adapter.cli.following import closing
 from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.interrupts import Interrupts
-from koala_adapter.cli.output import LogPrinter
+from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.planning import free_port
+from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.cli.tables import styled
 from koala_adapter.errors import KoalaError
 from koala_adapter.model import BatchKey, LrmJobState

@@ -11,10 +11,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from koala_adapter.cli.context import EXIT_INTERRUPTED, command_body, json_option, pass_session
+from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
 
 if TYPE_CHECKING:
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.simulation.experiments.framework import Finding
 
 VERDICTS = {True: "[green]holds[/]", False: "[red]does not hold[/]", None: "[yellow]cannot tell[/]"}

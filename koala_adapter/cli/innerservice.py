@@ -16,14 +16,14 @@ from anyio.from_thread import start_blocking_portal
 from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import LOG_NAME
-from koala_adapter.cli.logstream import LogStream
+from koala_adapter.cli.logsettings import LogStream
 from koala_adapter.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.cli.context import Session
     from koala_adapter.cli.interrupts import Interrupts
+    from koala_adapter.cli.session import Session
     from koala_adapter.model import JobId
 
 CLOSING = 10.0

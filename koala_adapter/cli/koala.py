@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from koala_adapter import __version__
-from koala_adapter.cli.context import Session
 from koala_adapter.cli.ondemand import OnDemandCommand, OnDemandGroup, as_written
+from koala_adapter.cli.session import Session
 from koala_adapter.cli.terminal import hangup_once
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ PATH = click.Path(path_type=Path)
 COMMANDS = (
     ("run", "running", "Run a job to its end and exit with its exit code."),
     ("submit", "running", "Hand a job to the service, and start one if none runs."),
-    ("status", "asking", "Show the jobs, or one job in detail."),
-    ("cancel", "asking", "End a job and everything of it in all batch systems."),
-    ("logs", "asking", "Print what the processes of a job wrote."),
-    ("explain", "asking", "Say why a job waits, what it holds, and what would let it start."),
+    ("status", "jobs", "Show the jobs, or one job in detail."),
+    ("cancel", "jobs", "End a job and everything of it in all batch systems."),
+    ("logs", "jobs", "Print what the processes of a job wrote."),
+    ("explain", "jobs", "Say why a job waits, what it holds, and what would let it start."),
     ("plan", "planning", "Show where a job would go now."),
     ("script", "planning", "Show exactly what would be submitted to a cluster."),
-    ("clusters", "asking", "Show the clusters: what is idle, what we hold, how often we ask."),
+    ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
     ("check", "checking", "Check this host, the site file and each cluster."),
     ("reap", "reaping", "Find placeholders that no job owns any more, and cancel them."),
-    ("serve", "serving", "Run the service in the foreground until it is stopped."),
+    ("serve", "serve", "Run the service in the foreground until it is stopped."),
     ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
     ("demo", "demonstration", "See it work: one job on three clusters at once, in ten seconds."),
     ("simulate", "simulate", "Replay workloads under the policies of real clusters."),

@@ -5,11 +5,29 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import TextIO, cast
 
 import structlog
 
-from koala_adapter.cli.logstream import LogStream
+
+class LogStream:
+    """A text stream that drops what cannot be written, so that nothing that is logged about fails by it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to ``stream``."""
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write as far as possible."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on what was written, as far as possible."""
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def set_up_log(*, shown: bool) -> None:

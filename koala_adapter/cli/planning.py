@@ -13,7 +13,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
+from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from koala_adapter.api.clusterreports import PlannedComponent, PlanReport
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.model import Job
-    from koala_adapter.service.samples import SampleSubmission
+    from koala_adapter.service.samplesubmission import SampleSubmission
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""
@@ -69,7 +69,7 @@ def planned(session: Session, job: Job) -> PlanReport:
         import anyio
 
         from koala_adapter.api.offline import ask_clusters, read_record
-        from koala_adapter.api.reporting import plan_report
+        from koala_adapter.api.reportbuilder import plan_report
         from koala_adapter.api.statedirectory import prepare_directory
 
         session.set_up_log()
@@ -154,7 +154,7 @@ def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[l
     from koala_adapter.api.offline import NO_INSTANCE, read_record
     from koala_adapter.api.statedirectory import prepare_directory
     from koala_adapter.service.clusterdriver import make_lrm
-    from koala_adapter.service.submissions import ScriptMaker, sample_submissions
+    from koala_adapter.service.scriptmaker import ScriptMaker, sample_submissions
     from koala_adapter.vjm import certificate
 
     configs = {config.name: config for config in session.site.clusters}

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from koala_adapter.api.offline import close_lrm, read_record
 from koala_adapter.api.statedirectory import prepare_directory
-from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import EXIT_LRM, LrmError
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.plugin.attribution import is_users
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from koala_adapter.api.offline import Record
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import LrmJob
     from koala_adapter.plugin import Lrm

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from koala_adapter.api.background import start_in_background
+from koala_adapter.api.backgroundservice import start_in_background
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
-from koala_adapter.cli.asking import PATIENCE, lost
-from koala_adapter.cli.context import command_body, job_argument, json_option, pass_session
 from koala_adapter.cli.interrupts import Interrupts
+from koala_adapter.cli.jobs import PATIENCE, lost
+from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
 from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.reports import JobReport
-    from koala_adapter.cli.context import Session
     from koala_adapter.cli.innerservice import InnerService
+    from koala_adapter.cli.session import Session
     from koala_adapter.model import Job
 
 COMING_UP = 120.0

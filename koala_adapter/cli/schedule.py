@@ -19,22 +19,22 @@ from koala_adapter.batchsystem.starter import LrmStarts, Starter
 from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.batchsystem.starts import PATIENCE, Patience, Starts
 from koala_adapter.cli import ordertext
-from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.queuepolicy import QueuePolicy
+from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.ordering.answering import Answering
-from koala_adapter.ordering.deciding import Manner
-from koala_adapter.ordering.driver import Driver
 from koala_adapter.ordering.entries import Happening
+from koala_adapter.ordering.explainserver import Answering
 from koala_adapter.ordering.explanations import overview
+from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
+from koala_adapter.ordering.outsidescheduler import Driver
+from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher, start_plugin
+from koala_adapter.ordering.schedulingpass import Manner
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
-from koala_adapter.ordering.standing import Rules
 from koala_adapter.ordering.timeofday import as_read, report_as_read
-from koala_adapter.ordering.watching import Pace, PacedWatcher, start_plugin
 from koala_adapter.queueing.policies import METRICS, PriorityWeights, make_cluster_scheduler
 from koala_adapter.service.clusterdriver import make_lrm
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from rich.status import Status
 
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.ordering.explanations import Overview
     from koala_adapter.plugin import Lrm

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from koala_adapter.cli.context import EXIT_INTERRUPTED, command_body, json_option, pass_session
 from koala_adapter.cli.queuepolicy import QueuePolicy
+from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
 from koala_adapter.queueing.policies import METRICS
 
 if TYPE_CHECKING:
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
 
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 

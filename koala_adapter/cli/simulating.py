@@ -13,18 +13,18 @@ from rich.table import Table
 from koala_adapter.errors import SimulationError
 from koala_adapter.simulation import comparison
 from koala_adapter.simulation.comparison import run_case
-from koala_adapter.simulation.models import MODELS, PREFIX
 from koala_adapter.simulation.parallel import watched
 from koala_adapter.simulation.platform import PLATFORMS, load_platform, named_platform
-from koala_adapter.simulation.replay import Site
+from koala_adapter.simulation.platform_replay import Site
 from koala_adapter.simulation.report import Heading, write_result
+from koala_adapter.simulation.workload_models import MODELS, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
 
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.simulation.comparison import Case, Outcome
     from koala_adapter.simulation.parallel import Board
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from koala_adapter.config.showing import printable, show_duration, show_size
+from koala_adapter.config.formatting import printable, show_duration, show_size
 from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.attribution import attribute
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.service.submissions import (
+from koala_adapter.service.scriptmaker import (
     ScriptMaker,
     last_words,
     leave_token,
@@ -30,7 +30,7 @@ from koala_adapter.service.submissions import (
     words_directory,
     words_paths,
 )
-from koala_adapter.vjm import certificate, channel, credentials, events
+from koala_adapter.vjm import agentevents, certificate, channel, credentials
 from koala_adapter.vjm.center import ControlCenter
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class _Visit:
 
     token: str
     registered: anyio.Event = field(default_factory=anyio.Event)
-    agent: events.AgentRegistered | None = None
+    agent: agentevents.AgentRegistered | None = None
     ended: anyio.Event = field(default_factory=anyio.Event)
     end: TaskEnd | None = None
     session: str | None = None
@@ -136,14 +136,14 @@ class TrialCenter:
         except OSError:
             return ""
 
-    def _on_event(self, event: events.AgentEvent) -> None:
+    def _on_event(self, event: agentevents.AgentEvent) -> None:
         visit = self._visits.get(event.placeholder)
         if visit is None:
             return
-        if isinstance(event, events.AgentRegistered):
+        if isinstance(event, agentevents.AgentRegistered):
             visit.agent = event
             visit.registered.set()
-        elif isinstance(event, events.AgentTaskEnded):
+        elif isinstance(event, agentevents.AgentTaskEnded):
             visit.end = event.end
             visit.ended.set()
 
@@ -241,7 +241,7 @@ class Trial:
             self._tell(f"the placeholder is {job.state.value}{node or reason}")
         return job.state not in GONE
 
-    async def _use(self, agent: events.AgentRegistered, waited: float) -> CheckResult:
+    async def _use(self, agent: agentevents.AgentRegistered, waited: float) -> CheckResult:
         """Run a command in the placeholder: what it prints must come back."""
         where = f"{agent.host} ({agent.address}) reported {waited:.1f} s after its submission"
         sent = time.monotonic()

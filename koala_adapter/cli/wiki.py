@@ -14,26 +14,26 @@ import click
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.startlog import StartLog
-from koala_adapter.cli.context import command_body, json_option, pass_session
 from koala_adapter.cli.multicluster import KoalaSource
+from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.service.clusterdriver import make_lrm
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.messages import parse_request
+from koala_adapter.wiki.codec.requestmessages import parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.earliernotes import take_over_notes
 from koala_adapter.wiki.keyfile import load_key
 from koala_adapter.wiki.listener import is_loopback
-from koala_adapter.wiki.memory import Memory
 from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.serving import serve as serve_wiki
+from koala_adapter.wiki.runningjobsfile import Memory
+from koala_adapter.wiki.server import serve as serve_wiki
 from koala_adapter.wiki.sources import LrmSource
 
 if TYPE_CHECKING:
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
     from koala_adapter.config.sitemodel import ClusterConfig
     from koala_adapter.plugin import Lrm
     from koala_adapter.wiki.codec.checksum import Key

@@ -27,9 +27,9 @@ from koala_adapter.config.fields import (
     Whole,
     WholeSeconds,
 )
+from koala_adapter.config.formatting import show_duration
 from koala_adapter.config.inputfiles import InputFileTable, collect_input_files
 from koala_adapter.config.outputfiles import MOST_PATTERNS, OutputPattern
-from koala_adapter.config.showing import show_duration
 from koala_adapter.config.tomlfile import LONGEST_SHOWN, parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Launcher

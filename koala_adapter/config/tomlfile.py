@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.config.showing import printable
+from koala_adapter.config.formatting import printable
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of our Unix sockets that the kernel takes."""
+"""Unix sockets of ours: paths that the kernel takes, and who is at the other end."""
 
 from __future__ import annotations
 
 import os
+import socket
+import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -42,3 +44,10 @@ def reachable(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{directory}/{path.name}"
     finally:
         os.close(directory)
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Tell whether the peer of a Unix socket has our user id (SO_PEERCRED, unix(7))."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())

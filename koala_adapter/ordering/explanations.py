@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import JobNotFoundError
 from koala_adapter.model import LrmJobId
 from koala_adapter.ordering.entries import Phase
-from koala_adapter.ordering.standing import array_of
+from koala_adapter.ordering.listedjobs import array_of
 
 if TYPE_CHECKING:
     from koala_adapter.model import LrmJob

@@ -15,10 +15,21 @@ from koala_adapter.batchsystem.listing import is_another
 from koala_adapter.batchsystem.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
-from koala_adapter.ordering.comparing import difference, in_order, shape, turn
 from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase
+from koala_adapter.ordering.listedjobs import (
+    WAITING,
+    Rules,
+    Standing,
+    array_of,
+    difference,
+    estimate,
+    in_order,
+    layout_of,
+    shape,
+    standing,
+    turn,
+)
 from koala_adapter.ordering.pools import Pools, pools_of, serves
-from koala_adapter.ordering.standing import WAITING, Rules, Standing, array_of, estimate, layout_of, standing
 from koala_adapter.queueing.local_queue import LocalJob
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.entries import Happening, Kind
+from koala_adapter.ordering.listedjobs import Rules, Standing, estimate, standing
 from koala_adapter.ordering.pools import Pools, pools_of
-from koala_adapter.ordering.replaying import Replay, Seen
-from koala_adapter.ordering.standing import Rules, Standing, estimate, standing
+from koala_adapter.ordering.shadowreplay import Replay, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -11,10 +11,10 @@ from koala_adapter.policies.entrypoints import HINT, load_definitions
 from koala_adapter.queueing.local_queue import ClusterScheduler
 from koala_adapter.queueing.policies import POLICIES as QUEUE_POLICIES
 from koala_adapter.queueing.priority import ARRIVAL
+from koala_adapter.scheduler.knownpolicies import Policies
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, MalleabilityPolicy
-from koala_adapter.scheduler.placement.policies import POLICIES as PLACEMENT_POLICIES
+from koala_adapter.scheduler.placement.ownpolicies import POLICIES as PLACEMENT_POLICIES
 from koala_adapter.scheduler.placement.policy import PlacementPolicy
-from koala_adapter.scheduler.policies import Policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import Effects
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.outcome import NOT_SEEN
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest
 from koala_adapter.scheduler.placement.waitinghistory import expected_wait
-from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.scheduler.roster import Roster, initial_size
 
 if TYPE_CHECKING:

@@ -28,19 +28,19 @@ from koala_adapter.scheduler.claiming.waiting import (
     refuse_impossible,
     wake_for_scan,
 )
-from koala_adapter.scheduler.clock import advance, give_time, postpone
+from koala_adapter.scheduler.clockchanges import advance, give_time, postpone
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.ledger import Ledger
-from koala_adapter.scheduler.malleable.adaptation import RecordedSites
 from koala_adapter.scheduler.malleable.growing import stub_lost
+from koala_adapter.scheduler.malleable.growthrequests import more_requested
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
-from koala_adapter.scheduler.malleable.requests import more_requested
+from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
 from koala_adapter.scheduler.malleable.shrinking import processors_released
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policy import infeasibility
-from koala_adapter.scheduler.policies import OWN, Policies
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
 from koala_adapter.scheduler.roster import Roster
 from koala_adapter.scheduler.timers import Timer, TimerKind

@@ -12,8 +12,8 @@ from koala_adapter.scheduler.claiming.holds import hold_groups
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain_changes import giving_up, sizes
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.policies import OWN, Policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

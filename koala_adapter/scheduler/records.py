@@ -8,7 +8,7 @@ of strings or is ordered by chance: a snapshot goes on exactly as the original w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
@@ -26,10 +26,9 @@ from koala_adapter.model import (
 )
 from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
+from koala_adapter.scheduler.clustertable import ClusterTable
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.pieces import sized
-from koala_adapter.scheduler.tables import ClusterTable
 from koala_adapter.scheduler.timers import Due, TimerKind
 
 if TYPE_CHECKING:
@@ -138,6 +137,10 @@ class Claim:
         """Placeholders still to be submitted."""
         return self.processors - len(self.placeholders)
 
+    def sized(self, component: Component) -> Component:
+        """Return the component of this claim in the size that the claim has: a piece of it, or the whole."""
+        return component if self.piece is None else replace(component, minimum=self.piece, maximum=self.piece)
+
 
 @dataclass(slots=True)
 class JobRecord:
@@ -224,11 +227,11 @@ class JobRecord:
         for claim in self.claims:
             while component.name != claim.component:
                 component = next(components)
-            yield sized(component, claim), claim
+            yield claim.sized(component), claim
 
     def component_of(self, claim: Claim) -> Component:
         """Return what one claim is for, as :meth:`components` does."""
-        return sized(self.job.component(claim.component), claim)
+        return claim.sized(self.job.component(claim.component))
 
 
 @dataclass(slots=True)

@@ -33,10 +33,10 @@ from koala_adapter.scheduler.events import (
     Event,
     PlaceholderEnded,
 )
-from koala_adapter.service.information import Poller, Reading
 from koala_adapter.service.listingjudge import ListingJudge, Look
+from koala_adapter.service.poller import Poller, Reading
 from koala_adapter.service.requestwindows import request_window
-from koala_adapter.service.submissions import remove_token, token_path, words_directory
+from koala_adapter.service.scriptmaker import remove_token, token_path, words_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from koala_adapter.model import EndReason
 from koala_adapter.plugin.attribution import tells_of
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, PlaceholderEnded
 from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.service.holds import new_holds
+from koala_adapter.service.listedholds import new_holds
 from koala_adapter.service.reconciliation import Witness
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from koala_adapter.driver.fixedsize import FixedSizeApplications
 from koala_adapter.errors import KoalaError
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.submissions import last_words, leave_token, token_path, words_directory, words_paths
+from koala_adapter.service.scriptmaker import last_words, leave_token, token_path, words_directory, words_paths
 from koala_adapter.vjm import credentials
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.service.journal import Journal
     from koala_adapter.service.reception import Reception
-    from koala_adapter.service.submissions import ScriptMaker
+    from koala_adapter.service.scriptmaker import ScriptMaker
 
 log = structlog.get_logger()
 

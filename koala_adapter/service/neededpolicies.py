@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.driver.recovery import EventStore
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.policies import Policies
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import State
 
 

@@ -13,8 +13,8 @@ import structlog
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
+from koala_adapter.vjm import agentevents as agents
 from koala_adapter.vjm import certificate, credentials
-from koala_adapter.vjm import events as agents
 from koala_adapter.vjm.center import ControlCenter
 
 if TYPE_CHECKING:

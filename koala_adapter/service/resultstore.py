@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from koala_adapter.config.showing import show_size
+from koala_adapter.config.formatting import show_size
 from koala_adapter.errors import ProtocolError
 from koala_adapter.vjm.channel import FileAck
 

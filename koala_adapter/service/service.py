@@ -23,7 +23,7 @@ from koala_adapter.model import ClusterName, JobId
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.policies import OWN, Policies
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
 from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
@@ -32,8 +32,8 @@ from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.reception import Reception
 from koala_adapter.service.resultstore import ResultStore
+from koala_adapter.service.scriptmaker import ScriptMaker, tidy_words, words_directory
 from koala_adapter.service.siteparameters import configuration
-from koala_adapter.service.submissions import ScriptMaker, tidy_words, words_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,9 +16,10 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.simulation import metrics, swf
 from koala_adapter.simulation.experiments.framework import Figure, Result, Series, Table
 from koala_adapter.simulation.figures import thinned
-from koala_adapter.simulation.models import PREFIX, make_model
-from koala_adapter.simulation.replay import Policy, Replay, Site, replay
+from koala_adapter.simulation.platform_replay import Site
+from koala_adapter.simulation.replay import Policy, Replay, replay
 from koala_adapter.simulation.report import csv_text
+from koala_adapter.simulation.workload_models import PREFIX, make_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

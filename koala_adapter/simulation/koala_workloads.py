@@ -11,13 +11,13 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.simulation.applications import FREE, ft, gadget2
-from koala_adapter.simulation.runs import SimulatedJob
+from koala_adapter.simulation.application_models import FREE, ft, gadget2
+from koala_adapter.simulation.simulated_jobs import SimulatedJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from koala_adapter.simulation.applications import ReconfigurationCost
+    from koala_adapter.simulation.application_models import ReconfigurationCost
 
 JOBS = 300
 INITIAL = 2

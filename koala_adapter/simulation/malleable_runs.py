@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.simulation.applications import ReconfigurationCost
+from koala_adapter.simulation.application_models import ReconfigurationCost
 from koala_adapter.simulation.koala_workloads import JOBS, WORKLOADS, koala_workload
 from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3
@@ -17,7 +17,7 @@ from koala_adapter.simulation.platform import DAS3
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.simulation.runs import Outcome
+    from koala_adapter.simulation.simulated_jobs import Outcome
 
 RIGID = "rigid"
 """Stands for a malleability policy where all jobs are rigid: what malleability is compared with."""

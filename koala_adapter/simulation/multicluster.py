@@ -2,10 +2,10 @@
 """KOALA on several clusters, on counts of processors: placement queue, placement policies, malleability.
 
 Every decision is taken by the code that decides live: the policies of
-:mod:`koala_adapter.scheduler.placement.policies` and :mod:`koala_adapter.scheduler.malleable.policies`, in the order of
-:mod:`koala_adapter.scheduler.malleable.jobmanagement`; here is only the world around them. A processor is a number, not
-a placeholder, which is what makes a million jobs feasible. All that happens at one instant happens first (ends, then
-local users and changes under way, then submissions); then it is decided.
+:mod:`koala_adapter.scheduler.placement.ownpolicies` and :mod:`koala_adapter.scheduler.malleable.policies`, in the order
+of :mod:`koala_adapter.scheduler.malleable.jobmanagement`; here is only the world around them. A processor is a number,
+not a placeholder, which is what makes a million jobs feasible. All that happens at one instant happens first (ends,
+then local users and changes under way, then submissions); then it is decided.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
-from koala_adapter.simulation.background import local_users, outages
-from koala_adapter.simulation.clusters import SimulatedCluster, Surroundings
-from koala_adapter.simulation.countedclusters import CountedClusters
+from koala_adapter.simulation.background_load import local_users, outages
+from koala_adapter.simulation.counted_clusters import CountedClusters
+from koala_adapter.simulation.counted_placement import Placing, lane_of
 from koala_adapter.simulation.engine import Engine
-from koala_adapter.simulation.placing import Placing, lane_of
 from koala_adapter.simulation.resizing import Resizing
-from koala_adapter.simulation.runs import Outcome, Part, Run
+from koala_adapter.simulation.simulated_cluster import Part, Run, SimulatedCluster, Surroundings
+from koala_adapter.simulation.simulated_jobs import Outcome
 from koala_adapter.simulation.waiting_line import WaitingLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.simulation.applications import Application
+    from koala_adapter.simulation.application_models import Application
     from koala_adapter.simulation.platform import Platform
-    from koala_adapter.simulation.runs import JobResult, SimulatedJob
+    from koala_adapter.simulation.simulated_jobs import JobResult, SimulatedJob
     from koala_adapter.simulation.waiting_line import Lane
 
 NEVER = float("inf")

@@ -21,7 +21,7 @@ from koala_adapter.model import EndReason, JobId, LrmJobId, PlaceholderId, TaskE
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.simulation.batchsystem import QueuedJob
+from koala_adapter.simulation.simulated_batch_system import QueuedJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.simulation.batchsystem import BatchSystem
     from koala_adapter.simulation.engine import Engine
+    from koala_adapter.simulation.simulated_batch_system import BatchSystem
 
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 

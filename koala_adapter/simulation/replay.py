@@ -14,28 +14,21 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from koala_adapter.queueing.policies import LocalJob, make_cluster_scheduler
 from koala_adapter.queueing.priority import ARRIVAL, PriorityWeights
-from koala_adapter.simulation.sites import NEVER, Sites
+from koala_adapter.simulation.platform_replay import NEVER, Sites
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.queueing.policies import ClusterScheduler, MakeQueue
-    from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
+    from koala_adapter.simulation.platform_replay import Site, Watch
     from koala_adapter.simulation.workload import Workload
 
 BETWEEN_WATCHES = 4096
 """Instants between two looks at whether to go on."""
-
-
-class Watch(Protocol):
-    """Who hears how far a replay is, and may end it."""
-
-    def __call__(self, submitted: int, /) -> bool:
-        """Hear that so many jobs have been submitted; return whether to go on."""
 
 
 def unwatched(submitted: int, /) -> bool:  # noqa: ARG001 - the signature of a watch
@@ -61,27 +54,6 @@ class Policy:
         return make_cluster_scheduler(
             self.name, processors, metric=self.metric, depth=self.depth, weights=self.weights, make=self.make
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """One cluster of a replay."""
-
-    name: str
-    processors: int
-    speed: float = 1.0
-    """A job of 60 s takes 30 s at speed 2."""
-    cluster: ClusterModel | None = None
-    """Its nodes, for those who use it besides and for failures."""
-    local_users: BackgroundLoad | None = None
-    """Who submits to this cluster directly."""
-    failures: Failures | None = None
-    """How its nodes fail."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether nothing happens here but the workload, at ordinary speed."""
-        return self.speed == 1 and self.local_users is None and self.failures is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.simulation.clusters import SimulatedCluster
     from koala_adapter.simulation.engine import Engine
-    from koala_adapter.simulation.runs import Part, Run
+    from koala_adapter.simulation.simulated_cluster import Part, Run, SimulatedCluster
 
 
 class Resizing:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.model import Component
-    from koala_adapter.simulation.runs import SimulatedJob
+    from koala_adapter.simulation.simulated_jobs import SimulatedJob
 
 Position = tuple[float, int]
 

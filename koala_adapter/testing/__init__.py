@@ -15,8 +15,8 @@ for _part in ("control", "description", "failures", "life", "strangers", "submis
 
 from koala_adapter.testing.conformance import LrmConformance  # noqa: E402
 from koala_adapter.testing.recording import RecordedCommand, RecordingRunner  # noqa: E402
+from koala_adapter.testing.secretwatcher import SecretWatcher  # noqa: E402
 from koala_adapter.testing.trial import Batch, LrmUnderTest, Trial, eventually, new_context  # noqa: E402
-from koala_adapter.testing.watcher import SecretWatcher  # noqa: E402
 
 __all__ = [
     "Batch",

@@ -14,7 +14,7 @@ import pytest
 from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
 from koala_adapter.model import LrmJobState
 from koala_adapter.testing.recording import RecordingRunner
-from koala_adapter.testing.watcher import SecretWatcher
+from koala_adapter.testing.secretwatcher import SecretWatcher
 
 if TYPE_CHECKING:
     from koala_adapter.plugin import Submission

@@ -21,10 +21,10 @@ from anyio.streams.tls import TLSStream
 
 from koala_adapter.errors import ConfigurationError, JournalBlockedError, ProtocolError
 from koala_adapter.model import BatchKey, PlaceholderId
-from koala_adapter.vjm import channel, events
+from koala_adapter.vjm import agentevents, channel
 from koala_adapter.vjm.admission import Admission
 from koala_adapter.vjm.credentials import digest, matches
-from koala_adapter.vjm.output import OutputStore
+from koala_adapter.vjm.outputstore import OutputStore
 
 if TYPE_CHECKING:
     import ssl
@@ -133,7 +133,7 @@ class ControlCenter:
         ssl_context: ssl.SSLContext,
         authenticate: Callable[[PlaceholderId, str], bool],
         sessions: SessionRegistry,
-        on_event: Callable[[events.AgentEvent], None],
+        on_event: Callable[[agentevents.AgentEvent], None],
         output_path: Callable[[PlaceholderId, str], Path | None],
         lease: float,
         heartbeat: float,
@@ -286,7 +286,7 @@ class ControlCenter:
             return "not accepted"
         bound = self._sessions.bound_session(placeholder)
         if bound is not None and not matches(hello.session, bound):
-            self._on_event(events.AgentRefused(placeholder=placeholder, host=hello.host, address=address))
+            self._on_event(agentevents.AgentRefused(placeholder=placeholder, host=hello.host, address=address))
             return "not accepted"
         return ""
 
@@ -301,7 +301,7 @@ class ControlCenter:
         self._connected[placeholder] = connection
         self._post(connection, self._welcome)
         self._on_event(
-            events.AgentRegistered(
+            agentevents.AgentRegistered(
                 placeholder=placeholder,
                 lrm_id=hello.lrm_id,
                 host=hello.host,
@@ -328,7 +328,9 @@ class ControlCenter:
             del self._connected[connection.placeholder]
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
             dropped = bool(connection.fault)
-            self._on_event(events.AgentDisconnected(placeholder=connection.placeholder, detail=detail, dropped=dropped))
+            self._on_event(
+                agentevents.AgentDisconnected(placeholder=connection.placeholder, detail=detail, dropped=dropped)
+            )
 
     async def _receive(self, connection: _Connection) -> bytes:
         try:
@@ -351,20 +353,20 @@ class ControlCenter:
             case channel.TaskFiles():
                 self._conclude(connection, message)
             case channel.TaskStarted(task=task, pid=pid):
-                self._on_event(events.AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
+                self._on_event(agentevents.AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
             case channel.Resending(task=task, stream=stream):
                 connection.unwritten.pop((task, stream), None)
             case channel.TaskEnded():
                 self._task_ended(connection, message)
             case channel.Ending(reason=reason, detail=detail):
-                self._on_event(events.AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
+                self._on_event(agentevents.AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
             case channel.Hello():
                 raise ProtocolError("a second Hello")
 
     def _task_ended(self, connection: _Connection, message: channel.TaskEnded) -> None:
         if any(task == message.task for task, _ in connection.unwritten):
             return  # it will be told again, after the output that is still to come
-        ended = events.AgentTaskEnded(placeholder=connection.placeholder, task=message.task, end=message.end)
+        ended = agentevents.AgentTaskEnded(placeholder=connection.placeholder, task=message.task, end=message.end)
         self._on_event(ended)
 
     def _conclude(self, connection: _Connection, files: channel.TaskFiles) -> None:

@@ -17,7 +17,7 @@ from koala_adapter.wiki.codec.listings import Prepared
 from koala_adapter.wiki.codec.records import build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat
 from koala_adapter.wiki.naming import node_names
-from koala_adapter.wiki.reporting import ACTIVE, MOST_CLASSES, WAITING, Vocabulary, job_record, node_record
+from koala_adapter.wiki.recordbuilder import ACTIVE, MOST_CLASSES, WAITING, Vocabulary, job_record, node_record
 from koala_adapter.wiki.tasklists import host_counts, next_task_list
 
 if TYPE_CHECKING:

@@ -12,17 +12,17 @@ from koala_adapter.batchsystem.starter import Starter
 from koala_adapter.batchsystem.starts import Starts
 from koala_adapter.errors import WikiError
 from koala_adapter.model import LrmJobState
-from koala_adapter.wiki.admission import estimate_start
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, MAUI_LARGEST_SIZE, open_request, seal, signature_size
 from koala_adapter.wiki.codec.listings import fit_records, join_records
-from koala_adapter.wiki.codec.messages import parse_request
 from koala_adapter.wiki.codec.replies import build_answer, build_initialized, build_refusal, build_start_info
+from koala_adapter.wiki.codec.requestmessages import parse_request
 from koala_adapter.wiki.codec.requests import GetJobs, GetNodes, Initialize, WillRun
 from koala_adapter.wiki.codec.words import Dialect, Event, HostFormat, Status
+from koala_adapter.wiki.freshinventory import Readings
 from koala_adapter.wiki.inventory import Inventory
 from koala_adapter.wiki.notifier import Notifier
-from koala_adapter.wiki.readings import Readings
-from koala_adapter.wiki.reporting import Vocabulary
+from koala_adapter.wiki.recordbuilder import Vocabulary
+from koala_adapter.wiki.startchecks import estimate_start
 from koala_adapter.wiki.verbs import Verbs, refusing
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.codec.checksum import Key
     from koala_adapter.wiki.codec.listings import Prepared
     from koala_adapter.wiki.codec.requests import Request
-    from koala_adapter.wiki.memory import Memory
     from koala_adapter.wiki.options import ServerOptions
+    from koala_adapter.wiki.runningjobsfile import Memory
     from koala_adapter.wiki.sources import Source
 
 NUL = b"\0"

@@ -21,7 +21,6 @@ from koala_adapter.errors import (
     WikiError,
 )
 from koala_adapter.model import LrmJobId, LrmJobState
-from koala_adapter.wiki.admission import admit_start, refused, require_active, require_job
 from koala_adapter.wiki.codec.replies import done
 from koala_adapter.wiki.codec.requests import (
     AddTasks,
@@ -37,7 +36,8 @@ from koala_adapter.wiki.codec.requests import (
 )
 from koala_adapter.wiki.codec.words import CancelType, Status, WaitReason
 from koala_adapter.wiki.inventory import Promise
-from koala_adapter.wiki.reporting import ACTIVE, WAITING
+from koala_adapter.wiki.recordbuilder import ACTIVE, WAITING
+from koala_adapter.wiki.startchecks import admit_start, refused, require_active, require_job
 from koala_adapter.wiki.tasklists import host_counts
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.batchsystem.starter import Starter
     from koala_adapter.wiki.codec.requests import Request
+    from koala_adapter.wiki.freshinventory import Readings
     from koala_adapter.wiki.inventory import Inventory
     from koala_adapter.wiki.options import ServerOptions
-    from koala_adapter.wiki.readings import Readings
     from koala_adapter.wiki.sources import Place, Source
 
 PROMISED = 30.0

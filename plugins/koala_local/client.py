@@ -13,7 +13,6 @@ import anyio
 from anyio.abc import SocketAttribute
 
 import koala_adapter
-import koala_local
 from koala_adapter.errors import LrmUnavailableError, ProtocolError
 from koala_adapter.host.privatedirectory import make_private_directory
 from koala_local.daemon import LAYOUT_NAME, LOG_NAME
@@ -104,7 +103,7 @@ class DaemonClient:
 
     async def _start(self) -> None:
         self.prepare()
-        roots = dict.fromkeys(str(Path(module.__file__ or "").parent.parent) for module in (koala_local, koala_adapter))
+        roots = dict.fromkeys(str(Path(file or "").parent.parent) for file in (__file__, koala_adapter.__file__))
         # -P: nothing is imported from the current directory.
         argv = [sys.executable, "-P", "-m", "koala_local.daemon", str(self._directory)]
         done = await self._commands.run(argv, environment={"PYTHONPATH": os.pathsep.join(roots)}, timeout=START_SECONDS)

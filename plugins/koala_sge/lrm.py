@@ -24,7 +24,7 @@ from koala_drmaa.scripts import ScriptStore
 from koala_drmaa.template import apply_directives, job_template
 from koala_sge import requests
 from koala_sge.accounting import parse_accounting
-from koala_sge.check import run_checks
+from koala_sge.checks import run_checks
 from koala_sge.client import GridEngineCommands
 from koala_sge.hosts import parse_nodes
 from koala_sge.jobs import parse_jobs, parse_layouts, with_layout

@@ -16,7 +16,7 @@ from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.placement.ownpolicies import POLICIES
 from koala_adapter.scheduler.timers import TimerKind
 from tests.faults.clock import Clock
 from tests.faults.driver import SimulatedService

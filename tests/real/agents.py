@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from koala_adapter.vjm.agentevents import AgentEvent
     from koala_adapter.vjm.center import ResultReceiver
-    from koala_adapter.vjm.events import AgentEvent
 
 E = TypeVar("E")
 

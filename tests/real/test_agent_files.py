@@ -13,8 +13,8 @@ import pytest
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.service.results import Results, read_ledger
 from koala_adapter.service.resultstore import ResultStore
+from koala_adapter.vjm.agentevents import AgentRegistered, AgentTaskEnded, AgentTaskStarted
 from koala_adapter.vjm.channel import Launch, LaunchFile
-from koala_adapter.vjm.events import AgentRegistered, AgentTaskEnded, AgentTaskStarted
 from tests.real.agents import Site, placeholder
 
 if TYPE_CHECKING:

@@ -16,14 +16,14 @@ import anyio
 import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.vjm.channel import Launch, LaunchFile, Signal
-from koala_adapter.vjm.events import (
+from koala_adapter.vjm.agentevents import (
     AgentDisconnected,
     AgentEnding,
     AgentRegistered,
     AgentTaskEnded,
     AgentTaskStarted,
 )
+from koala_adapter.vjm.channel import Launch, LaunchFile, Signal
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
 from tests.real.agents import INDEX_VARIABLE, Site, placeholder
 

@@ -16,9 +16,9 @@ import pytest
 from anyio.streams.tls import TLSStream
 
 from koala_adapter.vjm import channel
+from koala_adapter.vjm.agentevents import AgentDisconnected, AgentRefused, AgentRegistered, AgentTaskEnded
 from koala_adapter.vjm.center import APPLICANTS
 from koala_adapter.vjm.certificate import load_or_create, server_context
-from koala_adapter.vjm.events import AgentDisconnected, AgentRefused, AgentRegistered, AgentTaskEnded
 from tests.real.agents import BATCH, Site, placeholder
 
 if TYPE_CHECKING:

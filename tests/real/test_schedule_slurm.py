@@ -120,7 +120,7 @@ def test_jobs_that_are_queued_again_wait_held_and_untied(
     with scheduling.ended():
         scheduling.start()
         scheduling.wait(lambda: set(jobs) <= set(scheduling.told("started")), what="all run")
-        # A job is put in hold as soon as it is seen to run; until then one that is queued again would escape a dead koala.
+        # A job is put in hold as soon as it is seen to run; one that is queued again before would escape a dead koala.
         scheduling.wait(lambda: all(details(cluster, job)["Priority"] == "0" for job in jobs), what="all are in hold")
         if down:
             scheduling.kill()

@@ -12,13 +12,14 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
@@ -36,8 +37,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "context", "events", "ledger", "outcome", "parameters", "pieces", "policies", "records",
-    "roster", "spreading", "tables", "timers", "timetable", "transitions",
+    "actions", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger", "outcome",
+    "parameters", "records", "roster", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -213,6 +214,21 @@ def direction_violations(module: Module) -> list[str]:
     return found
 
 
+def import_circle(modules: Sequence[Module]) -> list[str]:
+    """Return the names of modules that import each other in a circle, the first again as the last; empty without."""
+    names = {module.name for module in modules}
+    graph: TopologicalSorter[str] = TopologicalSorter()
+    for module in modules:
+        targets = (item.target for item in imports(module))
+        found = (target if target in names else target.rpartition(".")[0] for target in targets)
+        graph.add(module.name, *(name for name in found if name in names and name != module.name))
+    try:
+        graph.prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 def is_pure(module: Module) -> bool:
     """Tell whether a module must do no input or output and read no clock, by rule or by its own word."""
     docstring = ast.get_docstring(tree(module.source)) or ""
@@ -252,6 +268,11 @@ def snippet(name: str, source: str) -> Module:
 def test_dependencies_point_one_way() -> None:
     """No module imports from a layer above it, from a plugin, or past the contract."""
     assert [line for module in source_modules() for line in direction_violations(module)] == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """What one module is can be understood without those that use it, also where only annotations name them."""
+    assert import_circle(source_modules()) == []
 
 
 def test_pure_modules_do_not_touch_the_world() -> None:
@@ -315,6 +336,21 @@ def test_import_against_the_direction_is_found(importer: str, source: str) -> No
 def test_import_along_the_direction_is_accepted(importer: str, source: str) -> None:
     """What the layers allow is not reported."""
     assert direction_violations(snippet(importer, source)) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("from koala_adapter.second import x", "from koala_adapter import first"),
+        ("from koala_adapter import second", "def f() -> None:\n    import koala_adapter.first"),
+        ("import koala_adapter.second", "if TYPE_CHECKING:\n    from .first import x"),
+    ],
+)
+def test_import_circle_is_found(first: str, second: str) -> None:
+    """Each way of closing a circle is reported; one direction alone is none."""
+    modules = [snippet(f"{CORE}.first", first), snippet(f"{CORE}.second", second)]
+    assert set(import_circle(modules)) == {f"{CORE}.first", f"{CORE}.second"}
+    assert import_circle([modules[0], snippet(f"{CORE}.second", "")]) == []
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import LaunchJob, Rank
-from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, setback
+from koala_adapter.scheduler.claiming.capacity import Rooms, less
+from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, join_pieces, setback
 from koala_adapter.scheduler.claiming.queue import position_of
-from koala_adapter.scheduler.claiming.rooms import Rooms, less
 from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.claiming.waiting import leave_queue, place, refuse
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.pieces import join_pieces
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.records import Claim
 from koala_adapter.scheduler.timers import TimerKind

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.actions import ReadPlaceholderOutput
+from koala_adapter.scheduler.jitter import SHORTEST_PAUSE, backoff, life
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState, outcome_without_code
-from koala_adapter.scheduler.pieces import join_pieces
 from koala_adapter.scheduler.placement.waitinghistory import note_vain_wait
-from koala_adapter.scheduler.spreading import SHORTEST_PAUSE, backoff, life
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord
 
 FORCED_PATIENCE = 6
 """A cancellation through the LRM is repeated after so many times the patience with an agent."""
@@ -141,3 +140,27 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
     context.effects.add(
         ReadPlaceholderOutput(cluster=placeholder.cluster, placeholder=placeholder.id, job_id=placeholder.job_id)
     )
+
+
+def join_pieces(record: JobRecord, claims: list[Claim]) -> None:
+    """Make one claim of those among ``claims`` that are pieces of the same component; none may hold anything.
+
+    KOALA's flexible requests (PAPERS section 1.2) leave the sizes of the pieces to the scheduler; so pieces that came
+    to nothing need not be placed again as they were. What was joined has no placement any more.
+    """
+    joined = {id(claim) for claim in claims}
+    kept: list[Claim] = []
+    whole: dict[str, Claim] = {}
+    for claim in record.claims:
+        first = whole.setdefault(claim.component, claim) if id(claim) in joined else claim
+        if first is claim:
+            kept.append(claim)
+        else:
+            first.piece = (first.piece or 0) + (claim.piece or 0)
+            first.cluster, first.processors = None, 0
+            first.excluded.update(claim.excluded)
+            first.lrm_ids += claim.lrm_ids
+    for claim in whole.values():
+        if claim.piece == record.job.component(claim.component).minimum:
+            claim.piece = None
+    record.claims = kept

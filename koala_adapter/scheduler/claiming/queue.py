@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from koala_adapter.model import ClusterName
-from koala_adapter.scheduler.policies import OWN, Policies
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

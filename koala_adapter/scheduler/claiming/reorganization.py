@@ -26,8 +26,8 @@ from koala_adapter.scheduler.claiming.claims import check_complete
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, setback, start_life
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.reuse import hand_on
+from koala_adapter.scheduler.jitter import grace
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
-from koala_adapter.scheduler.spreading import grace
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:

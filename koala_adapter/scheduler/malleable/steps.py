@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
+from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.policies import Direction, Step
 from koala_adapter.scheduler.roster import order_of
-from koala_adapter.scheduler.spreading import SHORTEST_PAUSE
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context

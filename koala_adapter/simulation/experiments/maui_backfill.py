@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.simulation import metrics, swf
-from koala_adapter.simulation.archive import advice, find_trace, trace_directories
 from koala_adapter.simulation.experiments.framework import Experiment, Setting
 from koala_adapter.simulation.maui_findings import BESTFIT, FIRSTFIT, GREEDY, METACLUSTER, Measured, result
-from koala_adapter.simulation.models import BOUNDARY, PREFIX, make_model
-from koala_adapter.simulation.replay import Policy, Site, replay
+from koala_adapter.simulation.platform_replay import Site
+from koala_adapter.simulation.replay import Policy, replay
+from koala_adapter.simulation.trace_archive import advice, find_trace, trace_directories
+from koala_adapter.simulation.workload_models import BOUNDARY, PREFIX, make_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.batchsystem import BatchSystem, Occupation, QueuedJob
 from koala_adapter.simulation.confidence import estimate
 from koala_adapter.simulation.engine import FIRST, Engine
 from koala_adapter.simulation.experiments.framework import (
@@ -30,6 +29,7 @@ from koala_adapter.simulation.experiments.framework import (
     Table,
 )
 from koala_adapter.simulation.placeholders import SimulatedService, run_to_end
+from koala_adapter.simulation.simulated_batch_system import BatchSystem, Occupation, QueuedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

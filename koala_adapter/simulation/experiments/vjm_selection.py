@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import Component, Job, JobId, JobKind
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.batchsystem import with_local_users
 from koala_adapter.simulation.confidence import difference, estimate
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.experiments.framework import (
@@ -33,6 +32,7 @@ from koala_adapter.simulation.experiments.framework import (
 )
 from koala_adapter.simulation.placeholders import SimulatedService, run_to_end
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
+from koala_adapter.simulation.simulated_batch_system import with_local_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

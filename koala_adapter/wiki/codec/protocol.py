@@ -27,7 +27,6 @@ from koala_adapter.wiki.codec.frames import (
 )
 from koala_adapter.wiki.codec.hostlists import check_host, check_id, compressed, expand, plain, ranges
 from koala_adapter.wiki.codec.listings import Prepared, fit_records, join_records, parse_jobs, parse_nodes
-from koala_adapter.wiki.codec.messages import build_request, parse_request, read_signal
 from koala_adapter.wiki.codec.records import JobRecord, NodeRecord, build_job, build_node, build_nodes
 from koala_adapter.wiki.codec.replies import (
     Reply,
@@ -43,6 +42,7 @@ from koala_adapter.wiki.codec.replies import (
     parse_reply,
     parse_start_info,
 )
+from koala_adapter.wiki.codec.requestmessages import build_request, parse_request, read_signal
 from koala_adapter.wiki.codec.requests import (
     AddTasks,
     CancelJob,

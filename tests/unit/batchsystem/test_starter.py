@@ -187,7 +187,7 @@ async def test_the_end_of_a_start_is_tried_until_it_is_answered(tmp_path: Path, 
     process = Process(tmp_path, system)
 
     async def answer() -> None:
-        while system.asked.count(what) < 3:
+        while system.asked.count(what) < 3:  # noqa: ASYNC110 - it is not announced
             await anyio.sleep(0.01)
         assert [pin.job_id for pin in process.record.pins] == [JOB]
         system.errors.clear()

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from koala_adapter import errors
-from koala_adapter.cli.context import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 from koala_adapter.cli.koala import koala
+from koala_adapter.cli.session import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 from koala_adapter.errors import EXIT_CONFIGURATION, EXIT_SERVICE
 
 if TYPE_CHECKING:

@@ -303,7 +303,7 @@ def test_shortest_poll_interval_fits_the_bound(per_minute: int) -> None:
 
 def test_placement_policies_of_files_are_those_of_the_scheduler() -> None:
     """A policy that a file may name exists, and one that exists may be named."""
-    policies = pytest.importorskip("koala_adapter.scheduler.placement.policies")
+    policies = pytest.importorskip("koala_adapter.scheduler.placement.ownpolicies")
     assert set(PLACEMENTS) == set(policies.POLICIES)
 
 

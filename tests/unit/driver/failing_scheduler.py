@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.clock import advance
+from koala_adapter.scheduler.clockchanges import advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.batchsystem.listing import Listing
 from koala_adapter.batchsystem.starts import Patience, Stage, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
-from koala_adapter.ordering.deciding import Manner, decide
+from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.standing import Rules
+from koala_adapter.ordering.schedulingpass import Manner, decide
 from koala_adapter.queueing.policies import make_cluster_scheduler
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from koala_adapter.batchsystem.starts import Stage
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
 from koala_adapter.ordering.entries import Kind, Phase
-from koala_adapter.ordering.standing import Rules
+from koala_adapter.ordering.listedjobs import Rules
 from tests.unit.ordering.ordering_site import PATIENCE, Listed, node
 
 if TYPE_CHECKING:

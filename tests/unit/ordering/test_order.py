@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from koala_adapter.batchsystem.listing import Listing
 from koala_adapter.batchsystem.starts import Starts
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.shadow import Shadow
-from koala_adapter.ordering.standing import Rules
 from koala_adapter.queueing.policies import POLICIES, make_cluster_scheduler
 from koala_adapter.queueing.priority import PriorityWeights
 from tests.unit.ordering.ordering_site import Listed, node

@@ -8,8 +8,8 @@ import pytest
 from koala_adapter.batchsystem.listing import Listing
 from koala_adapter.model import LrmJobState
 from koala_adapter.ordering.entries import Kind
+from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.shadow import Shadow
-from koala_adapter.ordering.standing import Rules
 from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
 

@@ -17,7 +17,7 @@ from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.policies.loading import load_policies
 from koala_adapter.scheduler.actions import OfferProcessors
-from koala_adapter.scheduler.policies import OWN
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.service import Service
 from tests.unit.config.test_config import PLUGINS, one_cluster
@@ -28,7 +28,7 @@ from tests.unit.scheduler.scheduler_site import Site, job, of_kind
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from koala_adapter.scheduler.policies import Policies
+    from koala_adapter.scheduler.knownpolicies import Policies
 
 __all__ = ["example_policies"]
 pytestmark = pytest.mark.usefixtures("example_policies")

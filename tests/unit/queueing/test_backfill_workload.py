@@ -10,7 +10,8 @@ import pytest
 from benchmarks.plain_easy import plain_easy
 from koala_adapter.queueing.maui import FirstFit
 from koala_adapter.simulation.lublin import lublin
-from koala_adapter.simulation.replay import Policy, Site, replay
+from koala_adapter.simulation.platform_replay import Site
+from koala_adapter.simulation.replay import Policy, replay
 
 JOBS = lublin(2000, seed=5, processors=128)
 SITE = Site(name="machine", processors=128)

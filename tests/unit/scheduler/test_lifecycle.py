@@ -11,10 +11,10 @@ import pytest
 from koala_adapter.errors import EXIT_NOT_PLACED
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.jitter import backoff, grace, life
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.records import JobRecord
-from koala_adapter.scheduler.spreading import backoff, grace, life
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, ends, job, launches, submissions
 
 LIFE = Parameters(placeholder_life=100.0, backoff=50.0, longest_backoff=400.0, end_patience=10.0)

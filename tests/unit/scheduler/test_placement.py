@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.placement.ownpolicies import POLICIES
 from koala_adapter.scheduler.placement.packing import Piece, pack
-from koala_adapter.scheduler.placement.policies import POLICIES
 from koala_adapter.scheduler.placement.policy import (
     ClusterView,
     ComponentRequest,

@@ -14,7 +14,7 @@ from koala_adapter.model import EndReason, JobId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
-from koala_adapter.scheduler.clock import POINTS_IN_TIME, advance
+from koala_adapter.scheduler.clockchanges import POINTS_IN_TIME, advance
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.records import (

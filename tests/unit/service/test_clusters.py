@@ -16,7 +16,7 @@ from koala_adapter.plugin import Capabilities, Submission
 from koala_adapter.plugin.commands import CommandRunner
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings
-from koala_adapter.service.submissions import leave_token, token_path
+from koala_adapter.service.scriptmaker import leave_token, token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config
 

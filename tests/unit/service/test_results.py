@@ -7,9 +7,9 @@ import io
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.reporting import job_report
-from koala_adapter.cli.context import make_console
+from koala_adapter.api.reportbuilder import job_report
 from koala_adapter.cli.following import closing
+from koala_adapter.cli.session import make_console
 from koala_adapter.cli.tables import files_lines
 from koala_adapter.model import PlaceholderId
 from koala_adapter.service.filesreport import FilesReport

@@ -24,8 +24,8 @@ from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.core import Scheduler
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.policies import OWN
 from koala_adapter.service.service import Service
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_agent import ScriptedAgent

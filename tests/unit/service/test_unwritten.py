@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koala_adapter.cli.logstream import LogStream
+from koala_adapter.cli.logsettings import LogStream
 from koala_adapter.model import JobId
 from koala_adapter.service.unwritten import UnwrittenOutput
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.simulation.applications import (
+from koala_adapter.simulation.application_models import (
     Amdahl,
     Application,
     Downey,

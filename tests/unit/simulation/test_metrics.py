@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from koala_adapter.queueing.policies import POLICIES
 from koala_adapter.simulation import metrics
 from koala_adapter.simulation.metrics import Steps, job_metrics, percentiles, summarized
-from koala_adapter.simulation.replay import Policy, Site, replay
+from koala_adapter.simulation.platform_replay import Site
+from koala_adapter.simulation.replay import Policy, replay
 from tests.unit.simulation.workloads import PROCESSORS, any_workload, make
 
 if TYPE_CHECKING:

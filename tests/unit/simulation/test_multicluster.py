@@ -17,17 +17,18 @@ from koala_adapter.model import ClusterName, Component
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.simulation.acceptance import AnySize, PowerOfTwo
-from koala_adapter.simulation.applications import FREE, Amdahl, Application, ReconfigurationCost
-from koala_adapter.simulation.background import LocalUse
+from koala_adapter.simulation.application_models import FREE, Amdahl, Application, ReconfigurationCost
+from koala_adapter.simulation.background_load import LocalUse
 from koala_adapter.simulation.koala_workloads import WM, WM_HIGH, WMR, WMR_HIGH, koala_workload
 from koala_adapter.simulation.multicluster import Multicluster, Settings, simulate
 from koala_adapter.simulation.platform import DAS3, BackgroundLoad, ClusterModel, Failures, Platform
-from koala_adapter.simulation.runs import SimulatedJob
+from koala_adapter.simulation.simulated_jobs import SimulatedJob
 from tests.examples import examples
 
 if TYPE_CHECKING:
     from koala_adapter.simulation.acceptance import AcceptanceRule
-    from koala_adapter.simulation.runs import JobResult, Outcome, Run
+    from koala_adapter.simulation.simulated_cluster import Run
+    from koala_adapter.simulation.simulated_jobs import JobResult, Outcome
 
 PERFECT = Amdahl(100.0, 0.0)
 """100 processor-seconds of work that divides evenly."""

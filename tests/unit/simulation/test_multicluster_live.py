@@ -3,7 +3,7 @@
 
 The real :class:`Scheduler` is driven here in virtual time with a world that answers at once, placeholder by
 placeholder; the simulator knows only counts. Execution is worked out on this side by
-:class:`koala_adapter.simulation.applications.Progress`, on the other by the simulator's own accounts.
+:class:`koala_adapter.simulation.application_models.Progress`, on the other by the simulator's own accounts.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.simulation.acceptance import AnySize
-from koala_adapter.simulation.applications import Application, Interpolated, Progress
+from koala_adapter.simulation.application_models import Application, Interpolated, Progress
 from koala_adapter.simulation.koala_workloads import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
-from koala_adapter.simulation.runs import SimulatedJob
+from koala_adapter.simulation.simulated_jobs import SimulatedJob
 from tests.unit.scheduler.scheduler_site import recount
 
 if TYPE_CHECKING:

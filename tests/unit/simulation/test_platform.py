@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.simulation.background import local_users, outages
+from koala_adapter.simulation.background_load import local_users, outages
 from koala_adapter.simulation.engine import FIRST, LAST, Engine
 from koala_adapter.simulation.platform import (
     DAS3,

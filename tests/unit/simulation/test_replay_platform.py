@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.queueing.policies import POLICIES
-from koala_adapter.simulation import sites
-from koala_adapter.simulation.background import LocalUse, Outage
+from koala_adapter.simulation import platform_replay
+from koala_adapter.simulation.background_load import LocalUse, Outage
 from koala_adapter.simulation.metrics import job_metrics, summarized, used_processors
-from koala_adapter.simulation.models import make_model
 from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
-from koala_adapter.simulation.replay import Policy, Replay, Site, replay
-from koala_adapter.simulation.sites import NEVER
+from koala_adapter.simulation.platform_replay import NEVER, Site
+from koala_adapter.simulation.replay import Policy, Replay, replay
+from koala_adapter.simulation.workload_models import make_model
 from tests.unit.simulation.workloads import make
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def played(work: Workload, *clusters: Site, policy: str = "easy", seed: int = 0)
 def uses(monkeypatch: pytest.MonkeyPatch) -> list[LocalUse]:
     """Give the jobs of the local users, to be filled in, in place of those that chance would send."""
     found: list[LocalUse] = []
-    monkeypatch.setattr(sites, "local_users", lambda *_: iter(found))
+    monkeypatch.setattr(platform_replay, "local_users", lambda *_: iter(found))
     return found
 
 
@@ -60,7 +60,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[Outage]:
         yield from found
         yield Outage(begins_at=1e9, ends_at=2e9, node=0)
 
-    monkeypatch.setattr(sites, "outages", coming)
+    monkeypatch.setattr(platform_replay, "outages", coming)
     return found
 
 

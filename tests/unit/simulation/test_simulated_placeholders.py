@@ -12,10 +12,10 @@ from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, J
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.batchsystem import BatchSystem, QueuedJob, local_job
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.experiments import placement, vjm_deadlock, vjm_selection
 from koala_adapter.simulation.placeholders import Delays, SimulatedService, run_to_end
+from koala_adapter.simulation.simulated_batch_system import BatchSystem, QueuedJob, local_job
 
 if TYPE_CHECKING:
     from koala_adapter.simulation.experiments.framework import Experiment, Result

@@ -18,7 +18,7 @@ from koala_adapter.wiki.codec.protocol import Dialect, Event, GetJobs, GetNodes,
 from koala_adapter.wiki.keyfile import load_key
 from koala_adapter.wiki.listener import is_loopback, networks
 from koala_adapter.wiki.options import ServerOptions
-from koala_adapter.wiki.serving import serve
+from koala_adapter.wiki.server import serve
 from tests.unit.wiki.wiki_source import KEY, Server, job
 
 if TYPE_CHECKING:

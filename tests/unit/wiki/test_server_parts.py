@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
 from koala_adapter.wiki.codec.protocol import check_host
-from koala_adapter.wiki.memory import Memory
 from koala_adapter.wiki.naming import node_names, wire_name
+from koala_adapter.wiki.runningjobsfile import Memory
 from koala_adapter.wiki.sources import Place
 from koala_adapter.wiki.tasklists import host_counts, next_task_list
 from tests.unit.wiki.wiki_source import MemorySource, Server, job, running

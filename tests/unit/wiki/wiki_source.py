@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from koala_adapter.wiki.memory import Memory
+    from koala_adapter.wiki.runningjobsfile import Memory
 
 KEY = read_key("1234567890")
 CLUSTER = ClusterName("alpha")

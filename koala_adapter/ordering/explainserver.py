@@ -12,12 +12,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JobNotFoundError, KoalaError, ProtocolError, ServiceUnavailableError
-from koala_adapter.net.peers import same_user
-from koala_adapter.net.unixsocket import reachable
+from koala_adapter.net.unixsocket import reachable, same_user
 from koala_adapter.ordering.explanations import Explanation, Overview, explain, overview
 from koala_adapter.ordering.timeofday import as_read
 
@@ -63,7 +63,7 @@ class Answering:
 
     async def _converse(self, stream: SocketStream) -> None:
         async with stream:
-            if not same_user(stream):
+            if not same_user(stream.extra(SocketAttribute.raw_socket)):
                 return
             with (
                 suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job
     from koala_adapter.plugin import PluginDefinition
-    from koala_adapter.scheduler.policies import Policies
+    from koala_adapter.scheduler.knownpolicies import Policies
 
 P = ParamSpec("P")
 R = TypeVar("R")

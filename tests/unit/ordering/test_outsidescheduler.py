@@ -17,14 +17,14 @@ from koala_adapter.errors import JobNotFoundError, JournalError, LrmRejectedErro
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.net.unixsocket import reachable
-from koala_adapter.ordering.answering import Answering, ask_explanation, ask_overview
-from koala_adapter.ordering.deciding import Manner
-from koala_adapter.ordering.driver import Driver
 from koala_adapter.ordering.entries import Kind
+from koala_adapter.ordering.explainserver import Answering, ask_explanation, ask_overview
 from koala_adapter.ordering.explanations import explain, overview
+from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.standing import Rules
-from koala_adapter.ordering.watching import Pace, PacedWatcher
+from koala_adapter.ordering.outsidescheduler import Driver
+from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher
+from koala_adapter.ordering.schedulingpass import Manner
 from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason
-from koala_adapter.simulation.background import local_users
+from koala_adapter.simulation.background_load import local_users
 from koala_adapter.simulation.engine import FIRST, LAST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from koala_adapter.model import ClusterName
-    from koala_adapter.simulation.background import LocalUse
+    from koala_adapter.simulation.background_load import LocalUse
     from koala_adapter.simulation.engine import Engine, EventHandle
     from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel
 

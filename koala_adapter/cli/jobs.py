@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from koala_adapter.cli.context import command_body, json_option, pass_session
+from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.clusterreports import ClusterReport
     from koala_adapter.api.reports import JobReport
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
 
 ASKING = 60.0
 """Seconds that a cluster may take to answer when no service knows it already."""
@@ -160,7 +160,7 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
 
 def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
     from koala_adapter.cli import ordertext
-    from koala_adapter.ordering.answering import EXPLANATION, ask_explanation
+    from koala_adapter.ordering.explainserver import EXPLANATION, ask_explanation
 
     known = [known.name for known in session.site.clusters]
     if cluster not in known:
@@ -233,7 +233,7 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     Example:
       koala logs 12 -f
     """
-    from koala_adapter.cli.output import LogPrinter
+    from koala_adapter.cli.logprinter import LogPrinter
 
     source = knowing(session)
     report = source.job(job_id)

@@ -7,6 +7,7 @@ itself, keeps from starting is left out of the queue, with the reason, until tha
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -15,13 +16,15 @@ from koala_adapter.model import HoldOwner, LrmJobState
 from koala_adapter.ordering.pools import serves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from koala_adapter.model import LrmJob, Queue
+    from koala_adapter.model import LrmJob, LrmJobId, Queue
 
 OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.ENDING})
 """States in which a job has its processors. Suspended jobs keep their memory and come back; ending ones still clean."""
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
+
+_DIGITS = re.compile(r"(\d+)")
 
 
 class Standing(Enum):
@@ -108,3 +111,45 @@ def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:
 def array_of(job: LrmJob) -> str | None:
     """Return what the elements of a job array have in common in their ids; None for a job that is none."""
     return None if job.array_index is None else job.id.rstrip("0123456789")
+
+
+def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int], ...]) -> str:
+    """Return in what a job's place is not what we said."""
+    if sorted(layout) == sorted(nodes):
+        return ""
+    if dict(layout).keys() != dict(nodes).keys():
+        return "on other nodes than we said"
+    alone = all(count >= dict(nodes)[name] for name, count in layout)
+    return "with more processors than it asked for" if alone else "with other processors on each than we said"
+
+
+def turn(id_: LrmJobId, submitted_at: float | None) -> tuple[float, tuple[int | str, ...], str]:
+    """Return what brings jobs into the order of their submission: where times are equal, as their LRM counts.
+
+    Numbers within an id count as numbers: ``9`` before ``10``, ``12_3`` and ``12.3`` before ``12_10`` and ``12.10``.
+    """
+    if id_.isdecimal():
+        return submitted_at or 0.0, ("", int(id_), ""), id_
+    parts = tuple(int(part) if part.isdecimal() else part for part in _DIGITS.split(id_))
+    return submitted_at or 0.0, parts, id_
+
+
+def in_order(jobs: Iterable[LrmJob]) -> list[LrmJob]:
+    """Return jobs in the order of their submission: a batch system lists them in any, Slurm the newest first."""
+    return sorted(jobs, key=lambda job: turn(job.id, job.submitted_at))
+
+
+def shape(job: LrmJob) -> object:
+    """Return all of a job that decides on which nodes it has room."""
+    return (
+        job.processors,
+        job.queue,
+        job.processors_per_task,
+        job.node_bounds,
+        job.tasks_per_node,
+        job.memory_per_processor_mib,
+        job.memory_per_node_mib,
+        job.features,
+        job.requested_nodes,
+        job.excluded_nodes,
+    )

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import anyio
 import click
 
-from koala_adapter.api.background import READY
+from koala_adapter.api.backgroundservice import READY
 from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import ownership, wait_until_unowned
-from koala_adapter.cli.context import command_body, pass_session
+from koala_adapter.cli.session import command_body, pass_session
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from koala_adapter.api.server import Server
-    from koala_adapter.cli.context import Session
+    from koala_adapter.cli.session import Session
 
 
 @click.command()

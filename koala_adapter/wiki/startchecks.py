@@ -13,7 +13,7 @@ from koala_adapter.errors import WikiError
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState
 from koala_adapter.wiki.codec.replies import StartInfo, not_started
 from koala_adapter.wiki.codec.words import Status, WaitReason
-from koala_adapter.wiki.reporting import ACTIVE, WAITING, is_startable, tasks_of
+from koala_adapter.wiki.recordbuilder import ACTIVE, WAITING, is_startable, tasks_of
 from koala_adapter.wiki.tasklists import host_counts
 
 if TYPE_CHECKING:

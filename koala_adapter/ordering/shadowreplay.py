@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from koala_adapter.ordering.comparing import turn
+from koala_adapter.ordering.listedjobs import turn
 from koala_adapter.queueing.local_queue import LocalJob
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.malleable.growthrequests import keep_promises
 from koala_adapter.scheduler.malleable.jobmanagement import Need
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.malleable.requests import keep_promises
 from koala_adapter.scheduler.malleable.steps import continue_step, policy_of, start_step
 
 if TYPE_CHECKING:

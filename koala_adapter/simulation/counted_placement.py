@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, Component
 from koala_adapter.scheduler.malleable.jobmanagement import Need
-from koala_adapter.scheduler.placement.policies import POLICIES
+from koala_adapter.scheduler.placement.ownpolicies import POLICIES
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, Placed, infeasibility
 from koala_adapter.scheduler.placement.worstfit import WorstFit
 from koala_adapter.simulation.waiting_line import Lane
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.simulation.clusters import SimulatedCluster
-    from koala_adapter.simulation.runs import SimulatedJob
+    from koala_adapter.simulation.simulated_cluster import SimulatedCluster
+    from koala_adapter.simulation.simulated_jobs import SimulatedJob
 
 ALONE = "job"
 """Name of the component of a job that has only one."""

@@ -12,7 +12,7 @@ import pytest
 from koala_adapter.batchsystem.listing import answering
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.service.information import Poller, Reading
+from koala_adapter.service.poller import Poller, Reading
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
-from koala_adapter.scheduler.placement.policies import POLICIES, policy
+from koala_adapter.scheduler.placement.ownpolicies import POLICIES, policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

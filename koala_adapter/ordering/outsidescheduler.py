@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.ordering.deciding import decide
 from koala_adapter.ordering.entries import Phase
+from koala_adapter.ordering.schedulingpass import decide
 from koala_adapter.ordering.timeofday import as_read
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from koala_adapter.batchsystem.listing import Listing
     from koala_adapter.batchsystem.starter import Starter
     from koala_adapter.batchsystem.startlog import StartLog
-    from koala_adapter.ordering.deciding import Manner
     from koala_adapter.ordering.entries import Happening, Start
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.ordering.watching import PacedWatcher
+    from koala_adapter.ordering.pacedwatcher import PacedWatcher
+    from koala_adapter.ordering.schedulingpass import Manner
 
 
 class Driver:

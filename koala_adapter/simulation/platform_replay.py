@@ -9,21 +9,22 @@ fill the nodes in the order in which they were started.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.queueing.metacluster import ClusterLoad, Requirements, least_loaded
 from koala_adapter.queueing.policies import LocalJob
-from koala_adapter.simulation.background import local_users, outages
+from koala_adapter.simulation.background_load import local_users, outages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from koala_adapter.queueing.policies import ClusterScheduler
-    from koala_adapter.simulation.background import LocalUse, Outage
-    from koala_adapter.simulation.replay import Site, Watch
+    from koala_adapter.simulation.background_load import LocalUse, Outage
+    from koala_adapter.simulation.platform import BackgroundLoad, ClusterModel, Failures
     from koala_adapter.simulation.workload import Workload
 
 FREED, TAKEN = 0, 1
@@ -32,6 +33,34 @@ NEVER = -1.0
 """Start of a job that was not started, or was given up."""
 MOST_RESTARTS = 20
 """A job that loses a node more often is given up: it needs more nodes for longer than they stay up."""
+
+
+class Watch(Protocol):
+    """Who hears how far a replay is, and may end it."""
+
+    def __call__(self, submitted: int, /) -> bool:
+        """Hear that so many jobs have been submitted; return whether to go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One cluster of a replay."""
+
+    name: str
+    processors: int
+    speed: float = 1.0
+    """A job of 60 s takes 30 s at speed 2."""
+    cluster: ClusterModel | None = None
+    """Its nodes, for those who use it besides and for failures."""
+    local_users: BackgroundLoad | None = None
+    """Who submits to this cluster directly."""
+    failures: Failures | None = None
+    """How its nodes fail."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing happens here but the workload, at ordinary speed."""
+        return self.speed == 1 and self.local_users is None and self.failures is None
 
 
 class Sites:

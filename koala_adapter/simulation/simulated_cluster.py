@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated cluster as a batch system keeps it: who has how many processors; and its local users and failures.
+"""A simulated cluster as a batch system keeps it: the runs on it, who has how many processors, local users, failures.
 
 Local users go past the scheduler. Their jobs are served first come, first served; while one of them waits, nothing of
 ours that is submitted later gets a processor.
@@ -8,18 +8,22 @@ ours that is submitted later gets a processor.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
+from koala_adapter.scheduler.malleable.runningjobs import MalleableJob, RunningJobs
+from koala_adapter.simulation.simulated_jobs import JobResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from koala_adapter.model import ClusterName
-    from koala_adapter.simulation.background import LocalUse, Outage
+    from koala_adapter.simulation.background_load import LocalUse, Outage
     from koala_adapter.simulation.engine import Engine
     from koala_adapter.simulation.platform import ClusterModel
-    from koala_adapter.simulation.runs import Part
+    from koala_adapter.simulation.simulated_jobs import SimulatedJob
+
+NEVER = float("inf")
 
 
 class SimulatedCluster:
@@ -109,6 +113,95 @@ class SimulatedCluster:
             use = self.local_queue.popleft()
             self.local_used += use.processors
             yield use
+
+
+class Part(MalleableJob):
+    """The part of a malleable run that is on one cluster."""
+
+    __slots__ = ("answers", "cluster", "pending", "run")
+
+    def __init__(
+        self, run: Run, cluster: SimulatedCluster, size: int, *, minimum: int, maximum: int, number: int, now: float
+    ) -> None:
+        """Begin with ``size`` processors."""
+        super().__init__(minimum=minimum, maximum=maximum, size=size, started_at=now, number=number)
+        self.run = run
+        self.cluster = cluster
+        self.answers: dict[tuple[int, int], int] = {}
+        """What its application answers, by size and message: parts with the same bounds may share this."""
+        self.pending = 0
+        """Change that is under way (signed)."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A job that runs: how many processors it has, what is left of its work, and when it will end."""
+
+    job: SimulatedJob
+    rates: Sequence[float]
+    """Share of the work done per second, by the number of processors, at speed 1."""
+    held: dict[SimulatedCluster, int]
+    """Processors that are ours for it, those that are still starting included."""
+    size: int
+    """Processors that it computes on."""
+    started_at: float
+    speed: float = 1.0
+    """Of the slowest of its clusters."""
+    parts: list[Part] = field(default_factory=list)
+    """One for each cluster when it is malleable; else none."""
+    left: float = 1.0
+    """Work left, when it was last accounted for."""
+    standing: int = 0
+    """Changes of size during which it stands still, under way."""
+    since: float = 0.0
+    """When it was last accounted for."""
+    area: float = 0.0
+    """Processor-seconds held until then."""
+    total: int = 0
+    """Sum of ``held``."""
+    largest: int = 0
+    grown: int = 0
+    shrunk: int = 0
+    restarts: int = 0
+    ends_at: float = NEVER
+    version: int = 0
+    """Counts forecasts of its end; earlier ones are void."""
+    changed: bool = False
+    """Its rate may have changed at this instant, and its end must be forecast again."""
+    over: bool = False
+
+    def account(self, now: float) -> None:
+        """Note what was done since the last change."""
+        seconds = now - self.since
+        if seconds > 0:
+            if not self.standing:
+                self.left -= seconds * self.rates[self.size] * self.speed
+            self.area += seconds * self.total
+            self.since = now
+
+    def forecast(self, now: float) -> float:
+        """Return when it will end if nothing changes; `NEVER` while it stands still."""
+        self.version += 1
+        if self.standing:
+            self.ends_at = NEVER
+        else:
+            self.ends_at = now + max(0.0, self.left) / (self.rates[self.size] * self.speed)
+        return self.ends_at
+
+    def result(self, now: float) -> JobResult:
+        """Return what came out, now that it has ended."""
+        seconds = now - self.started_at
+        return JobResult(
+            job=self.job,
+            started_at=self.started_at,
+            ended_at=now,
+            clusters=tuple(str(cluster.name) for cluster in self.held),
+            average_processors=self.area / seconds if seconds > 0 else float(self.total),
+            maximum_processors=self.largest,
+            grown=self.grown,
+            shrunk=self.shrunk,
+            restarts=self.restarts,
+        )
 
 
 class Surroundings:

@@ -16,7 +16,7 @@ from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.model import BatchKey, ClusterName
 from koala_adapter.plugin import Submission
 from koala_adapter.scheduler.actions import SubmitPlaceholders
-from koala_adapter.service.samples import SampleSubmission
+from koala_adapter.service.samplesubmission import SampleSubmission
 from koala_adapter.vjm.jobscript import AgentConfig, render_job_script
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from koala_adapter.api.clusterreports import PlannedComponent
 from koala_adapter.api.offline import Answer, Record, answer_report
 from koala_adapter.api.reports import ComponentReport, JobReport
 from koala_adapter.cli.checking import Checked
-from koala_adapter.cli.context import make_console
-from koala_adapter.cli.output import LogPrinter
+from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.planning import plan_table
 from koala_adapter.cli.reaping import leftovers
+from koala_adapter.cli.session import make_console
 from koala_adapter.cli.tables import bar, seconds
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import CheckResult
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.information import Reading
+from koala_adapter.service.poller import Reading
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.malleable.jobmanagement import Need
     from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.simulation.clusters import SimulatedCluster
-    from koala_adapter.simulation.placing import Placing
+    from koala_adapter.simulation.counted_placement import Placing
     from koala_adapter.simulation.resizing import Resizing
-    from koala_adapter.simulation.runs import Part, SimulatedJob
+    from koala_adapter.simulation.simulated_cluster import Part, SimulatedCluster
+    from koala_adapter.simulation.simulated_jobs import SimulatedJob
     from koala_adapter.simulation.waiting_line import Lane, WaitingLine
 
 
