@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.batchsystem.listing import is_another
 from koala_adapter.batchsystem.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
-from koala_adapter.model import LrmJobState, NodeState
-from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
+from koala_adapter.model import LrmJobState
+from koala_adapter.ordering.allocation import memory_on, rooms_of
 from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase
 from koala_adapter.ordering.listedjobs import (
     WAITING,
@@ -25,11 +25,10 @@ from koala_adapter.ordering.listedjobs import (
     estimate,
     in_order,
     layout_of,
-    shape,
     standing,
     turn,
 )
-from koala_adapter.ordering.pools import Pools, pools_of, serves
+from koala_adapter.ordering.suitability import Suitability
 from koala_adapter.queueing.local_queue import LocalJob
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from koala_adapter.batchsystem.startlog import Pin
     from koala_adapter.model import LrmJob, LrmJobId, Node
     from koala_adapter.ordering.allocation import Room
+    from koala_adapter.ordering.pools import Pools
     from koala_adapter.queueing.local_queue import ClusterScheduler
 
 RUNNING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
@@ -60,7 +60,7 @@ class Mirror:
         self.rules = rules
         self.starts = starts
         self.entries: dict[LrmJobId, Entry] = {}
-        self.pools = Pools(nodes={}, queues={}, default=None)
+        self._suitability = Suitability()
         self.schedulers: list[ClusterScheduler] = []
         self.listing: Listing | None = None
         self.dirty = True
@@ -70,10 +70,11 @@ class Mirror:
         self.happened: list[Happening] = []
         """Whoever drives this takes from here what is to be told."""
         self._make_scheduler = make_scheduler
-        self._feasible: dict[object, str] = {}
-        self._empty: tuple[Room, ...] = ()
-        self._served: dict[str, tuple[int | None, str]] = {}
-        self._nodes_seen: object = None
+
+    @property
+    def pools(self) -> Pools:
+        """The pools of nodes; their numbers are those of the policies."""
+        return self._suitability.pools
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -103,21 +104,10 @@ class Mirror:
 
     def _examine_nodes(self, listing: Listing) -> bool:
         """Have the policies follow nodes that came, went, or serve other queues; tell whether all is as it was."""
-        seen = [
-            (node.name, node.state is NodeState.UP, node.processors, node.memory_mib, node.features, node.queues)
-            for node in listing.nodes
-        ]
-        same = (seen, listing.queues) == self._nodes_seen
-        if not same:
-            self._nodes_seen = (seen, listing.queues)
-            self._feasible.clear()
-            self._served.clear()
-            unused = (replace(node, processors_used=0, memory_used_mib=0) for node in listing.nodes)
-            self._empty = tuple(rooms_of(unused, {}, {}).values())
-        pools = self.pools if same else pools_of(listing.nodes, listing.queues)
-        if pools != self.pools:
-            self.pools = pools
-            self.schedulers = [self._make_scheduler() for _ in range(pools.count)]
+        before = self.pools
+        same = self._suitability.follow(listing)
+        if self.pools != before:
+            self.schedulers = [self._make_scheduler() for _ in range(self.pools.count)]
             for entry in self.entries.values():
                 entry.local = None
                 if entry.phase is Phase.WAITING:
@@ -233,7 +223,8 @@ class Mirror:
         pin = self.starts.pins.get(entry.job.id)
         if not reason and pin is not None and now < pin.not_before:
             reason = f"{pin.failure}; it is tried again in {pin.not_before - now:.0f} s"
-        reason = reason or self._place(entry)
+        if not reason:
+            entry.pool, reason = self._suitability.pool_for(entry.job)
         if reason and entry.phase is Phase.WAITING:
             self._withdraw(entry, now)
             entry.phase = Phase.LEFT_OUT
@@ -254,38 +245,11 @@ class Mirror:
     def _is_tied(self, entry: Entry) -> bool:
         return entry.job.tied or self.starts.is_tied(entry.job.id)
 
-    def _place(self, entry: Entry) -> str:
-        """Choose a job's pool; return why it cannot have any."""
-        queue = entry.job.queue
-        if queue not in self._served:
-            self._served[queue] = self._pool_of(queue)
-        entry.pool, problem = self._served[queue]
-        if problem:
-            return problem
-        wanted = shape(entry.job)
-        if wanted not in self._feasible:
-            found = allocate(entry.job, self._empty)
-            problem = "" if isinstance(found, Allocation) else found.reason
-            self._feasible[wanted] = problem.removesuffix(" now").removesuffix(" for it")
-        problem = self._feasible[wanted]
-        return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
-
-    def _pool_of(self, wanted: str) -> tuple[int | None, str]:
-        """Return the pool of a queue, or list of queues, and why its jobs cannot start there now."""
-        pool = self.pools.of_queue(wanted)
-        if pool is None:
-            return None, f"no node serves queue {wanted}" if wanted else "it names no queue"
-        queues = {} if self.listing is None else self.listing.queues
-        serving = [queue for name, queue in queues.items() if serves(wanted, name)]
-        if serving and not any(queue.up for queue in serving):
-            return pool, f"queue {serving[0].name} is down"
-        return pool, ""
-
     def _settle(self, occupying: Iterable[Entry], waiting: Iterable[Entry], now: float) -> None:
         """Tell the policies the size of the cluster, and then what runs and what waits."""
         for entry in occupying:
             if entry.local is None:
-                entry.pool = self._pool_of_running(entry)
+                entry.pool = self.pools.of_nodes(entry.nodes)
         self._resize(occupying, now)
         for entry in occupying:
             if entry.local is None and entry.pool is not None:
@@ -311,12 +275,6 @@ class Mirror:
             if scheduler.processors != size:
                 scheduler.resize(size, now)
                 self.dirty = True
-
-    def _pool_of_running(self, entry: Entry) -> int | None:
-        for name, _ in entry.nodes:
-            if name in self.pools.nodes:
-                return self.pools.nodes[name]
-        return None
 
     def _queue(self, entry: Entry) -> None:
         entry.local = self._local(entry)
