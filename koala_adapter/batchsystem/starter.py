@@ -8,6 +8,7 @@ system queue it again. A kill at any moment is answered by the record and the ne
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 FIRST_LOOK, SLOWEST_LOOK = 0.05, 0.5
 """Seconds between two looks at what has become of a start."""
+TO_END = 3.0
+"""Seconds that may be spent on ending a start that has not shown in its time, before that is told."""
 AT_ONCE = 8
 """Starts that are asked for at the same time."""
 TO_LEAVE = 10.0
@@ -102,17 +105,18 @@ class Starter:
     async def ask(self, pin: Pin) -> None:
         """Ask for a start that is on record; on return it is accepted, perhaps accepted, or refused."""
         job_id = pin.job_id
-        # So it stands when nobody waits for the answer any more.
-        stage: Stage = Stage.UNCERTAIN
-        error: LrmError | None = LrmUnavailableError("it was not accepted in time")
-        async with self._limit:
-            self.starts.advance(job_id, Stage.ASKED, self._clock())
-            self._in_hand.add(job_id)
-            try:
+        # So it stands when it is waited for no longer.
+        stage: Stage = Stage.REFUSED
+        error: LrmError | None = LrmUnavailableError("too many starts are asked for at once")
+        try:
+            async with self._limit:
+                self.starts.advance(job_id, Stage.ASKED, self._clock())
+                self._in_hand.add(job_id)
+                stage, error = Stage.UNCERTAIN, LrmUnavailableError("it was not accepted in time")
                 stage, error = await self._ask(pin)
-            finally:
-                self._in_hand.discard(job_id)
-                self.starts.advance(job_id, stage, self._clock(), error=error)
+        finally:
+            self._in_hand.discard(job_id)
+            self.starts.advance(job_id, stage, self._clock(), error=error)
 
     async def _ask(self, pin: Pin) -> tuple[Stage, LrmError | None]:
         try:
@@ -204,30 +208,32 @@ class Starter:
         """Return when the job of a start that was asked for runs, or is over.
 
         ``look`` has the jobs listed, not longer ago than so many seconds, and :meth:`settle` called with them; all who
-        wait share one look. Raises LrmError when the start has failed, and the job is held again, if that is known.
+        wait share one look. Raises LrmError when the start has failed.
         """
         self._awaited.add(job_id)
         try:
             await self._await_end(job_id, look)
             attempt = self.starts.attempts.get(job_id)
-            self._put_away([job_id])
+            if self.starts.is_over(job_id):
+                self._put_away([job_id])
         finally:
             self._awaited.discard(job_id)
         if attempt is None:
             return
         if attempt.elsewhere:
             raise LrmRejectedError(f"{attempt.elsewhere}; it is queued and held again")
-        if attempt.stage is not Stage.CONFIRMED:
-            raise attempt.error or LrmUnavailableError("it did not start in time, and is held again")
+        if attempt.stage not in {Stage.RUNS, Stage.CONFIRMED}:
+            held = "is held again" if attempt.stage is Stage.TAKEN_BACK else "is held again as soon as that can be done"
+            raise attempt.error or LrmUnavailableError(f"it did not start in time, and {held}")
 
     async def _await_end(self, job_id: LrmJobId, look: Callable[[float], Awaitable[None]]) -> None:
-        pause = FIRST_LOOK
-        while not self.starts.is_over(job_id):
-            try:
+        """Return when a start is over, or cannot be brought to its end: then later looks go on with that."""
+        if self.starts.is_over(job_id):
+            return
+        pause, until = FIRST_LOOK, self.starts.due(job_id) + TO_END
+        while not self.starts.is_over(job_id) and self._clock() < until:
+            with suppress(LrmError):
                 await look(pause)
-            except LrmError:
-                if self._clock() > (self.starts.attempts[job_id].until or 0.0):
-                    raise
             if not self.starts.is_over(job_id):
                 await anyio.sleep(pause)
                 pause = min(SLOWEST_LOOK, 2 * pause)

@@ -177,11 +177,15 @@ class Starts:
             return None
         if attempt.stage is Stage.UNCERTAIN and job.state is LrmJobState.HELD:
             return Failure(reason=str(attempt.error), at=now)
-        until = attempt.since + self.patience.start if attempt.until is None else attempt.until
-        if now <= until:
+        if now <= self.due(job.id):
             return None
         waited = f"it did not start within {now - attempt.since:.0f} s"
         return Failure(reason=f"{waited} ({job.reason})" if job.reason else waited, at=now)
+
+    def due(self, job_id: LrmJobId) -> float:
+        """Return by when a start that was accepted must show."""
+        attempt = self.attempts[job_id]
+        return attempt.since + self.patience.start if attempt.until is None else attempt.until
 
     def failed(self, job_id: LrmJobId, failure: Failure) -> float:
         """Take note that a start has failed; return for how long (seconds) the job is left alone."""

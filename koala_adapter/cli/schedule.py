@@ -362,7 +362,7 @@ class Screen:
 
     def farewell(self, found: Overview) -> None:
         """Say what becomes of the jobs when nobody schedules any more."""
-        running, waiting = found.running + found.starting, found.waiting + found.left_out
+        running, waiting = found.running, found.starting + found.waiting + found.left_out
         self._session.remark(
             f"koala schedules {self.cluster} no more; jobs that run on: {running}, "
             f"that wait until it is started again: {waiting}"

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
+from koala_adapter.batchsystem import starter
 from koala_adapter.batchsystem.starter import Starter
 from koala_adapter.batchsystem.startlog import Pin, StartLog, Wishes
 from koala_adapter.batchsystem.starts import Patience, Stage, Starts, placed_elsewhere
@@ -130,7 +131,7 @@ class Process:
 
     async def start(self) -> None:
         """Start the job, and return when it runs. Raises LrmError."""
-        self.starts.begin(PIN)
+        self.starts.begin(PIN, until=anyio.current_time() + 0.2)
         self.starter.note()
         await self.starter.ask(PIN)
         with anyio.fail_after(10):
@@ -197,6 +198,36 @@ async def test_the_end_of_a_start_is_tried_until_it_is_answered(tmp_path: Path, 
         with suppress(LrmUnavailableError):
             await process.start()
     assert (system.reserved, process.record.pins) == (False, ())
+
+
+async def test_a_job_that_cannot_be_held_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits hears that, and a later look holds it."""
+    monkeypatch.setattr(starter, "TO_END", 0.2)
+    system = System(busy=True, errors={"take back": LrmUnavailableError("no answer")})
+    process = Process(tmp_path, system)
+    with pytest.raises(LrmUnavailableError, match="as soon as that can be done"):
+        await process.start()
+    assert [pin.job_id for pin in process.record.pins] == [JOB]
+    system.errors.clear()
+    await process.look(0.0)
+    assert system.job is not None
+    assert (system.job.state, process.record.pins) == (LrmJobState.HELD, ())
+
+
+async def test_a_start_for_which_there_was_no_time_is_not_asked_for(tmp_path: Path) -> None:
+    """It is over at once, and the job in hold."""
+    system = System()
+    process = Process(tmp_path, system)
+    process.starts.begin(PIN)
+    async with AsyncExitStack() as stack:
+        for borrower in range(starter.AT_ONCE):
+            await process.starter._limit.acquire_on_behalf_of(borrower)
+            stack.callback(process.starter._limit.release_on_behalf_of, borrower)
+        with anyio.move_on_after(0.05):
+            await process.starter.ask(PIN)
+    with pytest.raises(LrmUnavailableError, match="too many starts"):
+        await process.starter.see(JOB, process.look)
+    assert system.asked == []
 
 
 async def test_a_refused_start_is_over_at_once(tmp_path: Path) -> None:

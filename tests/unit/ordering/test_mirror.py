@@ -322,6 +322,24 @@ def test_an_unanswered_start_is_judged_by_what_shows() -> None:
     assert [one.job_id for one in site.told(Kind.STARTED)] == ["2"]
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_that_goes_before_it_shows_gives_back_what_was_reserved(ended: bool) -> None:  # noqa: FBT001 - a parameter
+    """Cancelled, or over between two looks; what was asked for is undone once, and nothing stays on record."""
+    site = Listed()
+    site.submit("1", 4)
+    (start,) = site.look()
+    site.accept(start.job_id)
+    if ended:
+        site.change("1", state=LrmJobState.ENDED, hold=None)
+    else:
+        site.end("1")
+    site.look()
+    assert (site.mirror.to_take_back(), site.mirror.starts.pins) == (["1"], {})
+    site.taken_back(start.job_id)
+    site.look()
+    assert (site.mirror.to_take_back(), site.mirror.starts.attempts) == ([], {})
+
+
 @pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])
 def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
     """Nothing is lost and nothing started twice, whatever had come of it."""
