@@ -7,16 +7,22 @@ Run it after a change of a model or a command: ``python docs/reference.py``. A t
 from __future__ import annotations
 
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from docs.statediagram import drawing
 from koala_adapter.config.inputfiles import InputFileTable
 from koala_adapter.config.jobfile import ComponentTable, JobHeader
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
 from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
+from koala_adapter.negotiation.states import RECEIVED, SENT
 from koala_adapter.plugin import PluginDefinition
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.transitions import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
@@ -40,6 +46,7 @@ DOCS = Path(__file__).parent
 OURS = ("drmaa", "local", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HELP = re.compile(r"(<!-- help: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 STATES = re.compile(r"(<!-- transitions: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS: dict[str, type[BaseModel]] = {
     "control_center": ControlCenterConfig,
@@ -89,7 +96,29 @@ def generated() -> dict[Path, str]:
     page = DOCS / "architecture.md"
     tables = {"jobs": _transitions(JOB_TRANSITIONS), "placeholders": _transitions(PLACEHOLDER_TRANSITIONS)}
     contents[page] = STATES.sub(lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8"))
+    page = DOCS / "negotiation.md"
+    tables = {"said": _said(), "heard": _heard()}
+    contents[page] = NEGOTIATION.sub(
+        lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8")
+    )
+    contents[DOCS / "_static" / "negotiation.svg"] = drawing()
     return contents
+
+
+def _said() -> str:
+    """Return what a side may say in each state of a negotiation."""
+    rows = [f"| {state.value} | {said.value} | {to.value} |" for state, row in SENT.items() for said, to in row.items()]
+    return "\n".join(["", "| state | may say | then it is |", "|---|---|---|", *rows, "", ""])
+
+
+def _heard() -> str:
+    """Return what each message does in each state of a negotiation; those that do the same stand together."""
+    rows = []
+    for state, row in RECEIVED.items():
+        for step in dict.fromkeys(row.values()):
+            heard = ", ".join(message.value for message in row if row[message] == step)
+            rows.append(f"| {state.value} | {heard} | {step.state.value} | {step.reply.value} |")
+    return "\n".join(["", "| state | hears | then it is | and answers |", "|---|---|---|---|", *rows, "", ""])
 
 
 def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:

@@ -116,6 +116,14 @@ class WikiError(ProtocolError):
         self.status = status
 
 
+class NegotiationError(ProtocolError):
+    """A negotiation template, or its frame, that cannot be read or must not be sent; the message names the field."""
+
+
+class NegotiationStepError(NegotiationError):
+    """Our own side was to say what does not follow in its negotiation; nothing was sent, and nothing has changed."""
+
+
 class ServiceUnavailableError(KoalaError):
     """The koala service does not run, or does not answer."""
 

@@ -212,6 +212,8 @@ class LrmJob:
     """Earliest start: its begin time. None: at once."""
     dependent: bool = False
     """It waits for other jobs, and may not be started before them."""
+    blocked: bool = False
+    """It waits for something else than free processors, such as a limit or a licence, as far as the LRM tells."""
     hold: HoldOwner | None = None
     """Who holds it; only when ``state`` is HELD."""
     layout: tuple[tuple[str, int], ...] = ()

@@ -98,7 +98,7 @@ def run(
     Example:
       koala experiment run vjm-deadlock --out results
     """
-    from koala_adapter.cli.simulating import progress_display, told
+    from koala_adapter.cli.simulationruns import progress_display, told
     from koala_adapter.simulation.experiments.framework import load_experiment, tally
     from koala_adapter.simulation.figures import check_matplotlib
     from koala_adapter.simulation.report import write_experiment

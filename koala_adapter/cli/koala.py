@@ -20,22 +20,23 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 COMMANDS = (
-    ("run", "running", "Run a job to its end and exit with its exit code."),
-    ("submit", "running", "Hand a job to the service, and start one if none runs."),
+    ("run", "run", "Run a job to its end and exit with its exit code."),
+    ("submit", "run", "Hand a job to the service, and start one if none runs."),
     ("status", "jobs", "Show the jobs, or one job in detail."),
     ("cancel", "jobs", "End a job and everything of it in all batch systems."),
     ("logs", "jobs", "Print what the processes of a job wrote."),
     ("explain", "jobs", "Say why a job waits, what it holds, and what would let it start."),
-    ("plan", "planning", "Show where a job would go now."),
-    ("script", "planning", "Show exactly what would be submitted to a cluster."),
+    ("plan", "plan", "Show where a job would go now."),
+    ("script", "plan", "Show exactly what would be submitted to a cluster."),
     ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
-    ("check", "checking", "Check this host, the site file and each cluster."),
+    ("check", "check", "Check this host, the site file and each cluster."),
     ("reap", "reap", "Find placeholders that no job owns any more, and cancel them."),
     ("serve", "serve", "Run the service in the foreground until it is stopped."),
     ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
-    ("demo", "demonstration", "See it work: one job on three clusters at once, in ten seconds."),
+    ("demo", "demo", "See it work: one job on three clusters at once, in ten seconds."),
     ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
     ("experiment", "experiment", "Repeat the published evaluations."),
+    ("negotiation", "negotiation", "Show and check the templates by which processors and memory are negotiated."),
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
 """Name, module and first sentence of each, in the order in which a person comes to need them."""

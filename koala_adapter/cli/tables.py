@@ -179,6 +179,12 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
             str(report.threshold),
             "never" if report.polled_at is None else seconds(max(0.0, now - report.polled_at)),
             f"{report.largest_requests_per_minute}/{report.requests_per_minute}",
-            "[green]open[/]" if report.closed is None else f"[red]{escape(report.closed)}[/]",
+            _cluster_state(report),
         )
     return table
+
+
+def _cluster_state(report: ClusterReport) -> str:
+    if report.closed is not None:
+        return f"[red]{escape(report.closed)}[/]"
+    return f"[green]open[/]{f', {report.others_waiting} wanted by others who wait' if report.others_waiting else ''}"

@@ -65,6 +65,8 @@ class ClusterStep:
     """What the processors are for, for people."""
     value: int = 0
     """Processors that it began with."""
+    withheld: int = 0
+    """Processors that were free, too, and more than one step may give out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from koala_adapter.scheduler.timers import TimerKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from koala_adapter.scheduler.othersjob import OthersJob
     from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
     from koala_adapter.scheduler.timetable import Timetable
 
@@ -25,6 +26,7 @@ AWAITS_AGENTS = frozenset({TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind
 """Timers that judge by what agents have not said."""
 POINTS_IN_TIME = frozenset(
     {
+        "doubted_at",
         "ending_since",
         "ends_at",
         "finished_at",
@@ -106,10 +108,13 @@ def _set_back(state: State, seconds: float) -> None:
     for table in (state.jobs, state.placeholders, state.batches, state.clusters):
         for record in table.values():
             _move(record, seconds)
+    for cluster in state.clusters.values():
+        for other in cluster.others_waiting:
+            _move(other, seconds)
     _move_timers(state, lambda _kind, at, _placeholder: at - seconds)
 
 
-def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord, seconds: float) -> None:
+def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord | OthersJob, seconds: float) -> None:
     for one in fields(record):
         if one.name in POINTS_IN_TIME:
             noted = getattr(record, one.name)

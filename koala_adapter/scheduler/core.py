@@ -37,6 +37,7 @@ from koala_adapter.scheduler.malleable.growing import stub_lost
 from koala_adapter.scheduler.malleable.growthrequests import more_requested
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
+from koala_adapter.scheduler.malleable.others import others_seen
 from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
 from koala_adapter.scheduler.malleable.shrinking import processors_released
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
@@ -47,7 +48,7 @@ from koala_adapter.scheduler.timers import Timer, TimerKind
 from koala_adapter.scheduler.timetable import Timetable, change_due
 
 if TYPE_CHECKING:
-    from koala_adapter.model import Job
+    from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.placement.policy import PlacementResult
     from koala_adapter.scheduler.records import PlaceholderRecord
@@ -115,6 +116,10 @@ class Scheduler:
     def queue_position(self, job_id: JobId) -> int | None:
         """Return the 1-based place of a job in the placement queue; None when it is not there."""
         return self._queue.place_in_order(job_id)
+
+    def shrinks_for_others(self, cluster: ClusterName) -> bool:
+        """Tell whether malleable jobs that run on a cluster are shrunk for jobs of others that wait there."""
+        return self.state.parameters.approach.shrinks_for_waiting and cluster in self._roster
 
     def _context(self, now: float) -> Context:
         return Context(
@@ -249,6 +254,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
         cluster.idle = cluster.ours_polled = 0
         return
     cluster.processors, cluster.idle, cluster.ours_polled = event.processors, event.idle, event.ours
+    others_seen(context, cluster, event.others_waiting)
     if _measure(cluster, context.now):
         refuse_impossible(context)
     if cluster.room > 0 or event.cluster in context.roster:

@@ -74,6 +74,9 @@ class ClusterPolled(Event):
     """Processors a new job could get now."""
     ours: int
     """Processors that our own placeholders occupied in the same reading."""
+    others_waiting: tuple[int, ...] = ()
+    """Processors that each waiting job of others asks for, in the order of their queue. Known only where running
+    malleable jobs would be shrunk for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
         left = record.job.walltime - (now - (record.launched_at or now))
         text = (
             f"The job has been running for {since} on {_processors(total)}: {where}; "
-            f"its walltime ends in {duration(left)}.{sizes(record)}"
+            f"its walltime ends in {duration(left)}.{sizes(state, record)}"
         )
     silent = [p for p in state.placeholders_of(record) if p.silent_since is not None]
     if silent:

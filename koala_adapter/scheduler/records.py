@@ -27,6 +27,7 @@ from koala_adapter.model import (
 from koala_adapter.scheduler.actions import Rank
 from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
 from koala_adapter.scheduler.clustertable import ClusterTable
+from koala_adapter.scheduler.othersjob import OthersJob
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.timers import Due, TimerKind
@@ -284,13 +285,15 @@ class ClusterRecord:
     unwanted: int | None = None
     """Free processors that no running job would take when they were offered last; None: something has changed since."""
     no_growth_before: float | None = None
-    """Pause after processors for growing could not be had."""
+    """Pause after processors for growing could not be had, or running jobs were shrunk."""
     levelled_until: float | None = None
     """Until when running jobs are not levelled again (equipartition) while they are the same ``levelled`` ones."""
     levelled: int = 0
     """Number of malleable jobs that ran when they were levelled last."""
     no_shrink_before: float | None = None
-    """Pause after running jobs gave up less than they were asked for."""
+    """Pause after running jobs gave up less than they were asked for, or have grown."""
+    others_waiting: list[OthersJob] = field(default_factory=list)
+    """Jobs of others that wait in its queue, in that order, as far as running malleable jobs are shrunk for them."""
     waits: list[Wait] = field(default_factory=list)
     """Waiting history, oldest first, bounded (selection.py)."""
 

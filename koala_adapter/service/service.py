@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.host.clock import HostClocks
-    from koala_adapter.model import Job, PlaceholderId
+    from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
     from koala_adapter.vjm.channel import Launch
@@ -132,11 +132,15 @@ class Service:
             clock=self.now,
             report=self.post,
             in_contact=self._in_contact,
+            others_matter=self._others_matter,
             holding=lambda: self._loop.holding,
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
         return ClusterDriver(config, lrm, commands, surroundings)
+
+    def _others_matter(self, cluster: ClusterName) -> bool:
+        return self.scheduler.shrinks_for_others(cluster)
 
     def _launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
         return self.reception.launch(placeholder, launch)

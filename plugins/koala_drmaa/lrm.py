@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from koala_drmaa.protocol import Opened, Refusal, Template
     from koala_drmaa.settings import DrmaaSettings
 
-CAPABILITIES = Capabilities(observes_nodes=False, hold=True, suspend=True)
+CAPABILITIES = Capabilities(observes_nodes=False, lists_others=False, hold=True, suspend=True)
 LEDGER_NAME = "drmaa-ledger.jsonl"
 DEFAULT_QUEUE = "default"
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from koala_adapter.batchsystem.waitingjobs import processors_wanted
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt
 from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
@@ -365,6 +366,7 @@ class SimulatedService:
                 self.post(event)
             return
         listing = possibly_ours(lrm.listing(self.prefix), user=self.user, name_prefix=self.prefix)
+        others = self._others_waiting(name)
         counts = (lrm.processors, lrm.idle)
         if name not in self._lied and self.faults.hit(self.faults.lie):
             self._lied.add(name)  # for one poll: what two in a row say is believed
@@ -374,13 +376,32 @@ class SimulatedService:
         else:
             self._lied.discard(name)
         read_at = self.now
-        self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, listing, counts, read_at))
+        self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, listing, counts, read_at, others))
 
-    def _read(self, name: ClusterName, listing: tuple[LrmJob, ...], counts: tuple[int, int], read_at: float) -> None:
+    def _others_waiting(self, name: ClusterName) -> tuple[int, ...]:
+        if not self._loop.scheduler.shrinks_for_others(name):
+            return ()
+        ours = {job.id for job in possibly_ours(self.lrms[name].listing(""), user=self.user, name_prefix=self.prefix)}
+        foreign = (job for job in self.lrms[name].listing("") if job.id not in ours)
+        return processors_wanted(foreign, self.lrms[name].described_nodes, time_of_day=self.clock.now)
+
+    def _read(
+        self,
+        name: ClusterName,
+        listing: tuple[LrmJob, ...],
+        counts: tuple[int, int],
+        read_at: float,
+        others: tuple[int, ...],
+    ) -> None:
         if self._loop.holding:
             return
         look = ClusterObservation(
-            read_at=read_at, processors=counts[0], idle=counts[1], ours=processors_held(listing), jobs=listing
+            read_at=read_at,
+            processors=counts[0],
+            idle=counts[1],
+            ours=processors_held(listing),
+            jobs=listing,
+            others_waiting=others,
         )
         judgement = self.judges[name].judge(
             self.state, look, now=self.now, in_contact=lambda id_: id_ in self.connected

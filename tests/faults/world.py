@@ -51,13 +51,15 @@ ILL = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 class World:
     """Everything of one schedule of faults."""
 
-    def __init__(self, seed: int, *, calm: bool = False, malleable: bool = False) -> None:
+    def __init__(self, seed: int, *, calm: bool = False, malleable: bool = False, crowded: bool = False) -> None:
         """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world.
 
-        ``malleable``: most jobs grow and shrink, under an approach and a policy drawn from the seed.
+        ``malleable``: most jobs grow and shrink, under an approach and a policy drawn from the seed. ``crowded``: many
+        local users come and go, under PWA.
         """
         self.seed = seed
         self.malleable = malleable
+        self._crowded = crowded
         self.clock = Clock()
         self.faults = Faults(seed=seed) if calm else Faults.drawn(seed)
         self.chance = self.faults.chance
@@ -77,7 +79,9 @@ class World:
         if malleable:
             parameters = replace(
                 PARAMETERS,
-                approach=self.chance.choice([Approach.NONE, Approach.PRA, Approach.PWA, Approach.PWA]),
+                approach=self.chance.choice(
+                    [Approach.PWA] if crowded else [Approach.NONE, Approach.PRA, Approach.PWA, Approach.PWA]
+                ),
                 malleability_policy=self.chance.choice(sorted(MALLEABILITY_POLICIES)),
                 answer_timeout=30.0,
                 release_timeout=90.0,
@@ -95,7 +99,7 @@ class World:
         end = self.clock.now + FAULTY
         for number in range(JOBS):
             self._during(lambda number=number: self._submit(number))
-        for _ in range(self.chance.randint(0, 6)):
+        for _ in range(self.chance.randint(*((60, 120) if self._crowded else (0, 6)))):
             self._during(self._local_user)
         for _ in range(self.chance.randint(20, 80) if self.malleable else 0):
             self._during(self.service.effector.stir)
@@ -167,14 +171,18 @@ class World:
 
     def _local_user(self) -> None:
         lrm = self.chance.choice(list(self.lrms.values()))
-        seconds = self.chance.uniform(20.0, 600.0)
+        seconds = self.chance.uniform(20.0, 60.0 if self._crowded else 600.0)
 
         def start(element: Element) -> None:
             self.clock.after(seconds, lambda: lrm.exited(element))
 
         self._locals += 1
         lrm.submit(
-            f"local{self._locals}", self.chance.randint(1, lrm.processors), walltime=1e9, user="bob", on_start=start
+            f"local{self._locals}",
+            self.chance.randint(1, min(4, lrm.processors) if self._crowded else lrm.processors),
+            walltime=1e9,
+            user="bob",
+            on_start=start,
         )
 
     def _outage(self) -> None:

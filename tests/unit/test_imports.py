@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
 PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
+APPLICATION_SIDE = f"{CORE}.negotiation.applicationside"
+STANDALONE = (AGENT, APPLICATION_SIDE)
+"""Modules that run alone, with whatever Python a node has."""
 
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
 """What every part may import: nouns, the error tree and the version."""
@@ -37,8 +40,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger", "outcome",
-    "parameters", "records", "roster", "timers", "timetable", "transitions",
+    "actions", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger", "othersjob",
+    "outcome", "parameters", "records", "roster", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -73,6 +76,8 @@ MAY_IMPORT = {
     f"{CORE}.wiki": _rooms("plugin", "batchsystem", "queueing", "wiki"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
     f"{CORE}.wiki.koalasource": _rooms("plugin", "scheduler.outcome", "api.client", "api.reports", "wiki"),
+    f"{CORE}.negotiation": _rooms("net", "negotiation"),
+    APPLICATION_SIDE: (),
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "queueing", "simulation"), *FILES),
     f"{CORE}.service": _rooms(
         "host", "plugin", "batchsystem", "config", "scheduler", "driver", "vjm", "runners", "service"
@@ -119,6 +124,20 @@ PURE = (
     f"{CORE}.scheduler",
     f"{CORE}.queueing",
     f"{CORE}.wiki.codec",
+    *(
+        f"{CORE}.negotiation.{part}"
+        for part in (
+            "bargaining",
+            "endpoint",
+            "framing",
+            "granting",
+            "reservations",
+            "states",
+            "template",
+            "templatejson",
+            "templatexml",
+        )
+    ),
     f"{CORE}.model",
     f"{CORE}.endreason",
     f"{CORE}.errors",
@@ -284,9 +303,10 @@ def test_pure_modules_do_not_touch_the_world() -> None:
     assert [line for module in pure for line in purity_violations(module)] == []
 
 
-def test_the_agent_needs_only_an_old_standard_library() -> None:
-    """The agent imports what Python 3.6 brings along and its own modules, and nothing else."""
-    agents = [module for module in source_modules() if within(module.name, [AGENT])]
+def test_what_runs_alone_needs_only_an_old_standard_library() -> None:
+    """The agent and the module for applications import what Python 3.6 brings along, and nothing else."""
+    agents = [module for module in source_modules() if within(module.name, STANDALONE)]
+    assert {STANDALONE[0], STANDALONE[1]} <= {module.name for module in agents}
     assert [line for module in agents for line in agent_violations(module)] == []
 
 

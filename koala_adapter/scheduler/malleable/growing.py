@@ -16,6 +16,8 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
 from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.malleable.hysteresis import jobs_have_grown, pause
+from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 
@@ -115,7 +117,9 @@ def check_taken(context: Context, record: JobRecord) -> None:
         change = claim.change
         if change is not None and change.phase is ChangePhase.TAKING and record.started.issuperset(change.ranks):
             context.ledger.end_change(claim)
-            cluster_of(context, record, number).unwanted = None
+            cluster = cluster_of(context, record, number)
+            cluster.unwanted = None
+            jobs_have_grown(context, cluster)
             context.roster.update(record)
             context.scan_wanted = True
 
@@ -131,8 +135,7 @@ def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
 
 def pause_growth(context: Context, cluster: ClusterRecord) -> None:
     """Offer nothing on a cluster for a while: what was to be had there was not."""
-    cluster.no_growth_before = context.now + context.state.parameters.backoff
-    context.timetable.for_cluster(cluster, cluster.no_growth_before)
+    pause(context, cluster, Direction.GROW, context.state.parameters.backoff)
 
 
 def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> None:

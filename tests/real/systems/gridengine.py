@@ -127,6 +127,11 @@ def _replaced(text: str, values: Mapping[str, str]) -> str:
     return "\n".join([*kept, *(f"{name} {value}" for name, value in values.items())]) + "\n"
 
 
+def _lists_jobs(listing: str) -> bool:
+    """Tell whether there are jobs in what `qstat -f` shows."""
+    return any(line.split(maxsplit=1)[0].isdecimal() for line in listing.splitlines() if line.strip())
+
+
 class GridEngineCell:
     """A private Grid Engine cell; use as a context manager, or call `start` and `stop`."""
 
@@ -272,9 +277,13 @@ class GridEngineCell:
 
         This takes half a minute after a restart of sge_qmaster: sge_execd is that slow to report to it again.
         """
-        self.return_to_use()
-        # A deletion that is sent to an sge_execd which has lost its qmaster is not repeated for minutes.
-        self.wait_ready()
+        listing = self.run("qstat", "-f", "-u", "*", check=False)
+        if not self._accepts_jobs(listing):
+            self.return_to_use()
+            # A deletion that is sent to an sge_execd which has lost its qmaster is not repeated for minutes.
+            self.wait_ready()
+        elif not _lists_jobs(listing):
+            return
         self.run("qdel", "-u", "*", check=False)
         wait_until(self._no_jobs, seconds=READY_SECONDS, what=f"no jobs left in {self.name}", details=self.logs)
 
@@ -331,7 +340,10 @@ class GridEngineCell:
         if self._execd is None or not self._execd.is_running():
             message = f"sge_execd of {self.name} has ended\n{self.logs()}"
             raise SystemFailedError(message)
-        rows = [line.split() for line in self.run("qstat", "-f").splitlines() if line.startswith(f"{QUEUE}@")]
+        return self._accepts_jobs(self.run("qstat", "-f"))
+
+    def _accepts_jobs(self, listing: str) -> bool:
+        rows = [line.split() for line in listing.splitlines() if line.startswith(f"{QUEUE}@")]
         # queue, type, resv/used/tot., load, arch, and states only when there is something to say.
         return bool(rows) and all(
             len(row) == 5 and row[2].endswith(f"/{self.slots}") and row[3] != "-NA-" for row in rows

@@ -176,11 +176,19 @@ class Site:
         recount(self.state)
         return actions
 
-    def poll(self, name: str, processors: int, idle: int | None = None, ours: int = 0) -> list[Action]:
-        """Report a reading of a cluster, all of it idle unless told otherwise."""
-        idle = processors if idle is None else idle
+    def poll(
+        self, name: str, processors: int, idle: int | None = None, ours: int = 0, *, others: tuple[int, ...] = ()
+    ) -> list[Action]:
+        """Report a reading of a cluster, all of it idle unless told otherwise; ``others``: what waits in its queue."""
         return self.post(
-            ev.ClusterPolled(time=self.now, cluster=ClusterName(name), processors=processors, idle=idle, ours=ours)
+            ev.ClusterPolled(
+                time=self.now,
+                cluster=ClusterName(name),
+                processors=processors,
+                idle=processors if idle is None else idle,
+                ours=ours,
+                others_waiting=others,
+            )
         )
 
     def submit(self, one: Job) -> list[Action]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work behind ``koala simulate``, apart from the command so that other commands start without loading it."""
+"""Simulates the cases of ``koala simulate`` with a display of their progress, and shows and writes what came out."""
 
 from __future__ import annotations
 

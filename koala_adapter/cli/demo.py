@@ -30,7 +30,7 @@ from koala_adapter.cli.following import closing
 from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.logprinter import LogPrinter
-from koala_adapter.cli.planning import free_port
+from koala_adapter.cli.plan import free_port
 from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.cli.tables import styled
 from koala_adapter.errors import KoalaError

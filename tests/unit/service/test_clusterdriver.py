@@ -35,8 +35,9 @@ SUBMISSION = Submission(key=KEY, count=2, script="#!/bin/sh\n", walltime=60)
 class Driven:
     """A cluster driver whose events a scheduler hears."""
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, *, others_matter: bool = False, **settings: str) -> None:
         self.lrm = ScriptedLrm()
+        self.others_matter = others_matter
         self.site = Site({"a": 4})
         self.site.submit(job("1", component("x", 2, cluster="a")))
         self.heard: list[Event] = []
@@ -45,6 +46,7 @@ class Driven:
             clock=lambda: self.site.now,
             report=self._hear,
             in_contact=lambda _: False,
+            others_matter=lambda _: self.others_matter,
             name_prefix="koala-k-",
             user="alice",
         )
@@ -179,6 +181,42 @@ async def test_holds_are_told_once(*, told: bool) -> None:
     assert isinstance(event, ev.HoldsSeen)
     assert [hold.holder for hold in event.holds] == [HoldOwner.OPERATOR if told else None] * 2
     assert [len(one.holds) for one in driven.heard if isinstance(one, ev.HoldsSeen)] == [2, 0]
+
+
+@pytest.mark.parametrize("capable", [True, False])
+async def test_others_that_wait_are_told_of_when_it_matters(*, capable: bool) -> None:
+    """Only then are the jobs of all users listed, and only where the plugin can."""
+    driven = Driven(others_matter=True)
+    driven.lrm.capabilities = Capabilities(tells_holders=False, tells_own_holders=True, lists_others=capable)
+    waiting = LrmJob(id=LrmJobId("7"), name="local", state=LrmJobState.QUEUED, user="bob", processors=3)
+    driven.lrm.all_jobs = (waiting,)
+    async with driven.running():
+        event = await driven.heard_of(ev.ClusterPolled)
+    assert isinstance(event, ev.ClusterPolled)
+    assert event.others_waiting == ((3,) if capable else ())
+    assert driven.lrm.prefixes == {"" if capable else "koala-k-"}
+
+
+async def test_holders_stay_known_while_all_jobs_are_listed() -> None:
+    """Grid Engine tells whose holds they are for our own jobs alone."""
+    driven = Driven()
+    driven.lrm.capabilities = Capabilities(tells_holders=False, tells_own_holders=True)
+    key = next(iter(driven.site.state.batches))
+    driven.site.take_all()
+    driven.lrm.all_jobs = tuple(
+        LrmJob(
+            id=p.lrm_id or LrmJobId(""), name=key, state=LrmJobState.HELD, user="alice", processors=1, array_index=n,
+            hold=HoldOwner.OPERATOR,
+        )
+        for n, p in enumerate(driven.site.claimed("1"), start=1)
+    )  # fmt: skip
+    async with driven.running():
+        await driven.heard_of(ev.HoldsSeen)
+        driven.others_matter = True
+        await driven.until(lambda: "" in driven.lrm.prefixes)
+        polls = driven.lrm.polls
+        await driven.until(lambda: driven.lrm.polls >= polls + 2)
+    assert {p.holder for p in driven.site.claimed("1")} == {HoldOwner.OPERATOR}
 
 
 async def test_a_cluster_that_cannot_be_started_is_told_of_and_tried_again() -> None:

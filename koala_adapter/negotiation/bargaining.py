@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may be changed in a counter-offer, what is an acceptance of what was offered, and how to decide. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from koala_adapter.negotiation.template import (
+    Negotiability,
+    Resource,
+    Status,
+    Template,
+    Usage,
+    accepted,
+    countered,
+    rejected,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from koala_adapter.negotiation.template import Resource, ResourceKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What one side takes of a resource."""
+
+    least: int = 1
+    """Fewer are of no use to it."""
+    most: int
+    """More it cannot take, or give; 0: nothing."""
+    fitting: Callable[[int], int] | None = None
+    """Returns the largest quantity up to its argument that is of use, 0 if none; None: every quantity is."""
+
+    def best(self, quantity: int) -> int:
+        """Return the largest quantity that it takes of what is offered; 0: none."""
+        most = min(quantity, self.most)
+        if self.fitting is not None and most > 0:
+            most = min(most, self.fitting(most))
+        return most if most >= max(1, self.least) else 0
+
+
+NOTHING = Terms(most=0)
+
+
+def powers_of_two(held: int) -> Callable[[int], int]:
+    """Return, for an application that holds so many processors, which growth makes its total a power of two."""
+
+    def fitting(offered: int) -> int:
+        total = 1 << (held + offered).bit_length() - 1
+        return max(0, total - held)
+
+    return fitting
+
+
+def decide(offer: Template, terms: Mapping[ResourceKey, Terms]) -> Template:
+    """Return the answer to an offer: it as it stands, a counter-offer, or the refusal with its reason.
+
+    What ``terms`` does not name is not taken. An optional resource that cannot be taken is declined; a required one
+    that cannot be taken refuses the whole.
+    """
+    quantities: dict[ResourceKey, int] = {}
+    declined: set[ResourceKey] = set()
+    for one in offer.resources:
+        if one.declined:
+            continue
+        quantity = _answer(one, terms.get(one.key, NOTHING))
+        if quantity:
+            quantities[one.key] = quantity
+        elif one.usage is Usage.OPTIONAL:
+            declined.add(one.key)
+        else:
+            return rejected(offer, _why_not(one, terms.get(one.key, NOTHING)))
+    if not quantities:
+        return rejected(offer, "nothing that is offered can be taken")
+    if quantities == {key: many for key, many in offer.quantities().items() if key not in declined}:
+        return accepted(offer, declined=declined)
+    return countered(offer, quantities, declined=declined)
+
+
+def _answer(resource: Resource, terms: Terms) -> int:
+    """Return how much of a resource is taken; 0: none."""
+    best = terms.best(resource.quantity)
+    if best == resource.quantity:
+        return best
+    if resource.negotiability is Negotiability.FIXED or best < (resource.minimum or 1):
+        return 0
+    return best
+
+
+def _why_not(resource: Resource, terms: Terms) -> str:
+    return f"of {resource.quantity} {resource.type} at most {max(0, terms.most)} can be had"
+
+
+def problem_of_counter(previous: Template, counter: Template) -> str:
+    """Return why an offer may not follow the one before it, or an empty text."""
+    if not counter.quantities():
+        return "an offer in which everything is declined is none"
+    for name in ("direction", "obligation"):
+        if getattr(counter, name) is not None and getattr(counter, name) is not getattr(previous, name):
+            return f"the {name} of an offer stays as it was"
+    before = {resource.key: resource for resource in previous.resources}
+    after = {resource.key: resource for resource in counter.resources}
+    if before.keys() != after.keys():
+        return "a counter-offer has the resources of the offer: what is not wanted is declined"
+    problems = (_problem_of_change(before[key], after[key]) for key in before)
+    return next((problem for problem in problems if problem), "")
+
+
+def _problem_of_change(before: Resource, after: Resource) -> str:
+    if after.usage is not before.usage:
+        return f"the usage of {after.type} stays as it was"
+    if before.declined and not after.declined:
+        return f"{after.type} was declined, and stays so"
+    if before.negotiability is Negotiability.FIXED:
+        if after.negotiability is not Negotiability.FIXED or after.quantity != before.quantity:
+            return f"{after.type} is fixed"
+        return ""
+    least, most = before.minimum or 1, before.maximum or after.quantity
+    if not after.declined and not least <= after.quantity <= most:
+        return f"{after.quantity} {after.type} are outside the bounds of the offer"
+    return ""
+
+
+def problem_of_closing(standing: Template, closing: Template) -> str:
+    """Return why an acceptance or commitment is not one of what stands, or an empty text.
+
+    An acceptance may decline what is optional; a commitment may not.
+    """
+    before = {resource.key: resource for resource in standing.resources}
+    after = {resource.key: resource for resource in closing.resources}
+    if before.keys() != after.keys():
+        return "it has other resources than what stands"
+    for key, resource in after.items():
+        if resource.quantity != before[key].quantity:
+            return f"{resource.quantity} {resource.type} are not the {before[key].quantity} that stand"
+        if before[key].declined and not resource.declined:
+            return f"{resource.type} was declined"
+        declinable = before[key].usage is Usage.OPTIONAL and closing.status is Status.ACCEPTED
+        if resource.declined and not before[key].declined and not declinable:
+            return f"{resource.type} cannot be declined here"
+    return "" if closing.quantities() else "nothing is left in it"
+
+
+def completed(template: Template, previous: Template) -> Template:
+    """Return a message with what a peer that only knows the published form has left out, as it was before.
+
+    Clusters and components go with the resources: where the peer names none, and the types tell which is which, they
+    are those of before.
+    """
+    resources = template.resources
+    before = {resource.type: resource for resource in previous.resources}
+    if len(before) == len(previous.resources):
+        resources = tuple(
+            replace(one, cluster=one.cluster or before[one.type].cluster,
+                    component=one.component or before[one.type].component)
+            if one.type in before else one
+            for one in resources
+        )  # fmt: skip
+    return replace(
+        template,
+        resources=resources,
+        direction=template.direction or previous.direction,
+        obligation=template.obligation or previous.obligation,
+    )

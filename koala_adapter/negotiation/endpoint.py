@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One side's end of a connection, for all negotiations on it: bytes and templates in, events and bytes out. Pure.
+
+There is no socket and no clock in it: ``receive`` takes what came, ``send`` what is to be said, ``data_to_send`` gives
+what is to be written, and time comes with each call (seconds of any clock that only goes on). It outlives the
+connection: ``disconnected`` and ``resumed`` say that one ended and that another is there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from koala_adapter.errors import NegotiationError, NegotiationStepError
+from koala_adapter.negotiation import templatexml
+from koala_adapter.negotiation.bargaining import completed, problem_of_closing, problem_of_counter
+from koala_adapter.negotiation.framing import FrameBuffer, frame
+from koala_adapter.negotiation.states import (
+    BARGAINING,
+    DEADLINE,
+    DISCONNECTED,
+    ENDED,
+    RECEIVED,
+    SAID,
+    SENT,
+    Message,
+    Reply,
+    State,
+)
+from koala_adapter.negotiation.template import Side, Status, Template, expired, faulty, published, sayable
+
+if TYPE_CHECKING:
+    from koala_adapter.negotiation.template import NegotiationKey
+
+_RESENT = {
+    State.ACCEPTING: Status.ACCEPTED,
+    State.AGREED: Status.COMMITTED,
+    State.CONSUMED: Status.CONSUMED,
+    State.REJECTED: Status.REJECTED,
+    State.WITHDRAWN: Status.WITHDRAWN,
+    State.EXPIRED: Status.EXPIRED,
+    State.BROKEN: Status.ERROR,
+}
+"""What is said again on a new connection if it was the last that was said: it may not have arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of the negotiations with one peer."""
+
+    answer_within: float = 30.0
+    """Seconds for an answer where an offer does not say; and for the commitment to what was accepted."""
+    longest_answer: float = 3600.0
+    """Seconds beyond which no offer of a peer keeps us."""
+    most_rounds: int = 8
+    """Offers of one negotiation, of both sides together."""
+    most_open: int = 16
+    """Negotiations that have not ended."""
+    most_kept: int = 64
+    """Negotiations that have ended and are still known, so that what comes late or twice gets the right answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferReceived:
+    """An offer or counter-offer has come and waits for our answer."""
+
+    key: NegotiationKey
+    template: Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferAccepted:
+    """The peer has accepted what we offered, and waits for our commitment."""
+
+    key: NegotiationKey
+    template: Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """The peer has committed to what we accepted: there is an agreement."""
+
+    key: NegotiationKey
+    template: Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumed:
+    """The peer reports that what was agreed on is allocated, or released."""
+
+    key: NegotiationKey
+    template: Template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A negotiation has ended without our having said so; nothing is agreed (any more)."""
+
+    key: NegotiationKey
+    template: Template
+    """What stood last."""
+    state: State
+    before: State
+    """Where it was. AGREED: the agreement is void; CONSUMED: so is what was already allocated, or released."""
+    reason: str = ""
+
+    @property
+    def was_agreed(self) -> bool:
+        """There was an agreement, which is void."""
+        return self.before in {State.AGREED, State.CONSUMED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """What came is no template. Write what there is to send, then close the connection."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint:
+    """The peer reports an error that belongs to none of the negotiations."""
+
+    reason: str
+
+
+Event: TypeAlias = OfferReceived | OfferAccepted | Agreed | Consumed | Ended | Unreadable | Complaint
+
+
+@dataclass(slots=True, kw_only=True)
+class _Negotiation:
+    state: State = State.NEW
+    standing: Template
+    """The last offer, and then what was accepted."""
+    round: int = 0
+    deadline: float | None = None
+    last_sent: Template | None = None
+
+
+class Endpoint:
+    """One side of the negotiations with one peer."""
+
+    def __init__(
+        self, *, side: Side, host: str, peer: str, limits: Limits | None = None, strict_peer: bool = False
+    ) -> None:
+        """``host`` and ``peer`` are named in complaints. ``strict_peer``: send nothing but the published form."""
+        self.side = side
+        self._host = host
+        self._peer = peer
+        self.limits = limits or Limits()
+        self._strict_peer = strict_peer
+        self._frames = FrameBuffer()
+        self._known: OrderedDict[NegotiationKey, _Negotiation] = OrderedDict()
+        self._output = bytearray()
+        self.unreadable = False
+        """Nothing is read any more: the connection must be closed."""
+
+    def state(self, key: NegotiationKey) -> State:
+        """Return where we are in a negotiation; NEW when it is not known (any more)."""
+        known = self._known.get(key)
+        return State.NEW if known is None else known.state
+
+    def standing(self, key: NegotiationKey) -> Template | None:
+        """Return what stands in a negotiation: the last offer, and then what was accepted; None: it is not known."""
+        known = self._known.get(key)
+        return None if known is None else known.standing
+
+    @property
+    def open_negotiations(self) -> int:
+        """How many have not ended."""
+        return sum(one.state not in ENDED for one in self._known.values())
+
+    def next_deadline(self) -> float | None:
+        """Return when `time_passed` is to be called at the latest; None: not for now."""
+        return min((one.deadline for one in self._known.values() if one.deadline is not None), default=None)
+
+    def data_to_send(self) -> bytes:
+        """Return what is to be written, once."""
+        data = bytes(self._output)
+        self._output.clear()
+        return data
+
+    def send(self, template: Template, now: float) -> NegotiationKey:
+        """Say something: what, is the template's status. Returns which negotiation it belongs to.
+
+        Raises NegotiationStepError when it does not follow; then nothing has changed.
+        """
+        key = template.key
+        known = self._known.get(key)
+        message = SAID[template.status]
+        state = State.NEW if known is None else known.state
+        following = SENT[state].get(message)
+        if following is None:
+            raise NegotiationStepError(f"cannot say {message.value!r}: negotiation {key} is {state.value!r}")
+        problem = self._problem_of_sending(template, known)
+        if problem:
+            raise NegotiationStepError(f"cannot say {message.value!r} in negotiation {key}: {problem}")
+        if known is None:
+            known = self._known[key] = _Negotiation(standing=template)
+        if message is Message.OFFER:
+            known.round += 1
+            template = replace(template, answer_within=template.answer_within or self.limits.answer_within)
+        template = replace(template, round=known.round)
+        if following not in ENDED or following is State.CONSUMED:
+            known.standing = template
+        self._move(key, known, following, now)
+        self._say(known, template)
+        return key
+
+    def _problem_of_sending(self, template: Template, known: _Negotiation | None) -> str:
+        if known is None:
+            if template.initiator is not self.side:
+                return f"{self.side} is the initiator of what it offers first"
+            return "" if self.open_negotiations < self.limits.most_open else "too many negotiations are open"
+        message = SAID[template.status]
+        if message is Message.OFFER and known.round >= self.limits.most_rounds:
+            return f"there were {known.round} offers already: accept or reject"
+        if message is Message.OFFER:
+            return problem_of_counter(known.standing, template)
+        if message is Message.ACCEPT:
+            return problem_of_closing(known.standing, template)
+        changed = template.quantities() != known.standing.quantities()
+        return "it is not what was accepted" if changed and message in {Message.COMMIT, Message.CONSUME} else ""
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Take what has come from the peer, in whatever pieces, and return what happened by it."""
+        events: list[Event] = []
+        if self.unreadable:
+            return events
+        try:
+            for payload in self._frames.feed(data):
+                events += self._take(templatexml.parse(payload), now)
+        except NegotiationError as error:
+            self.unreadable = True
+            reason = sayable(error.message)
+            complaint = Template(
+                agreement_id="unreadable", initiator=self.side, source=self._host, dest=self._peer,
+                status=Status.ERROR, reason=reason,
+            )  # fmt: skip
+            self._write(complaint)
+            events.append(Unreadable(reason=reason))
+        return events
+
+    def _take(self, template: Template, now: float) -> list[Event]:
+        key = template.key
+        known = self._known.get(key)
+        if known is not None:
+            template = completed(template, known.standing)
+        message, problem = self._classified(template, known)
+        state = State.NEW if known is None else known.state
+        step = RECEIVED[state][message]
+        if known is None:
+            known = _Negotiation(standing=template)
+            if step.state is not State.NEW:
+                self._known[key] = known
+            elif message is Message.ERROR:
+                return [Complaint(reason=template.reason)]
+        if step.state is not state:
+            if step.state not in ENDED or step.state is State.CONSUMED:
+                known.standing = template
+            known.round += message is Message.OFFER
+            self._move(key, known, step.state, now, asked_within=template.answer_within)
+        self._reply(known, step.reply, problem)
+        return [] if step.state is state else [_event(key, known, state, template.reason or problem)]
+
+    def _classified(self, template: Template, known: _Negotiation | None) -> tuple[Message, str]:
+        """Return what a message is, and what is wrong with it."""
+        message = SAID[template.status]
+        if known is None:
+            return self._classified_first(template, message)
+        if message is Message.OFFER:
+            return self._classified_offer(template, known)
+        problem = ""
+        if message is Message.ACCEPT and known.state is State.OFFERED:
+            problem = problem_of_closing(known.standing, template)
+        elif message in {Message.ACCEPT, Message.COMMIT, Message.CONSUME}:
+            same = template.quantities() == known.standing.quantities()
+            problem = "" if same else "it is not what stands"
+        if message in {Message.ACCEPT, Message.COMMIT} and template.round not in {None, known.round}:
+            problem = f"round {template.round} is not the last one, {known.round}"
+        return (Message.MISMATCH if problem else message), problem or f"{message.value!r} does not follow"
+
+    def _classified_first(self, template: Template, message: Message) -> tuple[Message, str]:
+        if message is not Message.OFFER:
+            return message, "there is no such negotiation (any more)"
+        if template.initiator is self.side:
+            return Message.UNFIT, f"{self.side} has not begun this negotiation"
+        if template.round not in {None, 1}:
+            return Message.UNFIT, "the first offer has round 1"
+        if not template.quantities():
+            return Message.UNFIT, "an offer in which everything is declined is none"
+        if self.open_negotiations >= self.limits.most_open:
+            return Message.UNFIT, f"{self.limits.most_open} negotiations are open already"
+        return message, ""
+
+    def _classified_offer(self, template: Template, known: _Negotiation) -> tuple[Message, str]:
+        seen = template.round is not None and template.round <= known.round
+        if seen or (template.round is None and known.state is not State.OFFERED and _same(template, known.standing)):
+            return Message.REPEATED, ""
+        if template.round not in {None, known.round + 1}:
+            return Message.UNFIT, f"round {template.round} does not follow {known.round}"
+        if known.round >= self.limits.most_rounds:
+            return Message.UNFIT, f"no agreement within {self.limits.most_rounds} offers"
+        problem = problem_of_counter(known.standing, template)
+        return (Message.UNFIT, problem) if problem else (Message.OFFER, "an offer does not follow")
+
+    def time_passed(self, now: float) -> list[Event]:
+        """End what was not answered in time, and tell the peer."""
+        events: list[Event] = []
+        late = [key for key, one in self._known.items() if one.deadline is not None and one.deadline <= now]
+        for key in late:
+            known = self._known[key]
+            before = known.state
+            reason = "no answer in time" if known.state is State.OFFERED else "not settled in time"
+            self._move(key, known, DEADLINE[known.state], now)
+            self._say(known, expired(known.standing, reason))
+            events.append(_event(key, known, before, reason))
+        return events
+
+    def disconnected(self, now: float) -> list[Event]:
+        """Take note that the connection has ended; what was not agreed on is lost."""
+        self._frames = FrameBuffer()
+        self._output.clear()
+        events: list[Event] = []
+        for key, known in list(self._known.items()):
+            before = known.state
+            if before in DISCONNECTED:
+                self._move(key, known, DISCONNECTED[before], now)
+                events.append(_event(key, known, before, "the connection ended"))
+        return events
+
+    def resumed(self) -> None:
+        """Say again, on a new connection, what may not have arrived on the last one."""
+        self.unreadable = False
+        for known in self._known.values():
+            if known.last_sent is not None and known.last_sent.status is _RESENT.get(known.state):
+                self._write(known.last_sent)
+
+    def _move(
+        self, key: NegotiationKey, known: _Negotiation, state: State, now: float, *, asked_within: float | None = None
+    ) -> None:
+        known.state = state
+        within = self.limits.answer_within
+        if state is State.ASKED:
+            within = min(asked_within or within, self.limits.longest_answer)
+        elif state is State.OFFERED:
+            within = known.standing.answer_within or within
+        known.deadline = now + within if state in BARGAINING else None
+        if state in ENDED:
+            self._known.move_to_end(key)
+            ended = [key for key, one in self._known.items() if one.state in ENDED]
+            for old in ended[: max(0, len(ended) - self.limits.most_kept)]:
+                del self._known[old]
+
+    def _reply(self, known: _Negotiation, reply: Reply, problem: str) -> None:
+        match reply:
+            case Reply.NONE:
+                return
+            case Reply.AGAIN:
+                if known.last_sent is not None:
+                    self._write(known.last_sent)
+                return
+        said = known.last_sent
+        if said is not None and said.status.value == reply.value:  # it has ended so before: for the same reason
+            self._write(said)
+            return
+        template = replace(faulty(known.standing, problem), status=Status(reply.value), round=known.round or None)
+        self._say(known, template)
+
+    def _say(self, known: _Negotiation, template: Template) -> None:
+        known.last_sent = template
+        self._write(template)
+
+    def _write(self, template: Template) -> None:
+        self._output += frame(templatexml.build(published(template) if self._strict_peer else template))
+
+
+def _same(one: Template, other: Template) -> bool:
+    return one.quantities() == other.quantities()
+
+
+def _event(key: NegotiationKey, known: _Negotiation, before: State, reason: str) -> Event:
+    match known.state:
+        case State.ASKED:
+            return OfferReceived(key=key, template=known.standing)
+        case State.ACCEPTED:
+            return OfferAccepted(key=key, template=known.standing)
+        case State.AGREED:
+            return Agreed(key=key, template=known.standing)
+        case State.CONSUMED:
+            return Consumed(key=key, template=known.standing)
+    return Ended(key=key, template=known.standing, state=known.state, before=before, reason=reason)

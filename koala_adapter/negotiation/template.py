@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The negotiation template as an immutable value, and the functions that make one and change it. Pure.
+
+A template is what both sides pass back and forth: its status says what the message means, its resources what it is
+about. Every function returns a new template; none can make one that the schema refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import NegotiationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+LARGEST_QUANTITY = 2**31 - 1
+LONGEST_REASON = 500
+"""Characters."""
+LONGEST_ANSWER_TIME = 9_999_999.999
+"""Seconds."""
+MOST_RESOURCES = 64
+MOST_ROUNDS = 9999
+"""Highest number of an offer that can be written; far fewer are agreed upon."""
+
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9._:-]{1,255}", re.ASCII)
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}", re.ASCII)
+_NAME = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,62})?", re.ASCII)
+_NOT_IN_REASON = re.compile("[^ -~\\u00a0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
+CPU = "CPU"
+"""Processors."""
+MEMORY = "MEM"
+"""MiB."""
+
+
+class Side(StrEnum):
+    """The two parties of a negotiation."""
+
+    RMS = "RMS"
+    """Resource management: koala."""
+    APPLICATION = "APPLICATION"
+
+    @property
+    def other(self) -> Side:
+        """The peer."""
+        return Side.APPLICATION if self is Side.RMS else Side.RMS
+
+
+class Status(StrEnum):
+    """What a template says; of a resource, REJECTED says that it is declined."""
+
+    NEGOTIATION = "NT_NEGOTIATION"
+    """This is an offer, or a counter-offer."""
+    ACCEPTED = "NT_ACCEPTED"
+    COMMITTED = "NT_COMMITTED"
+    CONSUMED = "NT_CONSUMED"
+    """What was agreed on is real: the resources are allocated (grow) or released (shrink)."""
+    REJECTED = "NT_REJECTED"
+    WITHDRAWN = "NT_WITHDRAWN"
+    EXPIRED = "NT_EXPIRED"
+    ERROR = "NT_ERROR"
+    """The peer said what it may not say."""
+
+
+class Usage(StrEnum):
+    """Whether an agreement may go without a resource."""
+
+    REQUIRED = "NT_REQUIRED"
+    OPTIONAL = "NT_OPTIONAL"
+
+
+class Negotiability(StrEnum):
+    """Whether the peer may change a quantity."""
+
+    NEGOTIABLE = "NT_NEGOTIABLE"
+    FIXED = "NT_FIXED"
+
+
+class Direction(StrEnum):
+    """Whether the application gets the resources or gives them up."""
+
+    GROW = "grow"
+    SHRINK = "shrink"
+
+
+class Obligation(StrEnum):
+    """How much an offer binds its receiver."""
+
+    VOLUNTARY = "voluntary"
+    """It is a guideline."""
+    MANDATORY = "mandatory"
+    """It must be accommodated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ResourceKey:
+    """What tells one resource of a template from the others."""
+
+    type: str
+    cluster: str = ""
+    component: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class NegotiationKey:
+    """What a negotiation is called: each side counts its own."""
+
+    initiator: Side
+    agreement_id: str
+
+    def __str__(self) -> str:
+        """Name it in a message."""
+        return f"{self.agreement_id} of {self.initiator}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """One resource of a template. Raises NegotiationError."""
+
+    type: str
+    """CPU, MEM, or a name that both sides know."""
+    quantity: int
+    """Processors, MiB, or as the name means."""
+    usage: Usage = Usage.REQUIRED
+    negotiability: Negotiability = Negotiability.NEGOTIABLE
+    status: Status = Status.NEGOTIATION
+    minimum: int | None = None
+    """The least that the sender takes as a counter-offer; None: it does not say."""
+    maximum: int | None = None
+    cluster: str = ""
+    component: str = ""
+
+    def __post_init__(self) -> None:
+        _check(_TYPE, self.type, "Type", "a letter, then letters, digits, . _ or -, at most 64 in all")
+        _check(_NAME, self.cluster, "Cluster", "a letter, then letters, digits, _ or -, at most 63 in all")
+        _check(_NAME, self.component, "Component", "a letter, then letters, digits, _ or -, at most 63 in all")
+        bounds = {"Quantity": self.quantity, "Minimum": self.minimum, "Maximum": self.maximum}
+        for name, value in bounds.items():
+            if value is not None and not 1 <= value <= LARGEST_QUANTITY:
+                raise NegotiationError(f"{name} of {self.type} is {value}, not from 1 to {LARGEST_QUANTITY}")
+        least, most = self.minimum or 1, self.maximum or LARGEST_QUANTITY
+        if not least <= self.quantity <= most:
+            raise NegotiationError(f"Quantity of {self.type} is {self.quantity}, outside its own {least} to {most}")
+
+    @property
+    def key(self) -> ResourceKey:
+        """What tells it from the others."""
+        return ResourceKey(type=self.type, cluster=self.cluster, component=self.component)
+
+    @property
+    def declined(self) -> bool:
+        """Nothing of it will be in the agreement."""
+        return self.status is Status.REJECTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """One negotiation template. Raises NegotiationError."""
+
+    agreement_id: str
+    """Chosen by the initiator; with that, it names the negotiation and the agreement that comes of it."""
+    initiator: Side
+    source: str
+    """Host of the initiator."""
+    dest: str
+    """Host of its peer."""
+    status: Status = Status.NEGOTIATION
+    resources: tuple[Resource, ...] = ()
+    direction: Direction | None = None
+    """None: the template does not say, as in the published form."""
+    obligation: Obligation | None = None
+    answer_within: float | None = None
+    """Seconds from its arrival, in thousandths."""
+    round: int | None = None
+    """Number of the offer, from 1."""
+    reason: str = ""
+    bytes_read: bytes | None = field(init=False, default=None, compare=False, repr=False)
+    """What it was read from, to be written back as it was; a changed template has none."""
+
+    def __post_init__(self) -> None:
+        _check(_ID, self.agreement_id, "NT_AgreementID", "1 to 64 letters, digits, . _ : or -")
+        for name, host in (("NT_Source", self.source), ("NT_Dest", self.dest)):
+            _check(_HOST, host, name, "1 to 255 letters, digits, . _ : or -")
+        if self.answer_within is not None and not (
+            0 < self.answer_within <= LONGEST_ANSWER_TIME and round(self.answer_within, 3) == self.answer_within
+        ):
+            raise NegotiationError(f"AnswerWithin is {self.answer_within}: seconds above 0, in thousandths at most")
+        if self.round is not None and not 1 <= self.round <= MOST_ROUNDS:
+            raise NegotiationError(f"Round is {self.round}, not from 1 to {MOST_ROUNDS}")
+        if len(self.reason) > LONGEST_REASON or _NOT_IN_REASON.search(self.reason):
+            raise NegotiationError(f"Reason: at most {LONGEST_REASON} characters, on one line")
+        self._check_resources()
+
+    def _check_resources(self) -> None:
+        keys = {resource.key for resource in self.resources}
+        if len(keys) < len(self.resources):
+            raise NegotiationError("two resources have the same Type, Cluster and Component")
+        if len(self.resources) > MOST_RESOURCES:
+            raise NegotiationError(f"{len(self.resources)} resources are too many: at most {MOST_RESOURCES}")
+        if not self.resources and self.status is not Status.ERROR:
+            raise NegotiationError("a template has at least one Resource, unless it tells of an error")
+        if any(one.declined and one.usage is Usage.REQUIRED for one in self.resources) and self.status in _STANDING:
+            raise NegotiationError("a required resource is declined: reject the whole")
+
+    @property
+    def key(self) -> NegotiationKey:
+        """Which negotiation it belongs to."""
+        return NegotiationKey(initiator=self.initiator, agreement_id=self.agreement_id)
+
+    def quantities(self) -> dict[ResourceKey, int]:
+        """Return how much of each resource it is about; those that are declined are left out."""
+        return {resource.key: resource.quantity for resource in self.resources if not resource.declined}
+
+    def quantity(self, type_: str) -> int:
+        """Return how much of a resource it is about, over all clusters and components; 0: nothing."""
+        return sum(one.quantity for one in self.resources if one.type == type_ and not one.declined)
+
+
+_STANDING = frozenset({Status.NEGOTIATION, Status.ACCEPTED, Status.COMMITTED, Status.CONSUMED})
+
+
+def _check(pattern: re.Pattern[str], value: str, name: str, allowed: str) -> None:
+    if not pattern.fullmatch(value):
+        raise NegotiationError(f"{name} is {value[:70]!r}", hint=f"allowed: {allowed}")
+
+
+def countered(
+    offer: Template, quantities: Mapping[ResourceKey, int], *, declined: Collection[ResourceKey] = (), reason: str = ""
+) -> Template:
+    """Return a counter-offer: other quantities, and resources that shall not be in the agreement.
+
+    Raises NegotiationError. What the receiver must not change is checked where it is sent.
+    """
+    changed = []
+    for one in offer.resources:
+        status = Status.REJECTED if one.declined or one.key in declined else Status.NEGOTIATION
+        quantity = quantities.get(one.key, one.quantity)
+        changed.append(replace(one, quantity=quantity, status=status, minimum=None, maximum=None))
+    return replace(
+        offer, status=Status.NEGOTIATION, resources=tuple(changed), answer_within=None, round=None, reason=reason
+    )
+
+
+def accepted(offer: Template, *, declined: Collection[ResourceKey] = ()) -> Template:
+    """Return the acceptance of an offer as it stands, without those of its optional resources that are declined."""
+    return _closing(offer, Status.ACCEPTED, declined=declined)
+
+
+def committed(acceptance: Template) -> Template:
+    """Return the commitment to what the peer has accepted: from now on there is an agreement."""
+    return _closing(acceptance, Status.COMMITTED)
+
+
+def consumed(agreement: Template) -> Template:
+    """Return the report that what was agreed on is allocated, or released."""
+    return _closing(agreement, Status.CONSUMED)
+
+
+def rejected(offer: Template, reason: str = "") -> Template:
+    """Return the refusal of an offer; it ends the negotiation."""
+    return _ended(offer, Status.REJECTED, reason)
+
+
+def withdrawn(template: Template, reason: str = "") -> Template:
+    """Return the withdrawal of an own offer, or of an agreement that cannot be kept."""
+    return _ended(template, Status.WITHDRAWN, reason)
+
+
+def expired(template: Template, reason: str = "") -> Template:
+    """Return the message that it is too late for an answer."""
+    return _ended(template, Status.EXPIRED, reason)
+
+
+def faulty(template: Template, reason: str) -> Template:
+    """Return the message that the peer said what it may not say."""
+    return _ended(template, Status.ERROR, reason)
+
+
+def published(template: Template) -> Template:
+    """Return the template with nothing but what the published form has, for a peer that is strict."""
+    plain = tuple(replace(one, minimum=None, maximum=None, cluster="", component="") for one in template.resources)
+    return replace(
+        template, resources=plain, direction=None, obligation=None, answer_within=None, round=None, reason=""
+    )
+
+
+def sayable(reason: str) -> str:
+    """Return any text as a reason that can be written: on one line, and not too long."""
+    return _NOT_IN_REASON.sub("?", " ".join(reason.split()))[:LONGEST_REASON]
+
+
+def _closing(template: Template, status: Status, *, declined: Collection[ResourceKey] = ()) -> Template:
+    resources = tuple(
+        replace(one, status=Status.REJECTED if one.declined or one.key in declined else status)
+        for one in template.resources
+    )
+    return replace(template, status=status, resources=resources, answer_within=None, reason="")
+
+
+def _ended(template: Template, status: Status, reason: str) -> Template:
+    resources = tuple(replace(one, status=status) for one in template.resources)
+    return replace(template, status=status, resources=resources, answer_within=None, reason=sayable(reason))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates that the tests of negotiation share: the published one, one with all that koala adds, and random ones."""
+
+from __future__ import annotations
+
+import string
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from koala_adapter.negotiation.endpoint import Endpoint, Limits
+from koala_adapter.negotiation.template import (
+    Direction,
+    Negotiability,
+    Obligation,
+    Resource,
+    ResourceKey,
+    Side,
+    Status,
+    Template,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    import random
+
+    from koala_adapter.negotiation.endpoint import Event
+
+PUBLISHED = b"""<?xml version="1.0" encoding="UTF-8"?>
+<NT NT_AgreementID="1001" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:noNamespaceSchemaLocation="NT.xsd">
+  <NT_Initiator>RMS</NT_Initiator>
+  <NT_Source>rms.example.org</NT_Source>
+  <NT_Dest>node7.example.org</NT_Dest>
+  <NT_Status>NT_NEGOTIATION</NT_Status>
+  <Resource>
+    <Type>CPU</Type>
+    <Quantity>4</Quantity>
+    <Usage>NT_REQUIRED</Usage>
+    <Negotiability>NT_NEGOTIABLE</Negotiability>
+    <Status>NT_NEGOTIATION</Status>
+  </Resource>
+  <Resource>
+    <Type>MEM</Type>
+    <Quantity>1024</Quantity>
+    <Usage>NT_OPTIONAL</Usage>
+    <Negotiability>NT_FIXED</Negotiability>
+    <Status>NT_NEGOTIATION</Status>
+  </Resource>
+</NT>
+"""
+"""The published instance of the template."""
+
+CPU = ResourceKey(type="CPU")
+MEM = ResourceKey(type="MEM")
+
+
+def request(
+    quantity: int = 4, *, agreement_id: str = "1", initiator: Side = Side.APPLICATION, memory: int = 0
+) -> Template:
+    """Return an application's wish for processors, and for memory if it can be had; or the offer of both."""
+    resources = [Resource(type="CPU", quantity=quantity)]
+    if memory:
+        fixed = Negotiability.FIXED
+        resources.append(Resource(type="MEM", quantity=memory, usage=Usage.OPTIONAL, negotiability=fixed))
+    return Template(
+        agreement_id=agreement_id,
+        initiator=initiator,
+        source="node7",
+        dest="head",
+        direction=Direction.GROW,
+        obligation=Obligation.VOLUNTARY,
+        resources=tuple(resources),
+    )
+
+
+def full() -> Template:
+    """Return a template in which every field says something."""
+    beta = Resource(
+        type="GPU.x", quantity=3, minimum=2, maximum=9, cluster="beta", component="solver_1", usage=Usage.OPTIONAL
+    )
+    return Template(
+        agreement_id="a:7-x._", initiator=Side.APPLICATION, source="node7", dest="fe80::1",
+        direction=Direction.SHRINK, obligation=Obligation.MANDATORY, answer_within=12.125, round=3,
+        reason="""job <14> & "others" wait: it's Jürgen's \u2026""",
+        resources=(beta, Resource(type="CPU", quantity=2**31 - 1, negotiability=Negotiability.FIXED)),
+    )  # fmt: skip
+
+
+def pair(**limits: float) -> tuple[Endpoint, Endpoint]:
+    """Return the two ends of a connection: resource management, and an application."""
+    bounds = Limits(**limits)  # type: ignore[arg-type]
+    rms = Endpoint(side=Side.RMS, host="head", peer="node7", limits=bounds)
+    return rms, Endpoint(side=Side.APPLICATION, host="node7", peer="head", limits=bounds)
+
+
+def carried(source: Endpoint, to: Endpoint, now: float = 0.0) -> list[Event]:
+    """Hand over what one end has to send, and return what happens at the other."""
+    return to.receive(source.data_to_send(), now)
+
+
+_LETTERS = string.ascii_letters
+_INNER = _LETTERS + string.digits
+
+
+def _words(first: str, rest: str, longest: int) -> st.SearchStrategy[str]:
+    return st.builds(str.__add__, st.sampled_from(first), st.text(rest, max_size=longest - 1))
+
+
+_names = _words(_LETTERS, _INNER + "_-", 63)
+_hosts = _words(_INNER, _INNER + "._:-", 64)
+_sayable = st.text(_INNER + string.punctuation + " \u00a0\u00e9\u2026\ufffd\U0001f600", max_size=60)
+
+
+@st.composite
+def resources(draw: st.DrawFn) -> Resource:
+    """Draw a resource."""
+    least, quantity, most = sorted(draw(st.lists(st.integers(1, 2**31 - 1), min_size=3, max_size=3)))
+    usage = draw(st.sampled_from(Usage))
+    return Resource(
+        type=draw(st.sampled_from(["CPU", "MEM", "GPU"]) | _words(_LETTERS, _INNER + "._-", 64)),
+        quantity=quantity,
+        minimum=draw(st.sampled_from([None, least])),
+        maximum=draw(st.sampled_from([None, most])),
+        usage=usage,
+        negotiability=draw(st.sampled_from(Negotiability)),
+        status=draw(st.sampled_from(Status if usage is Usage.OPTIONAL else [Status.NEGOTIATION, Status.ACCEPTED])),
+        cluster=draw(st.just("") | _names),
+        component=draw(st.just("") | _names),
+    )
+
+
+templates: st.SearchStrategy[Template] = st.builds(
+    Template,
+    agreement_id=_hosts,
+    initiator=st.sampled_from(Side),
+    source=_hosts,
+    dest=_hosts,
+    status=st.sampled_from(Status),
+    resources=st.lists(resources(), min_size=1, max_size=4, unique_by=lambda one: one.key).map(tuple),
+    direction=st.none() | st.sampled_from(Direction),
+    obligation=st.none() | st.sampled_from(Obligation),
+    answer_within=st.none() | st.integers(1, 9_999_999_999).map(lambda number: round(number / 1000, 3)),
+    round=st.none() | st.integers(1, 9999),
+    reason=_sayable,
+)
+"""Templates of any kind."""
+
+_PIECES = (
+    b"<!DOCTYPE NT>", b'<!ENTITY x "y">', b"&x;", b"&#0;", b"&#xD800;", b"\x00", b"\xff\xfe", b"<NT>", b"</NT>",
+    b'<?xml version="1.1"?>', b"<![CDATA[4]]>", b"<!-- x -->", b"-1", b"99999999999999999999", b"0", b"NT_ACCEPTED",
+    b"\xc3\x28", b"k:Round='9'", b'xmlns:k=""', b"<k:x/>", b" ", b"\n", b"&lt;", b"]]>", b"<?p x?>", b"\xef\xbb\xbf",
+)  # fmt: skip
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Return a document with a few random wounds."""
+    changed = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(changed) + 1)
+        length = chance.randint(1, 30)
+        match chance.randrange(6):
+            case 0:
+                del changed[place : place + length]
+            case 1:
+                changed[place:place] = chance.choice(_PIECES)
+            case 2:
+                changed[place : place + length] = chance.choice(_PIECES)
+            case 3:
+                changed[place:place] = changed[place : place + length]
+            case 4 if place < len(changed):
+                changed[place] = chance.randrange(256)
+            case _:
+                start = chance.randrange(len(changed) + 1)
+                changed[place : place + length] = changed[start : start + length]
+    return bytes(changed)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/negotiation.md: its examples run and print what it says, and it leaves nothing out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from koala_adapter.negotiation.states import Message
+from koala_adapter.negotiation.template import Direction, Negotiability, Obligation, Side, Status, Usage
+from koala_adapter.negotiation.templatejson import _INTEGERS, _REQUIRED, _WORDS
+from koala_adapter.negotiation.templateschema import EXTENSION, PUBLISHED, schema_path
+from tests.unit.negotiation import templates
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "negotiation.md").read_text(encoding="utf-8")
+EXAMPLE = re.compile(r"^```python\n(?P<code>.*?)^```\n\n```text\n(?P<output>.*?)^```\n", re.MULTILINE | re.DOTALL)
+EXAMPLES = list(EXAMPLE.finditer(PAGE))
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_prints_what_the_page_says(number: int) -> None:
+    """Each example runs as it stands, in a Python of its own."""
+    example = EXAMPLES[number]
+    done = subprocess.run(
+        [sys.executable, "-c", example["code"]], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (example["output"], "", 0)
+
+
+def test_every_example_says_what_it_prints() -> None:
+    """No Python on the page goes without a run."""
+    assert len(EXAMPLES) == PAGE.count("```python\n") >= 3
+
+
+def test_the_published_instance_is_shown() -> None:
+    """Byte for byte."""
+    assert f"```xml\n{templates.PUBLISHED.decode()}```" in PAGE
+
+
+def test_every_field_and_word_is_described() -> None:
+    """What a schema or the JSON form names stands on the page."""
+    names = {
+        name
+        for path in (PUBLISHED, EXTENSION)
+        for name in re.findall(r'<xs:(?:element|attribute) name="(\w+)"', schema_path(path).read_text(encoding="utf-8"))
+    }
+    words = [str(word) for kind in (Side, Status, Usage, Negotiability, Direction, Obligation) for word in kind]
+    members = {*_WORDS, *_INTEGERS, *_REQUIRED, "answer_within", "reason", "resources"}
+    assert "Round" in names
+    assert [name for name in (*names, *words, *members) if f"`{name}`" not in PAGE] == ["NT"] * ("`NT`" not in PAGE)
+    assert [message.value for message in Message if message.value not in PAGE] == []
