@@ -119,8 +119,8 @@ class Starting:
         await self._close(ran_before=seen.requeues > 0 or not waits, free=waits)
 
     async def _close(self, *, ran_before: bool, free: bool) -> None:
-        """Give the cores back, and the note away that nobody needs: the job is as it was."""
-        if not self._pin.is_even:
+        """Give the cores back if they are reserved still, and the note away when the job is as it was."""
+        if not self._pin.is_even and self._notes.is_open(self._pin.job):
             await self._reservation.give_back(after_kill=self._after_kill)
         if ran_before:
             self._notes.keep(self._pin.job, free=free)
