@@ -18,11 +18,12 @@ help:
 demo: $(VENV)/.installed
 	@$(VENV)/bin/koala demo
 
+# Two parts at a time: tests on real batch systems wait while others compute. What a part prints is shown when it fails.
 # The closing summary is printed whether the tests pass or not; the status is that of the tests.
 test: $(VENV)/.tox-installed
 	@.ci/install_debian
 	@rm -rf .tox/reports
-	@status=0; $(VENV)/bin/tox run || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
+	@status=0; $(VENV)/bin/tox run-parallel --parallel 2 || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
 
 lint: $(VENV)/.tox-installed
 	@$(VENV)/bin/tox run -e lint,types

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes `make test`: one line for each report of pytest, then each test without a pass, with the reason.
+"""Closes `make test`: one line for each report of pytest, then each test without a pass, with the reason; the slowest.
 
 Stands apart from pytest because several runs of it, each in an environment of its own, make up the tests.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 LONGEST_REASON = 160
+SLOWEST = 10
 
 
 def first_line(text: str) -> str:
@@ -40,15 +41,30 @@ def counts(report: ET.Element) -> str:
     return f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s"
 
 
+def durations(report: ET.Element) -> list[tuple[float, str]]:
+    """Return the seconds that each test case of a JUnit report took, and its name."""
+    return [
+        (float(case.get("time", "0")), f"{case.get('classname', '')}::{case.get('name', '')}")
+        for case in report.iter("testcase")
+    ]
+
+
 def main(directory: Path) -> None:
     """Print the summary of all reports in `directory`."""
     paths = sorted(directory.glob("*.xml"))
     print("summary of the tests:" if paths else "summary of the tests: none ran")
+    taken: list[tuple[float, str]] = []
     for path in paths:
         report = ET.parse(path).getroot()
+        taken += durations(report)
         print(f"{path.stem}: {counts(report)}")
         for line in exceptional(report):
             print(line)
+    slowest = sorted(taken, reverse=True)[:SLOWEST]
+    if slowest:
+        print("slowest:")
+    for seconds, name in slowest:
+        print(f"  {seconds:.0f} s {name}")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ class Cost:
     seconds: float
     """Until the last has begun, or is held."""
     processor_seconds: float
-    """Of one, to its end."""
+    """Of one, until it has begun, or is held."""
+    whole_seconds: float
+    """Likewise, to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +71,12 @@ class Row:
 
 
 class Count:
-    """Counts agents for one control center."""
+    """Counts agents for one control center, and notes what they have used."""
 
-    def __init__(self, agents: int) -> None:
+    def __init__(self, agents: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._left = agents
+        self._processes = processes
+        self.used: list[float] = []
         self._owners: dict[PlaceholderId, str] = {}
         self.all_here = anyio.Event()
 
@@ -86,16 +90,27 @@ class Count:
 
     def on_event(self, event: AgentEvent) -> None:
         """Count it."""
-        self._left -= isinstance(event, AgentRegistered)
+        if isinstance(event, AgentRegistered):
+            self.used.append(used_by(self._processes[event.placeholder.index - 1].pid))
+            self._left -= 1
         if self._left == 0:
             self.all_here.set()
 
 
-def start(script: Path, count: int, path: str) -> list[subprocess.Popen[bytes]]:
+def used_by(pid: int) -> float:
+    """Return the processor time of a process so far, in seconds (without that of its children)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def start(script: Path, count: int, path: str, output: int | None = None) -> list[subprocess.Popen[bytes]]:
     """Start a script so many times, each with its index."""
     return [
         subprocess.Popen(
-            ["/bin/sh", str(script)], env={"PATH": path, "INDEX": str(index)}, stdin=subprocess.DEVNULL, cwd="/"
+            ["/bin/sh", str(script)],
+            env={"PATH": path, "INDEX": str(index)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            cwd="/",
         )
         for index in range(1, count + 1)
     ]
@@ -114,18 +129,24 @@ def processor_seconds(processes: Sequence[subprocess.Popen[bytes]]) -> float:
 
 def bare_scripts(count: int) -> Cost:
     """Start scripts that only say that they have begun."""
-    with tempfile.TemporaryDirectory() as directory:
+    reader, writer = os.pipe()
+    with tempfile.TemporaryDirectory() as directory, os.fdopen(reader, "rb") as words:
         script = Path(directory) / "script"
-        script.write_text(f'#!/bin/sh\n: >"{directory}/begun.$INDEX"\n')
-        begin = time.time()
-        used = processor_seconds(start(script, count, os.defpath))
-        last = max(path.stat().st_mtime for path in Path(directory).glob("begun.*"))
-    return Cost(seconds=last - begin, processor_seconds=used)
+        script.write_text("#!/bin/sh\necho begun\n")
+        begin = time.monotonic()
+        processes = start(script, count, os.defpath, writer)
+        os.close(writer)
+        for _ in range(count):
+            words.readline()
+        seconds = time.monotonic() - begin
+        used = processor_seconds(processes)
+    return Cost(seconds=seconds, processor_seconds=used, whole_seconds=used)
 
 
 async def agents(count: int, path: str) -> Cost:
     """Start agents, release them when all are held."""
-    counted = Count(count)
+    processes: list[subprocess.Popen[bytes]] = []
+    counted = Count(count, processes)
     stored = digest(TOKEN)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -153,15 +174,15 @@ async def agents(count: int, path: str) -> Cost:
             script = directory / "script"
             script.write_text(render_job_script(agent=config, array_index_variable="INDEX", job_id_variable=None))
             begin = time.monotonic()
-            processes = start(script, count, path)
+            processes += start(script, count, path)
             with anyio.fail_after(DEADLINE):
                 await counted.all_here.wait()
             seconds = time.monotonic() - begin
             for placeholder in center.connected:
                 center.release(placeholder, 1.0)
-            used = await anyio.to_thread.run_sync(processor_seconds, processes)
+            whole = await anyio.to_thread.run_sync(processor_seconds, processes)
             tasks.cancel_scope.cancel()
-    return Cost(seconds=seconds, processor_seconds=used)
+    return Cost(seconds=seconds, processor_seconds=statistics.mean(counted.used), whole_seconds=whole)
 
 
 def measure(count: int, repeat: int, shims: str) -> Row:
@@ -179,6 +200,7 @@ def middle(costs: Sequence[Cost]) -> Cost:
     return Cost(
         seconds=statistics.median(cost.seconds for cost in costs),
         processor_seconds=statistics.median(cost.processor_seconds for cost in costs),
+        whole_seconds=statistics.median(cost.whole_seconds for cost in costs),
     )
 
 
@@ -198,13 +220,14 @@ def main() -> None:
         print(json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=2))
         return
     print(f"medians of {options.repeat}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    print(f"{'':>4} {'until all are held, s':^30} {'':>6} {'processor time of one, ms':^30}")
-    print(f"{'N':>4} {'bare':>9} {'agents':>9} {'shim':>9} {'ratio':>7} {'bare':>9} {'agents':>9} {'shim':>9}")
+    print(f"{'':>4} {'until all are held, s':^38}  {'processor time of one, ms: until held (to its end)':^50}")
+    heads = " ".join(f"{head:>9}" for head in ("bare", "agents", "shim", "ratio"))
+    print(f"{'N':>4} {heads} " + " ".join(f"{head:>16}" for head in ("bare", "agents", "shim")))
     for row in rows:
         costs = (row.bare, row.system, row.shim)
         seconds = " ".join(f"{cost.seconds:9.3f}" for cost in costs)
-        used = " ".join(f"{1000 * cost.processor_seconds:9.1f}" for cost in costs)
-        print(f"{row.agents:4} {seconds} {row.ratio:7.1f} {used}")
+        used = " ".join(f"{1000 * cost.processor_seconds:8.1f} ({1000 * cost.whole_seconds:5.1f})" for cost in costs)
+        print(f"{row.agents:4} {seconds} {row.ratio:9.1f} {used}")
 
 
 if __name__ == "__main__":

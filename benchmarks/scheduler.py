@@ -53,7 +53,7 @@ from koala_adapter.scheduler.claiming.waiting import place
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.service.listedholds import new_holds
-from koala_adapter.service.reconciliation import Witness
+from koala_adapter.service.reconciliation import Reconciler
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.actions import Action
@@ -253,7 +253,7 @@ def poll_of_one(clusters: int, repeat: int) -> float:
 
 def _poll(site: FullSite, name: ClusterName) -> float:
     """Return the seconds for judging a listing that shows nothing new, and for telling the scheduler of it."""
-    state, witness = site.scheduler.state, Witness(cluster=name, user="alice")
+    state, reconciler = site.scheduler.state, Reconciler(cluster=name, user="alice")
     listing = tuple(
         LrmJob(
             id=one.lrm_id or LrmJobId(""),
@@ -267,7 +267,9 @@ def _poll(site: FullSite, name: ClusterName) -> float:
         if one.cluster == name
     )
     begin = time.perf_counter()
-    witness.examine(state, listing, read_at=site.now, now=site.now, in_contact=lambda _: False, settled=lambda _: True)
+    reconciler.examine(
+        state, listing, read_at=site.now, now=site.now, in_contact=lambda _: False, settled=lambda _: True
+    )
     new_holds(state, name, listing, now=site.now, told=True)
     site.post(ev.ClusterPolled(time=site.now, cluster=name, processors=ON_EACH, idle=0, ours=0))
     return time.perf_counter() - begin

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The noun that reports of jobs share with :mod:`koala_adapter.model`; on its own, it is quick to import."""
+"""Why something ended: shared by the reports of jobs and :mod:`koala_adapter.model`, apart to be quick to import."""
 
 from __future__ import annotations
 

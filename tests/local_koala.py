@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,8 +19,10 @@ import anyio
 
 import koala_adapter
 import koala_local
+from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.config.sitefile import load_site
+from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
 from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.plugin import Submission, load_plugins
 from koala_adapter.service.clusterdriver import make_lrm
@@ -27,6 +31,7 @@ from tests.local_daemon import end_daemon
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from koala_adapter.api.reports import JobReport
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_adapter.plugin import Lrm
 
@@ -113,6 +118,11 @@ class Koala:
         return [sys.executable, "-m", "koala_adapter.cli", *options, *arguments]
 
     @property
+    def client(self) -> Client:
+        """The way to the service, as the commands have it."""
+        return Client(self.state)
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """The environment of every ``koala``: nothing of the shell around the tests."""
         roots = dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (koala_adapter, koala_local))
@@ -175,12 +185,30 @@ class Koala:
 
     def serve(self) -> subprocess.Popen[str]:
         """Start a service in the foreground of its own process and return once it answers."""
-        process = self.start("serve")
-        eventually(lambda: self.run("status", "--json", check=None).stderr == "")
+        reader, writer = os.pipe()
+        process = self.start("serve", "--ready-descriptor", str(writer), pass_fds=(writer,))
+        os.close(writer)
+        with os.fdopen(reader, "rb") as ready:
+            told = bool(select.select([ready], [], [], LIVENESS)[0]) and bool(ready.read(1))
+        if not told:
+            process.kill()
+            raise AssertionError(f"the service did not come up: {process.communicate()[1]}")
         return process
 
+    def report(self, job_id: str) -> JobReport:
+        """Return what the service says of a job; asked at its socket, so that waiting starts no processes."""
+        return self.client.job(job_id)
+
+    def has(self, job_id: str) -> bool:
+        """Tell whether a service answers and knows a job."""
+        with contextlib.suppress(ServiceUnavailableError, JobNotFoundError):
+            return self.report(job_id).id == job_id
+        return False
+
     def state_of(self, job_id: str) -> str:
-        """Return the state of a job."""
+        """Return the state of a job, from the journal where no service answers."""
+        with contextlib.suppress(ServiceUnavailableError):
+            return self.report(job_id).state
         return str(self.json("status", job_id)["state"])
 
     def placeholders(self) -> list[LrmJob]:

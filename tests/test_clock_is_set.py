@@ -59,8 +59,8 @@ def koala(tmp_path: Path) -> Iterator[SetKoala]:
 
 def polled_again(koala: SetKoala) -> None:
     """Wait until the service has looked at every cluster once more."""
-    since = {one["name"]: one["requests"] for one in koala.json("clusters")}
-    eventually(lambda: all(one["requests"] > since[one["name"]] + 2 for one in koala.json("clusters")))
+    since = {one.name: one.requests for one in koala.client.clusters()}
+    eventually(lambda: all(one.requests > since[one.name] + 2 for one in koala.client.clusters()))
 
 
 @pytest.mark.parametrize("step", [HOURS, -HOURS])
@@ -115,10 +115,10 @@ def test_a_job_that_waits_is_not_put_off(koala: SetKoala) -> None:
     koala.serve()
     busy = koala.submit_foreign("others", 4, "beta")
     waiting = koala.start("run", koala.job("echo $KOALA_RANK", processors=2))
-    eventually(lambda: koala.run("status", "1", check=None).returncode == 0)
-    eventually(lambda: koala.json("status", "1")["components"][0]["held"] == 2)
+    eventually(lambda: koala.has("1"))
+    eventually(lambda: koala.report("1").components[0].held == 2)
     koala.set_clock(-HOURS)
-    eventually(lambda: koala.json("status", "1")["hand_backs"] > 0)
+    eventually(lambda: koala.report("1").hand_backs > 0)
     koala.set_clock(HOURS)
     koala.cancel_foreign(busy, "beta")
     written, said = waiting.communicate(timeout=LIVENESS)

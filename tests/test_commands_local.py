@@ -177,9 +177,9 @@ def test_two_runs_share_one_service(koala: Koala) -> None:
     """The second run uses the service inside the first; when that ends, one in the background takes over."""
     until = "until [ -e {}/{} ]; do sleep 0.1; done"
     first = koala.start("run", koala.job(until.format(koala.directory, "one"), name="first"))
-    eventually(lambda: koala.run("status", "1", check=None).returncode == 0)
+    eventually(lambda: koala.has("1"))
     second = koala.start("run", koala.job(f"{until.format(koala.directory, 'two')}; echo second", name="second"))
-    eventually(lambda: koala.run("status", "2", check=None).returncode == 0)
+    eventually(lambda: koala.has("2"))
     (koala.directory / "one").touch()
     _, said = output(first)
     assert first.returncode == 0
@@ -430,7 +430,7 @@ def test_plan_and_script_with_a_service(koala: Koala) -> None:
     koala.serve()
     koala.run("submit", koala.job("sleep 300", processors=3))
     eventually(lambda: koala.state_of("1") == "running")
-    eventually(lambda: koala.json("clusters")[0]["idle"] == 1)
+    eventually(lambda: koala.client.clusters()[0].idle == 1)
     done = koala.run("plan", koala.job("true", processors=1, name="small"))
     assert "would start at once" in done.stdout
     port = koala.json("script", koala.job("true"), "-c", "alpha")["submissions"][0]["script"]

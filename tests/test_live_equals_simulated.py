@@ -99,7 +99,7 @@ def decisions(journal: Sequence[Event]) -> list[str]:
                 case act.LaunchJob():
                     ranks = len(action.ranks)
                     found.append(f"launch job {action.job_id} on {ranks} processors")
-                case act.JobFinished():
+                case act.FinishJob():
                     found.append(f"job {action.job_id} {action.outcome.state.value}")
                 case _:
                     pass

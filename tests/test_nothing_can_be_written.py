@@ -51,7 +51,8 @@ def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
     service = koala.serve()
     limit(service, 2 * MIB)
     running = koala.start("run", koala.job(LARGE))
-    eventually(lambda: WORDS in koala.run("status", "1", check=None).stdout)
+    eventually(lambda: koala.has("1") and WORDS in koala.report("1").trouble)
+    assert WORDS in koala.run("status", "1").stdout
     report = koala.json("status", "1")
     assert report["state"] == "running"
     assert WORDS in report["trouble"]
@@ -79,7 +80,7 @@ def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: 
     service = koala.serve()
     limit(service, 2 * MIB)
     running = koala.start("run", koala.job(LARGE))
-    eventually(lambda: WORDS in koala.run("status", "1", check=None).stdout)
+    eventually(lambda: koala.has("1") and WORDS in koala.report("1").trouble)
     koala.run("cancel", "1")
     running.communicate(timeout=LIVENESS)
     assert running.returncode == 243

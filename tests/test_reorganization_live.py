@@ -54,7 +54,7 @@ def test_exchanged_placeholders_run_their_new_jobs(koala: Koala) -> None:
     on_beta = koala.submit_foreign("local-users", 4, "beta")
     service = koala.serve()
     koala.run("submit", str(koala.directory / "wide.toml"))
-    eventually(lambda: koala.json("status", "1")["components"][0]["held"] == 2)
+    eventually(lambda: koala.report("1").components[0].held == 2)
     on_alpha = koala.submit_foreign("local-users", 2, "alpha")
     koala.run("submit", str(koala.directory / "narrow.toml"))
     eventually(lambda: koala.state_of("2") == "completed")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.api.livereports import report_to_keep
 from koala_adapter.api.server import Server, listening
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.service import Service
@@ -39,7 +40,7 @@ async def host(
     """
     # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
     async with listening(directory) as listener:
-        service = Service(site, plugins, directory, clocks=clocks, policies=policies)
+        service = Service(site, plugins, directory, make_report=report_to_keep, clocks=clocks, policies=policies)
         server = Server(service)
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)

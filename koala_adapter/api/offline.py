@@ -23,7 +23,7 @@ from koala_adapter.model import LrmJobState
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
-from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.journal import Journal, SetAside, sentences
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.poller import read_cluster
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import JobId
-    from koala_adapter.plugin import Lrm, PluginDefinition
+    from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.knownpolicies import Policies
-    from koala_adapter.service.poller import Reading
+    from koala_adapter.service.poller import ClusterReading
 
 JOURNAL_NAME = "journal.sqlite"
 NO_INSTANCE = "00000000"
@@ -47,7 +47,7 @@ NO_INSTANCE = "00000000"
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
+class JournalView:
     """What the journal of a state directory says, as of one moment."""
 
     directory: Path
@@ -100,17 +100,17 @@ class Record:
         return sorted({**self.archived, **live}.values(), key=in_order)[-limit:]
 
 
-def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Record:
+def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> JournalView:
     """Read the journal of a state directory, with so many finished jobs; an empty record when there is none.
 
     Raises JournalError, and ConfigurationError when a policy that the journal needs is not among ``policies``.
     """
     if not (directory / JOURNAL_NAME).exists():
-        return Record(directory=directory, scheduler=Scheduler(policies=policies))
+        return JournalView(directory=directory, scheduler=Scheduler(policies=policies))
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
         scheduler = rebuilt(WithPolicies(journal, policies), partial(Scheduler, policies=policies))
         reports = [JOB_REPORT.validate_json(text) for text in reversed(journal.latest_archived(archived))]
-        return Record(
+        return JournalView(
             directory=directory,
             scheduler=scheduler,
             clock=ServiceClock(before=journal.clock_reading(), latest=scheduler.state.now),
@@ -121,7 +121,7 @@ def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Re
         )
 
 
-def recorded(directory: Path, policies: Policies, *, archived: int = 0) -> Record:
+def recorded(directory: Path, policies: Policies, *, archived: int = 0) -> JournalView:
     """Read the journal of a state directory in which a service has run. Raises ServiceUnavailableError otherwise."""
     if not (directory / JOURNAL_NAME).exists():
         message = f"no koala service runs in {directory}, and none ever has"
@@ -130,12 +130,12 @@ def recorded(directory: Path, policies: Policies, *, archived: int = 0) -> Recor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ClusterAnswer:
     """What one cluster said when it was asked once."""
 
     config: ClusterConfig
     version: str | None = None
-    reading: Reading | None = None
+    reading: ClusterReading | None = None
     trouble: str = ""
     """Why there is no reading."""
     requests: int = 0
@@ -143,7 +143,7 @@ class Answer:
 
 async def ask_cluster(
     config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, prefix: str, timeout: float
-) -> Answer:
+) -> ClusterAnswer:
     """Ask one cluster for its jobs and nodes. Never raises LrmError: what goes wrong is in the answer."""
     lrm, commands = make_lrm(config, plugins, directory)
     version: str | None = None
@@ -153,35 +153,29 @@ async def ask_cluster(
             version = await lrm.version()
             reading = await read_cluster(config, lrm, name_prefix=prefix, user=login_name(), read_at=time.time())
     except LrmError as error:
-        return Answer(config=config, version=version, trouble=error.message, requests=commands.window.total)
+        return ClusterAnswer(config=config, version=version, trouble=error.message, requests=commands.window.total)
     except TimeoutError:
         trouble = f"no answer within {timeout:g} s"
-        return Answer(config=config, version=version, trouble=trouble, requests=commands.window.total)
+        return ClusterAnswer(config=config, version=version, trouble=trouble, requests=commands.window.total)
     finally:
         await close_lrm(lrm)
-    return Answer(config=config, version=version, reading=reading, requests=commands.window.total)
-
-
-async def close_lrm(lrm: Lrm) -> None:
-    """Give an LRM's resources back, also when we are being cancelled."""
-    with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-        await lrm.close()
+    return ClusterAnswer(config=config, version=version, reading=reading, requests=commands.window.total)
 
 
 async def ask_clusters(
     site: SiteConfig,
     plugins: Mapping[str, PluginDefinition],
-    record: Record,
+    record: JournalView,
     *,
     timeout: float,
     tell: Callable[[str], None],
-) -> list[Answer]:
+) -> list[ClusterAnswer]:
     """Ask all enabled clusters side by side and tell the scheduler of the record what they say.
 
     ``tell`` hears which clusters have not answered yet.
     """
     waiting = [config.name for config in site.enabled_clusters]
-    answers: dict[str, Answer] = {}
+    answers: dict[str, ClusterAnswer] = {}
 
     async def ask(config: ClusterConfig) -> None:
         prefix = f"koala-{record.instance}-"
@@ -198,7 +192,7 @@ async def ask_clusters(
     return found
 
 
-def _take_in(site: SiteConfig, record: Record, answers: list[Answer]) -> None:
+def _take_in(site: SiteConfig, record: JournalView, answers: list[ClusterAnswer]) -> None:
     now = record.now
     record.scheduler.handle(configuration(site, record.instance, now))
     for answer in answers:
@@ -213,7 +207,7 @@ def _take_in(site: SiteConfig, record: Record, answers: list[Answer]) -> None:
             )
 
 
-def answer_report(record: Record, answer: Answer) -> ClusterReport:
+def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
     """Return the report of a cluster that was asked once."""
     known = record.scheduler.state.clusters[answer.config.cluster_name]
     reading = answer.reading

@@ -13,12 +13,12 @@ from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol as requests
+from koala_adapter.api.livereports import live_report
 from koala_adapter.api.reportbuilder import (
     CLUSTER_REPORT,
     JOB_REPORT,
     PLAN_REPORT,
     cluster_report,
-    job_report,
     plan_report,
 )
 from koala_adapter.api.reports import in_order, of_the_past
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
 
+CHANGING = frozenset({"submit", "cancel"})
+"""Requests that change something; all others are answered at any time."""
+
 log = structlog.get_logger()
 
 
@@ -55,7 +58,6 @@ class Server:
         self.stop_wanted = anyio.Event()
         self._conversations = 0
         self._ended = anyio.Event()
-        service.archive.keep_with(lambda job_id: self._report_of(job_id).to_json())
 
     async def serve(self, listener: Listener[SocketStream]) -> None:
         """Serve whoever connects, and has connected before, until cancelled."""
@@ -94,6 +96,8 @@ class Server:
                 async for reply in self._watch(request):
                     await stream.send(requests.encode(reply))
                 return
+            if request.operation in CHANGING:
+                await self._service.ready()
             reply = requests.Reply(result=self._result(request))
             await stream.send(requests.encode(reply))
             if request.operation == "stop":
@@ -140,35 +144,15 @@ class Server:
 
     def _report(self, job_id: str) -> JobReport:
         try:
-            return self._report_of(self._service.scheduler.job(job_id).job.id)
+            return live_report(self._service, self._service.scheduler.job(job_id).job.id)
         except JobNotFoundError:
             archived = self._service.journal.archived(job_id)
             if archived is None:
                 raise
             return of_the_past(JOB_REPORT.validate_json(archived))
 
-    def _report_of(self, job_id: JobId) -> JobReport:
-        service = self._service
-        record = service.scheduler.job(job_id)
-        directory = service.applications.directory / job_id
-        return job_report(
-            service.scheduler,
-            record,
-            now=service.now(),
-            wall_offset=service.clock.offset,
-            output_directory=str(directory),
-            trouble=self._trouble(job_id),
-            files=service.applications.results.concluded(directory),
-        )
-
-    def _trouble(self, job_id: JobId) -> str:
-        service = self._service
-        over = service.state.jobs[job_id].state.final
-        journal = f"Nothing is decided until this is over: {service.trouble}." if service.trouble else ""
-        return " ".join(filter(None, (service.applications.unwritten.trouble(job_id, over=over), journal)))
-
     def _reports(self, limit: int) -> list[JobReport]:
-        live = [self._report_of(job_id) for job_id in list(self._service.state.jobs)[-limit:]]
+        live = [live_report(self._service, job_id) for job_id in list(self._service.state.jobs)[-limit:]]
         known = {report.id for report in live}
         texts = self._service.journal.latest_archived(limit)
         archived = [of_the_past(JOB_REPORT.validate_json(text)) for text in texts]

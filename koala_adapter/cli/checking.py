@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from contextlib import AsyncExitStack
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,20 +14,17 @@ from rich.padding import Padding
 from rich.table import Table
 
 from koala_adapter.api.statedirectory import prepare_directory
-from koala_adapter.cli.checks import ClusterCheck, check_host
 from koala_adapter.cli.session import EXIT_FAILURE, command_body, json_option, pass_session
-from koala_adapter.cli.trial import TrialCenter
-from koala_adapter.errors import KoalaError
-from koala_adapter.plugin import CheckResult
+from koala_adapter.sitecheck.hostcheck import check_host
+from koala_adapter.sitecheck.sidebyside import CheckOptions, check_clusters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from rich.console import Console
-    from rich.status import Status
 
     from koala_adapter.cli.session import Session
-    from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.plugin import CheckResult
 
 HOST = "this host"
 ADDRESS = "address for nodes"
@@ -72,13 +67,25 @@ def check(session: Session, no_submit: bool, timeout: float, outside: bool, as_j
     if checked.ok:
         prepare_directory(session.directory)
         with session.moving.status("checking the clusters") as status:
-            limit = None if no_submit or outside else timeout
-            anyio.run(_check_clusters, session, checked, status, limit, outside)
+            options = CheckOptions(outside=outside, timeout=None if no_submit or outside else timeout)
+            anyio.run(
+                partial(
+                    check_clusters,
+                    session,
+                    options,
+                    tell=lambda progress: status.update(_progress_text(progress)),
+                    found=lambda cluster, results: checked.add(cluster or HOST, results),
+                )
+            )
     if as_json:
         session.print_json(checked.to_json())
     else:
         session.console.print(checked.summary())
     sys.exit(0 if checked.ok else EXIT_FAILURE)
+
+
+def _progress_text(progress: Mapping[str, str]) -> str:
+    return "; ".join(f"[bold]{escape(cluster)}[/] {escape(said)}" for cluster, said in progress.items())
 
 
 class Checked:
@@ -139,60 +146,3 @@ def result_line(result: CheckResult) -> Table:
     mark = "[green]OK[/]" if result.ok else "[bold red]FAIL[/]"
     table.add_row(mark, f"[bold]{escape(result.subject)}[/]: {escape(result.found)}{remedy}")
     return table
-
-
-async def _check_clusters(
-    session: Session, checked: Checked, status: Status, timeout: float | None, outside: bool
-) -> None:
-    """Check all clusters side by side; print each when those before it are printed."""
-    progress: dict[str, str] = {}
-    done: dict[str, list[CheckResult]] = {}
-    clusters = [config for config in session.site.clusters if config.enabled or _is_for_outside(session, config)]
-    names = [config.name for config in clusters]
-
-    def tell(name: str, text: str) -> None:
-        progress[name] = text
-        status.update("; ".join(f"[bold]{escape(one)}[/] {escape(said)}" for one, said in progress.items()))
-
-    async def one(check_: ClusterCheck, name: str) -> None:
-        done[name] = await check_.run()
-        progress.pop(name, None)
-        while names and names[0] in done:
-            checked.add(names[0], done[names.pop(0)])
-
-    async with AsyncExitStack() as stack:
-        center_tasks = await stack.enter_async_context(anyio.create_task_group())
-        center: TrialCenter | None = None
-        if timeout is not None:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="koala-check-")))
-            center = await _listen(session, checked, directory, center_tasks)
-        async with anyio.create_task_group() as tasks:
-            for config in clusters:
-                check_ = ClusterCheck(
-                    session=session,
-                    config=config,
-                    tell=lambda text, name=config.name: tell(name, text),  # type: ignore[misc]
-                    center=center,
-                    timeout=timeout or 0.0,
-                    outside=outside,
-                )
-                tasks.start_soon(one, check_, config.name)
-        center_tasks.cancel_scope.cancel()
-
-
-def _is_for_outside(session: Session, config: ClusterConfig) -> bool:
-    """Tell whether nothing can be submitted there: such a cluster is disabled, and yet scheduled from outside."""
-    return not session.plugins[config.plugin].capabilities.submit
-
-
-async def _listen(
-    session: Session, checked: Checked, directory: Path, tasks: anyio.abc.TaskGroup
-) -> TrialCenter | None:
-    """Return a control center that listens; None, with the failure noted, when it cannot."""
-    center = TrialCenter(session.site, directory, state=session.directory)
-    try:
-        await center.serve(tasks)
-    except KoalaError as error:
-        checked.add(HOST, [CheckResult(subject="control center", ok=False, found=error.message, remedy=error.hint)])
-        return None
-    return center

@@ -24,7 +24,6 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from koala_adapter.api.offline import close_lrm
 from koala_adapter.api.statedirectory import ownership
 from koala_adapter.cli.demofiles import JOB, LOCAL_USER, PROGRAM, SITE
 from koala_adapter.cli.following import closing
@@ -38,7 +37,7 @@ from koala_adapter.errors import KoalaError
 from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.plugin import Submission
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -100,7 +99,7 @@ def temporary_site(interrupts: Interrupts) -> Iterator[Session]:
         try:
             yield inner
         finally:
-            with interrupts.put_off():
+            with interrupts.deferred():
                 everywhere(inner, cancel_all)
                 for cluster in (state / "clusters").iterdir():
                     end_daemon(cluster)

@@ -48,7 +48,7 @@ def inner_service(session: Session, interrupts: Interrupts) -> Iterator[InnerSer
     """Run a service inside this process during the block, the only part of this that an interrupt may end."""
     inner = InnerService()
     session.set_up_log()
-    with log_to_file(session), interrupts.put_off(), start_blocking_portal() as portal:
+    with log_to_file(session), interrupts.deferred(), start_blocking_portal() as portal:
         with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
             future, server = portal.start_task(
                 partial(host, policies=session.policies), session.site, session.plugins, session.directory

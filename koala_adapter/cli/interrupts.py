@@ -21,7 +21,7 @@ class Interrupts:
     def __init__(self) -> None:
         """Nothing is changed before the block."""
         self._former: dict[signal.Signals, signal._HANDLER] = {}
-        self._put_off = False
+        self._deferred = False
         self._pending = False
 
     def __enter__(self) -> Self:
@@ -37,27 +37,27 @@ class Interrupts:
             signal.signal(number, handler)
 
     @contextmanager
-    def put_off(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Let the block come to its end first; an interrupt meanwhile is raised then."""
-        former, self._put_off = self._put_off, True
+        former, self._deferred = self._deferred, True
         try:
             yield
         finally:
-            self._put_off = former
+            self._deferred = former
         self._deliver()
 
     @contextmanager
     def let_in(self) -> Iterator[None]:
         """Inside a block that puts them off: a part that an interrupt may end."""
-        former, self._put_off = self._put_off, False
+        former, self._deferred = self._deferred, False
         try:
             self._deliver()
             yield
         finally:
-            self._put_off = former
+            self._deferred = former
 
     def _deliver(self) -> None:
-        if self._pending and not self._put_off:
+        if self._pending and not self._deferred:
             self._pending = False
             raise KeyboardInterrupt
 

@@ -32,7 +32,7 @@ MANY = 1000
 QUEUE_LIMIT = 50
 
 
-class Knowing(Protocol):
+class JobInformation(Protocol):
     """Who can tell of jobs: the service, or the journal."""
 
     def job(self, job_id: str) -> JobReport:
@@ -45,7 +45,7 @@ class Knowing(Protocol):
         """Return what is to be told of the events on which koala failed of late."""
 
 
-def knowing(session: Session) -> Knowing:
+def job_information(session: Session) -> JobInformation:
     """Return the service, or what its journal says when none runs; that is remarked."""
     if session.client.running():
         return session.client
@@ -77,7 +77,7 @@ def status(session: Session, job_id: str | None, limit: int, as_json: bool) -> N
     Example:
       koala status 12
     """
-    source = knowing(session)
+    source = job_information(session)
     for defect in source.defects():
         session.remark(defect)
     if job_id is None:
@@ -151,7 +151,7 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
     if cluster is not None or colon:
         _explain_local(session, cluster or named, local_id if colon else job_id, as_json=as_json)
         return
-    report = knowing(session).job(job_id)
+    report = job_information(session).job(job_id)
     if as_json:
         session.print_json({"id": report.id, "state": report.state.value, "explanation": report.explanation})
     else:
@@ -235,7 +235,7 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     """
     from koala_adapter.cli.logprinter import LogPrinter
 
-    source = knowing(session)
+    source = job_information(session)
     report = source.job(job_id)
     if component is not None and component not in {one.name for one in report.components}:
         names = ", ".join(one.name for one in report.components)

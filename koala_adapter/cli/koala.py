@@ -30,7 +30,7 @@ COMMANDS = (
     ("script", "planning", "Show exactly what would be submitted to a cluster."),
     ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
     ("check", "checking", "Check this host, the site file and each cluster."),
-    ("reap", "reaping", "Find placeholders that no job owns any more, and cancel them."),
+    ("reap", "reap", "Find placeholders that no job owns any more, and cancel them."),
     ("serve", "serve", "Run the service in the foreground until it is stopped."),
     ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
     ("demo", "demonstration", "See it work: one job on three clusters at once, in ten seconds."),

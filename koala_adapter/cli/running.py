@@ -158,7 +158,7 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
         display = Display(session.progress, quiet=quiet)
         job_id = ""
         try:
-            with interrupts.put_off():
+            with interrupts.deferred():
                 job_id = session.client.submit(job)
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
             return follow(watched, display)
@@ -166,7 +166,7 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
             if not job_id:
                 raise
             # Before anything is said: a second interrupt, or an output that fails, must not keep it back.
-            with interrupts.put_off():
+            with interrupts.deferred():
                 session.client.cancel(job_id)
                 session.remark(f"cancelling job {job_id} (again Ctrl-C: without waiting for its end) ...")
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))

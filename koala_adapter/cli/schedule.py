@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,12 +17,13 @@ from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.queuepolicy import QueuePolicy
 from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.cli.stopping import stop_on_signal
 from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
-from koala_adapter.errors import ConfigurationError, LrmError, LrmUnsupportedError
+from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.ordering.entries import Happening
-from koala_adapter.ordering.explainserver import Answering
+from koala_adapter.ordering.explainserver import ExplainServer
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -35,7 +34,7 @@ from koala_adapter.ordering.schedulingpass import Manner
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.timeofday import as_read, report_as_read
 from koala_adapter.queueing.policies import METRICS, PriorityWeights, make_cluster_scheduler
-from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -240,7 +239,7 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
     pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+            tasks.start_soon(stop_on_signal, tasks.cancel_scope)
             await start_plugin(lrm, on_trouble=screen.trouble)
             if plan.shadow:
                 await _shadow(PacedWatcher(lrm, pace, on_trouble=screen.trouble), plan, screen)
@@ -250,8 +249,7 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
                 await _schedule(lrm, pace, plan, screen, path)
             tasks.cancel_scope.cancel()
     finally:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError):
-            await lrm.close()
+        await close_lrm(lrm)
 
 
 async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:
@@ -282,7 +280,7 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
         driver = Driver(lrm, watcher, mirror, plan.manner, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(Answering(mirror, path.parent, watcher.clock).serve)
+                await tasks.start(ExplainServer(mirror, path.parent, watcher.clock).serve)
                 await driver.run(once=plan.once)
                 tasks.cancel_scope.cancel()
     finally:
@@ -374,10 +372,3 @@ class Screen:
         else:
             for line in ordertext.shadow_report(report):
                 self._session.console.print(line, markup=False, soft_wrap=True)
-
-
-async def _stop_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for _ in signals:
-            scope.cancel()
-            return

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from typing import TYPE_CHECKING
 
 import anyio
@@ -15,6 +14,7 @@ from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import ownership, wait_until_unowned
 from koala_adapter.cli.session import command_body, pass_session
+from koala_adapter.cli.stopping import stop_on_signal
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -65,7 +65,7 @@ def serve(
 
 async def _serve(session: Session, idle_limit: float | None, ready_descriptor: int | None) -> None:
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+        tasks.start_soon(stop_on_signal, tasks.cancel_scope)
         await tasks.start(_host, session, idle_limit, tasks.cancel_scope)
         text = f"koala serves {len(session.site.clusters)} clusters from {session.directory} (pid {os.getpid()})"
         session.progress.print(text, markup=False, soft_wrap=True)
@@ -91,10 +91,3 @@ async def _host(
         task_status=task_status,
     )
     scope.cancel()
-
-
-async def _stop_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for _ in signals:
-            scope.cancel()
-            return

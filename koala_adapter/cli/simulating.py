@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.cli.session import Session
     from koala_adapter.simulation.comparison import Case, Outcome
-    from koala_adapter.simulation.parallel import Board
+    from koala_adapter.simulation.parallel import ProgressBoard
 
 SHOWN_NOTES = 5
 """Irregularities of a trace that are told one by one."""
@@ -73,7 +73,7 @@ def run_cases(session: Session, cases: Sequence[Case], processes: int) -> list[O
     with progress_display(session.moving) as display:
         bars = [display.add_task(f"{escape(case.name)} {case.policy.name}", total=None) for case in cases]
 
-        def update(board: Board) -> None:
+        def update(board: ProgressBoard) -> None:
             for bar, (done, total) in zip(bars, board.progress, strict=True):
                 display.update(bar, completed=done, total=total or None)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -14,28 +13,28 @@ import click
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.startlog import StartLog
-from koala_adapter.cli.multicluster import KoalaSource
 from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.cli.stopping import stop_on_signal
 from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
 from koala_adapter.plugin.commands import login_name
-from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.wiki.client import Peer, exchange
 from koala_adapter.wiki.codec.requestmessages import parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.earliernotes import take_over_notes
 from koala_adapter.wiki.keyfile import load_key
+from koala_adapter.wiki.koalasource import KoalaSource
 from koala_adapter.wiki.listener import is_loopback
 from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.runningjobsfile import Memory
+from koala_adapter.wiki.runningjobsfile import RunningJobsFile
 from koala_adapter.wiki.server import serve as serve_wiki
 from koala_adapter.wiki.sources import LrmSource
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitemodel import ClusterConfig
-    from koala_adapter.plugin import Lrm
     from koala_adapter.wiki.codec.checksum import Key
     from koala_adapter.wiki.sources import Source
 
@@ -222,20 +221,15 @@ async def _serve(
         lrms = []
         for one in configs:
             lrm, _ = make_lrm(one, session.plugins, session.directory)
-            stack.push_async_callback(_close, lrm)
+            stack.push_async_callback(close_lrm, lrm)
             await lrm.start()
             lrms.append((one, lrm))
         source: Source
         if config is None:
-            source = KoalaSource(lrms, session.client)
+            source = KoalaSource([(one.cluster_name, lrm) for one, lrm in lrms], session.client)
         else:
             source = LrmSource(config.cluster_name, lrms[0][1], queue=config.queue)
         await _run(session, source, directory, key, options)
-
-
-async def _close(lrm: Lrm) -> None:
-    with anyio.CancelScope(shield=True), anyio.move_on_after(5), suppress(LrmError):
-        await lrm.close()
 
 
 async def _run(session: Session, source: Source, directory: Path, key: Key, options: ServerOptions) -> None:
@@ -249,10 +243,10 @@ async def _run(session: Session, source: Source, directory: Path, key: Key, opti
             options,
             clock=time.time,
             steady=seconds_since_boot,
-            memory=Memory(directory / "running.json"),
+            memory=RunningJobsFile(directory / "running.json"),
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+            tasks.start_soon(stop_on_signal, tasks.cancel_scope)
             port = await tasks.start(serve_wiki, resource)
             session.progress.print(
                 f"{source.name} is served to {options.dialect} on {options.listen} port {port}",
@@ -261,10 +255,3 @@ async def _run(session: Session, source: Source, directory: Path, key: Key, opti
             )
     finally:
         starts.close()
-
-
-async def _stop_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async for _ in signals:
-            scope.cancel()
-            return

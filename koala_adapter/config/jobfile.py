@@ -245,14 +245,8 @@ def check_job(job: Job, site: SiteConfig) -> None:
         raise ConfigurationError("\n".join(lines), hint="see the site file, or: koala clusters")
 
 
-def job_to_dict(job: Job) -> dict[str, object]:
-    """Return the job as JSON-able values."""
-    values: dict[str, object] = _JOB.dump_python(job, mode="json")
-    return values
-
-
 def job_from_dict(values: Mapping[str, object]) -> Job:
-    """Return the job that ``job_to_dict`` was given. Raises ConfigurationError when it is not one."""
+    """Return the job whose fields these are, as ``asdict`` and JSON give them. Raises ConfigurationError for others."""
     try:
         return _JOB.validate_python(values)
     except ValidationError as error:

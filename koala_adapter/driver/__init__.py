@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drives the scheduler, live or simulated: the order of things, what carries its wishes out, and its defects."""
+"""Drives the scheduler, live or simulated: the event loop, the effector of its actions, the recovery from defects."""

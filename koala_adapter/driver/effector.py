@@ -35,19 +35,19 @@ class Effector(Protocol):
     def take_processors(self, action: act.TakeProcessors) -> None:
         """Start further processes of an application; RankStarted for each."""
 
-    def withdraw_offer(self, action: act.OfferWithdrawn) -> None:
+    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """Tell an application that what it accepted cannot be had."""
 
-    def grant_processors(self, action: act.ProcessorsGranted) -> None:
+    def grant_processors(self, action: act.GrantProcessors) -> None:
         """Tell an application what it gets of what it asked for."""
 
     def read_output(self, action: act.ReadPlaceholderOutput) -> None:
         """Find out what a placeholder wrote; PlaceholderSaid."""
 
-    def job_finished(self, action: act.JobFinished) -> None:
+    def finish_job(self, action: act.FinishJob) -> None:
         """Take note of the outcome of a job."""
 
-    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+    def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """Take note that the outcome of a job is another one."""
 
 
@@ -66,15 +66,15 @@ def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901 - one p
             effector.request_processors(action)
         case act.TakeProcessors():
             effector.take_processors(action)
-        case act.OfferWithdrawn():
+        case act.WithdrawOffer():
             effector.withdraw_offer(action)
-        case act.ProcessorsGranted():
+        case act.GrantProcessors():
             effector.grant_processors(action)
         case act.ReadPlaceholderOutput():
             effector.read_output(action)
-        case act.JobFinished():
-            effector.job_finished(action)
-        case act.OutcomeCorrected():
-            effector.outcome_corrected(action)
+        case act.FinishJob():
+            effector.finish_job(action)
+        case act.CorrectOutcome():
+            effector.correct_outcome(action)
         case _:
             assert_never(action)

@@ -48,10 +48,10 @@ class FixedSizeApplications:
         going = tuple(rank.placeholder for rank in action.ranks)
         self._report(ev.ProcessorsReleased(time=self._clock(), job_id=action.job_id, placeholders=going))
 
-    def withdraw_offer(self, action: act.OfferWithdrawn) -> None:
+    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """Say so in the log only: no application was told of an offer."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
 
-    def grant_processors(self, action: act.ProcessorsGranted) -> None:
+    def grant_processors(self, action: act.GrantProcessors) -> None:
         """Say so in the log only: what is granted is given back when it comes."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of things: an event is journaled, then the scheduler handles it, then its actions are carried out.
+"""The event loop: an event is journaled, then the scheduler handles it, then its actions are carried out.
 
 While the journal cannot be written nothing of that happens: events wait here, in their order, and so do actions that
 need the journal, until it can be written again. What users ask for is refused meanwhile.
+
+A snapshot of the scheduler's state is written group by group, while its owner answers whoever only asks. The state must
+not change before its end, so events wait here until then, too.
 
 An event on which the scheduler fails, which is a defect of ours, is set aside: the state that it left half changed is
 given up, and built again from the journal without it.
@@ -22,6 +25,8 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler.events import TimeReached, TimersPostponed
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from koala_adapter.driver.effector import Effector
     from koala_adapter.driver.recovery import MakeScheduler
     from koala_adapter.errors import KoalaError
@@ -50,12 +55,15 @@ class WritableStore(EventStore, Protocol):
     def probe(self) -> None:
         """Write something. Raises JournalBlockedError when that cannot be."""
 
-    def snapshot(self, state: State, number: int) -> None:
-        """Store the state as of an event. Raises JournalBlockedError."""
+    def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
+        """Store the state as of an event, with a pause after each group of records.
+
+        The state must not change before the end, and the snapshot does not count before it. Raises JournalBlockedError.
+        """
 
 
-class Owner(Protocol):
-    """Whoever runs a loop, and hears what becomes of it."""
+class LoopOwner(Protocol):
+    """Whoever runs a loop; it is told of handled events, and of trouble with the journal or the scheduler."""
 
     def handled(self, event: Event) -> None:
         """Hear of an event that the scheduler has handled; its actions are carried out after this.
@@ -69,6 +77,9 @@ class Owner(Protocol):
     def halted(self) -> None:
         """Hear that nothing is done until the journal can be written: :meth:`EventLoop.try_again`."""
 
+    def snapshot_begun(self) -> None:
+        """Hear that events wait until a snapshot is complete: :meth:`EventLoop.write_snapshot_group`."""
+
     def state_rebuilt(self) -> None:
         """Hear that an event was set aside: what agents and batch systems told by it must be asked for again."""
 
@@ -80,9 +91,19 @@ class EventLoop:
     """Takes events one after the other, each with all its actions before the next. Owns the scheduler."""
 
     def __init__(
-        self, scheduler: Scheduler, store: WritableStore, effector: Effector, owner: Owner, *, make: MakeScheduler
+        self,
+        scheduler: Scheduler,
+        store: WritableStore,
+        effector: Effector,
+        owner: LoopOwner,
+        *,
+        make: MakeScheduler,
+        snapshot_interval: int = SNAPSHOT_INTERVAL,
     ) -> None:
-        """``scheduler``: as built from ``store``; ``make``: how it is made when it has to be built again."""
+        """``scheduler``: as built from ``store``; ``make``: how it is made when it has to be built again.
+
+        ``snapshot_interval``: events between two snapshots.
+        """
         self.scheduler = scheduler
         self._store = store
         self._effector = effector
@@ -92,7 +113,10 @@ class EventLoop:
         self._actions: deque[Action] = deque()
         self._failed_on: tuple[int, Event, str] | None = None
         """Event that has left the state half changed and is not set aside yet, with its number and the traceback."""
+        self._snapshot_interval = snapshot_interval
         self._since_snapshot = 0
+        self._snapshot: Generator[None, None, None] | None = None
+        """The snapshot that is being written."""
         self._sync_wanted = False
         self._draining = False
         self._halt_told = False
@@ -101,17 +125,32 @@ class EventLoop:
         self.trouble = ""
         """Why nothing is decided at present; empty while all is well."""
 
+    @property
+    def in_snapshot(self) -> bool:
+        """True while a snapshot is being written."""
+        return self._snapshot is not None
+
+    @property
+    def holding(self) -> bool:
+        """True while events wait: what the state says is not what is known."""
+        return bool(self.trouble) or self.in_snapshot
+
     def post(self, event: Event) -> None:
-        """Take in what has happened: now, or as soon as the journal can be written."""
+        """Take in what has happened: now, or as soon as the journal can be written and no snapshot is being taken."""
         self._events.append(event)
         self._drain()
 
     def enter(self, event: Event) -> None:
         """Take in what a user wants; it is on disk before this returns.
 
+        What is left of a snapshot is written first, without a pause; who can wait does so until :attr:`in_snapshot` is
+        over.
+
         Raises JournalBlockedError when it cannot be journaled: then it was never wanted. Raises JobRefusedError when
         the scheduler refuses it, and DefectError when it failed on it: then nothing was changed.
         """
+        while self.write_snapshot_group():
+            pass
         self.require_journal()
         try:
             number = self._store.append(event)
@@ -155,12 +194,30 @@ class EventLoop:
             self._drain()
             self._halt_told = bool(self.trouble)
 
+    def write_snapshot_group(self) -> bool:
+        """Write the next group of a snapshot that has begun; after the last one, take in the events that have waited.
+
+        Tell whether there is more to be written. Raises JournalError.
+        """
+        if self._snapshot is None:
+            return False
+        try:
+            next(self._snapshot)
+        except StopIteration:
+            self._snapshot = None
+        except JournalBlockedError as error:  # the events are there; the next restart only takes longer
+            log.warning("no snapshot was taken", error=error.message)
+            self._snapshot = None
+        if self._snapshot is None:
+            self._drain()
+        return self._snapshot is not None
+
     def _drain(self) -> None:
         if self._draining:
             return
         self._draining = True
         try:
-            while not self.trouble and (self._failed_on or self._events or self._actions or self._sync_wanted):
+            while not self.trouble and self._has_work:
                 self._go_on()
         except JournalBlockedError as error:
             self.halt(error)
@@ -169,6 +226,11 @@ class EventLoop:
         finally:
             self._draining = False
         self._owner.settled()
+
+    @property
+    def _has_work(self) -> bool:
+        events = self._events and not self.in_snapshot
+        return bool(self._failed_on or self._sync_wanted or self._actions or events)
 
     def _go_on(self) -> None:
         if self._failed_on is not None:
@@ -207,16 +269,11 @@ class EventLoop:
         except JournalBlockedError as error:  # the event has been taken in all the same
             self.halt(error)
         self._since_snapshot += 1
-        if self._since_snapshot >= SNAPSHOT_INTERVAL:
-            self._snapshot(number)
+        if self._since_snapshot >= self._snapshot_interval:
+            self._since_snapshot = 0
+            self._snapshot = self._store.snapshot_in_groups(self.scheduler.state, number)
+            self._owner.snapshot_begun()
         return True
-
-    def _snapshot(self, number: int) -> None:
-        self._since_snapshot = 0
-        try:
-            self._store.snapshot(self.scheduler.state, number)
-        except JournalBlockedError as error:  # the events are there; the next restart only takes longer
-            log.warning("no snapshot was taken", error=error.message)
 
     def _set_aside(self, number: int, event: Event, failure: str) -> None:
         """Go on without an event on which the scheduler failed."""

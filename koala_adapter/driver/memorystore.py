@@ -31,8 +31,9 @@ class MemoryStore:
     def probe(self) -> None:
         """See WritableStore."""
 
-    def snapshot(self, state: State, number: int) -> None:
+    def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:  # noqa: ARG002 - of all stores
         """See WritableStore: the events are all kept, so none is needed."""
+        yield from ()
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:  # noqa: ARG002 - it is in the list
         """See EventStore."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Phase(StrEnum):
-    """Where a job stands with us."""
+    """How far koala has come with the start of a job."""
 
     LEFT_OUT = "left out"
     """It may not be started now; the reason is kept."""

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JobNotFoundError, KoalaError, ProtocolError, ServiceUnavailableError
 from koala_adapter.net.unixsocket import reachable, same_user
-from koala_adapter.ordering.explanations import Explanation, Overview, explain, overview
+from koala_adapter.ordering.explanations import Explanation, explain
 from koala_adapter.ordering.timeofday import as_read
 
 if TYPE_CHECKING:
@@ -35,10 +35,9 @@ ANSWER_SECONDS = 10.0
 ASK_SECONDS = 30.0
 
 EXPLANATION = TypeAdapter(Explanation)
-OVERVIEW = TypeAdapter(Overview)
 
 
-class Answering:
+class ExplainServer:
     """Answers questions about one mirror."""
 
     def __init__(self, mirror: Mirror, directory: Path, clock: ServiceClock) -> None:
@@ -75,14 +74,11 @@ class Answering:
     def _answer(self, line: bytes) -> bytes:
         try:
             question = json.loads(line)
-            job_id = question.get("job_id") if isinstance(question, dict) else None
-            if job_id is None:
-                return OVERVIEW.dump_json(as_read(overview(self._mirror), self._clock.offset))
-            found = explain(self._mirror, str(job_id), self._clock.now())
+            found = explain(self._mirror, str(question["job_id"]), self._clock.now())
             return EXPLANATION.dump_json(as_read(found, self._clock.offset))
         except KoalaError as error:
             return json.dumps({"error": error.message, "hint": error.hint}).encode()
-        except ValueError as error:
+        except (ValueError, LookupError, TypeError) as error:
             return json.dumps({"error": f"malformed question: {error}", "hint": ""}).encode()
 
 
@@ -94,15 +90,6 @@ def ask_explanation(directory: Path, cluster: str, job_id: str) -> Explanation:
     line = _ask(directory, cluster, {"job_id": job_id})
     try:
         return EXPLANATION.validate_json(line)
-    except ValidationError:
-        raise _refusal(line) from None
-
-
-def ask_overview(directory: Path, cluster: str) -> Overview:
-    """Ask the running scheduler of a cluster where its queue stands. Raises ServiceUnavailableError."""
-    line = _ask(directory, cluster, {})
-    try:
-        return OVERVIEW.validate_json(line)
     except ValidationError:
         raise _refusal(line) from None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job that the batch system lists means for whoever owns the order: to be queued, running, or left alone. Pure.
+"""Jobs as a batch system lists them: which are ours to start, their order, their shape, where they run. Pure.
 
 Only a job that was put in hold by the site (docs/schedule.md) waits for us. Whatever its user, or the batch system
 itself, keeps from starting is left out of the queue, with the reason, until that has passed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that compete for the same jobs. Pure.
+"""Pools of nodes: those that the same jobs may use, directly or through other queues. Pure.
 
 Queues that share no node, not even through other queues, are clusters of their own: each has its own order, so that a
 job that waits in one reserves nothing in another.

@@ -16,7 +16,7 @@ from koala_adapter.model import LrmJobState, NodeState
 from koala_adapter.ordering.entries import Happening, Kind
 from koala_adapter.ordering.listedjobs import Rules, Standing, estimate, standing
 from koala_adapter.ordering.pools import Pools, pools_of
-from koala_adapter.ordering.shadowreplay import Replay, Seen
+from koala_adapter.ordering.shadowreplay import ObservedJob, Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,7 +75,7 @@ class _Totals:
     wait_ours: float = 0.0
     wait_theirs: float = 0.0
 
-    def count(self, seen: Seen, now: float) -> float:
+    def count(self, seen: ObservedJob, now: float) -> float:
         """Count a job; return how much earlier (seconds) it starts with us."""
         theirs, ours = seen.started_at, seen.ours
         until = now if seen.ended_at is None or seen.started_at is not None else seen.ended_at
@@ -97,8 +97,8 @@ class Shadow:
         self._make_scheduler = make_scheduler
         self._rules = rules
         self._longest = longest
-        self._seen: dict[LrmJobId, Seen] = {}
-        self._over: list[Seen] = []
+        self._seen: dict[LrmJobId, ObservedJob] = {}
+        self._over: list[ObservedJob] = []
         """Those that the batch system shows no more, or as ended."""
         self._done: set[LrmJobId] = set()
         """Ended jobs that it still shows."""
@@ -171,11 +171,11 @@ class Shadow:
             return True
         return before != (seen.ready_at, seen.started_at, seen.estimate)
 
-    def _new(self, job: LrmJob, listing: Listing) -> Seen | None:
+    def _new(self, job: LrmJob, listing: Listing) -> ObservedJob | None:
         pool = self._pools.of_queue(job.queue)
         if pool is None:
             return None
-        seen = Seen(
+        seen = ObservedJob(
             id=job.id,
             user=job.user,
             processors=job.processors,
@@ -186,7 +186,7 @@ class Shadow:
         self._seen[job.id] = seen
         return seen
 
-    def _started(self, seen: Seen, job: LrmJob, listing: Listing, now: float, *, first: bool) -> None:
+    def _started(self, seen: ObservedJob, job: LrmJob, listing: Listing, now: float, *, first: bool) -> None:
         if seen.started_at is not None or (job.state is LrmJobState.ENDED and job.started_at is None):
             return
         seen.started_at = now if job.started_at is None else min(listing.moment(job.started_at), now)
@@ -199,7 +199,7 @@ class Shadow:
             seen.ready_at = max(self._from, min(seen.started_at, max(seen.submitted_at, eligible)))
         self._say(Kind.STARTED, seen, seen.started_at, "by the batch system")
 
-    def _end(self, seen: Seen, at: float) -> None:
+    def _end(self, seen: ObservedJob, at: float) -> None:
         seen.ended_at = at
         self._done.add(seen.id)
         del self._seen[seen.id]
@@ -241,7 +241,7 @@ class Shadow:
                 same = seen.started_at is not None and abs(gain) <= SAME
                 self._say(Kind.START, seen, seen.ours, f"the batch system {'as well' if same else theirs}")
 
-    def _say(self, kind: Kind, seen: Seen, at: float, detail: str) -> None:
+    def _say(self, kind: Kind, seen: ObservedJob, at: float, detail: str) -> None:
         self.happened.append(
             Happening(
                 time=at, kind=kind, job_id=seen.id, user=seen.user, processors=seen.processors, detail=detail, at=None
@@ -253,7 +253,7 @@ class Shadow:
     def report(self) -> ShadowReport:
         """Return how our decisions differ from what the batch system did so far."""
         totals = _Totals(**{name: getattr(self._base, name) for name in _Totals.__slots__})
-        gains: list[tuple[float, Seen]] = [
+        gains: list[tuple[float, ObservedJob]] = [
             (totals.count(seen, self._now), seen)
             for seen in (*self._over, *self._seen.values())
             if seen.ready_at is not None
@@ -275,7 +275,7 @@ class Shadow:
         )
 
 
-def _named(found: Iterable[Seen]) -> tuple[Difference, ...]:
+def _named(found: Iterable[ObservedJob]) -> tuple[Difference, ...]:
     return tuple(
         Difference(job_id=seen.id, processors=seen.processors, theirs=seen.started_at, ours=seen.ours) for seen in found
     )

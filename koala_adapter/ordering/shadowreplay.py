@@ -21,7 +21,7 @@ SHORTEST = 0.5
 
 
 @dataclass(slots=True, eq=False)
-class Seen:
+class ObservedJob:
     """What was seen of one job."""
 
     id: LrmJobId
@@ -60,7 +60,7 @@ class Replay:
     def __init__(
         self,
         scheduler: ClusterScheduler,
-        jobs: Iterable[Seen],
+        jobs: Iterable[ObservedJob],
         sizes: Iterable[tuple[float, int]],
         *,
         since: float,
@@ -70,9 +70,9 @@ class Replay:
         self._since = since
         self._until = until
         self._number = 0
-        self._events: list[tuple[float, int, int, Seen | int]] = []
-        self._locals: dict[Seen, LocalJob] = {}
-        self._by_local: dict[LocalJob, Seen] = {}
+        self._events: list[tuple[float, int, int, ObservedJob | int]] = []
+        self._locals: dict[ObservedJob, LocalJob] = {}
+        self._by_local: dict[LocalJob, ObservedJob] = {}
         for at, size in sizes:
             self._add(max(at, since), _SIZE, size)
         for seen in jobs:
@@ -83,7 +83,7 @@ class Replay:
                 self._add(max(seen.ready_at, since), _SUBMIT, seen)
         heapify(self._events)
 
-    def _add(self, at: float, kind: int, what: Seen | int) -> None:
+    def _add(self, at: float, kind: int, what: ObservedJob | int) -> None:
         self._number += 1
         heappush(self._events, (at, kind, self._number, what))
 
@@ -101,7 +101,7 @@ class Replay:
             if self._scheduler.wake_at <= self._until:
                 self._add(max(self._scheduler.wake_at, now + SHORTEST), _WAKE, 0)
 
-    def _happen(self, kind: int, what: Seen | int, now: float) -> None:
+    def _happen(self, kind: int, what: ObservedJob | int, now: float) -> None:
         if isinstance(what, int):
             if kind == _SIZE:
                 self._scheduler.resize(what, now)
@@ -113,7 +113,7 @@ class Replay:
         elif kind == _WITHDRAW and what.ours is None:
             self._scheduler.withdraw(self._locals[what], now)
 
-    def _come(self, seen: Seen, now: float) -> None:
+    def _come(self, seen: ObservedJob, now: float) -> None:
         place = turn(seen.id, seen.submitted_at)
         local = LocalJob(seen.id, seen.processors, float(seen.estimate), seen.submitted_at, seen.user, turn=place)
         self._locals[seen] = local
@@ -127,7 +127,7 @@ class Replay:
         if seen.ended_at is not None and seen.started_at is None:  # its user took it back
             self._add(max(now, seen.ended_at), _WITHDRAW, seen)
 
-    def _leave_at(self, seen: Seen, now: float) -> None:
+    def _leave_at(self, seen: ObservedJob, now: float) -> None:
         if seen.ours is None:
             return
         taken_back = seen.started_at is None and seen.ended_at is not None

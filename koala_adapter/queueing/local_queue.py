@@ -266,11 +266,6 @@ class ClusterScheduler(ABC):
         """The running jobs in the order of their expected ends."""
         return [job for _, _, job in self._ends]
 
-    @property
-    def demanded(self) -> int:
-        """Processors that are held, and asked for by the jobs of the queue: what there is to do."""
-        return self.processors - self.free + sum(job.processors for job in self._queue)
-
     def counters(self) -> Mapping[str, int]:
         """Return what the policy counted so far, by name."""
         return {"passes": self.passes, "backfilled": self.backfilled}

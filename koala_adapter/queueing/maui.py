@@ -148,7 +148,7 @@ class Maui(ClusterScheduler):
         self._until = min(self._reserved.values(), default=inf)
         for place in startable:
             self._start(self._queue[place], now)
-        return self._take_out(startable)
+        return self._remove(startable)
 
     def _walk(self, now: float) -> tuple[list[int], dict[LocalJob, float], Gap]:
         """Walk down the queue until enough have a reservation: places that can start now, reservations, the gap."""
@@ -184,11 +184,11 @@ class Maui(ClusterScheduler):
         places = sorted(self._choose(fitting, gap, now)) if fitting else []
         for place in places:
             self._start(self._queue[place], now)
-        started = self._take_out(places)
+        started = self._remove(places)
         self._examined = len(self._queue)
         return started
 
-    def _take_out(self, places: Sequence[int]) -> list[LocalJob]:
+    def _remove(self, places: Sequence[int]) -> list[LocalJob]:
         """Take jobs that were started, at these ascending places, out of the queue."""
         queue = self._queue
         jobs = [queue[place] for place in places]

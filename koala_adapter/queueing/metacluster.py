@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metacluster's two levels: first the cluster, then the order on that cluster. Pure.
+"""The first of Metacluster's two levels: which cluster a job is submitted to. Pure.
 
-The first level takes the least loaded of the clusters that satisfy a job's requirements, and the job stays there; the
-second level is any :class:`ClusterScheduler`, in Metacluster FCFS or the simplest backfill. (PAPERS section 3.)
+It is the least loaded of those that satisfy the job's requirements, and the job stays there; the second level is the
+queue of that cluster, in Metacluster FCFS or the simplest backfill. (PAPERS section 3.)
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import JobRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from koala_adapter.queueing.local_queue import ClusterScheduler
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +48,6 @@ class ClusterLoad:
         return requirements.processors <= self.processors and requirements.features <= self.features
 
 
-def load_of(name: str, scheduler: ClusterScheduler, features: frozenset[str] = frozenset()) -> ClusterLoad:
-    """Return the load of a cluster from its queue."""
-    return ClusterLoad(name=name, processors=scheduler.processors, demanded=scheduler.demanded, features=features)
-
-
 def least_loaded(requirements: Requirements, clusters: Iterable[ClusterLoad]) -> ClusterLoad:
     """Return the least loaded cluster that satisfies a job; of equals the larger one, then the first by name.
 
@@ -73,25 +66,3 @@ def _lack(requirements: Requirements, cluster: ClusterLoad) -> str:
     if requirements.processors > cluster.processors:
         return f"has {cluster.processors} of {requirements.processors} processors"
     return "lacks " + ", ".join(sorted(requirements.features - cluster.features))
-
-
-class Metacluster:
-    """The first level over several queues; who drives it drives each queue of :attr:`clusters` by itself."""
-
-    __slots__ = ("clusters", "features")
-
-    clusters: Mapping[str, ClusterScheduler]
-    """The second level: the queue of each cluster."""
-    features: Mapping[str, frozenset[str]]
-    """What each offers; a cluster that is not named offers nothing in particular."""
-
-    def __init__(
-        self, clusters: Mapping[str, ClusterScheduler], features: Mapping[str, frozenset[str]] | None = None
-    ) -> None:
-        self.clusters = clusters
-        self.features = features or {}
-
-    def choose(self, requirements: Requirements) -> str:
-        """Return the cluster whose queue a job should be submitted to. Raises JobRefusedError when none will do."""
-        loads = (load_of(name, queue, self.features.get(name, frozenset())) for name, queue in self.clusters.items())
-        return least_loaded(requirements, loads).name

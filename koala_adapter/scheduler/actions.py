@@ -100,7 +100,7 @@ class TakeProcessors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferWithdrawn:
+class WithdrawOffer:
     """Tell a running application that the processors it accepted cannot be had; it goes on as it is."""
 
     job_id: JobId
@@ -111,7 +111,7 @@ class OfferWithdrawn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorsGranted:
+class GrantProcessors:
     """Tell an application how many of the processors that it asked for (MoreRequested) it gets.
 
     They come by TakeProcessors, with the number given here.
@@ -138,7 +138,7 @@ class ReadPlaceholderOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFinished:
+class FinishJob:
     """A job has its outcome; its last placeholders may still be ending."""
 
     job_id: JobId
@@ -146,7 +146,7 @@ class JobFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutcomeCorrected:
+class CorrectOutcome:
     """The LRM told why a job ended whose agent could not know it, before the last of its placeholders was gone."""
 
     job_id: JobId
@@ -160,11 +160,11 @@ Action: TypeAlias = (
     | OfferProcessors
     | RequestProcessors
     | TakeProcessors
-    | OfferWithdrawn
-    | ProcessorsGranted
+    | WithdrawOffer
+    | GrantProcessors
     | ReadPlaceholderOutput
-    | JobFinished
-    | OutcomeCorrected
+    | FinishJob
+    | CorrectOutcome
 )
 """All that the scheduler can want: :func:`koala_adapter.driver.effector.carry_out` knows each."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time that does not simply go on: clocks that are set back, and the time while nobody listened.
+"""What becomes of timers when a clock was set back, when the service was down, and when the scheduler failed on them.
 
 What is noted in the old time of a clock set back is moved to the new one. Otherwise every timer would be late by the
 whole jump: with a clock corrected by an hour, jobs would wait that hour. How long it was quiet before the jump cannot
@@ -64,7 +64,7 @@ def give_time(state: State, timetable: Timetable, now: float) -> None:
     An agent that could not report is not MISSING, ranks may have ended well in time, and the last processor may be
     there: first let them say so.
     """
-    _move_timers(state, lambda kind, at, placeholder: _put_off(state, kind, at, placeholder, now))
+    _move_timers(state, lambda kind, at, placeholder: _after_downtime(state, kind, at, placeholder, now))
     timetable.rebuild()
 
 
@@ -74,7 +74,9 @@ def postpone(state: State, timetable: Timetable, now: float, seconds: float) -> 
     timetable.rebuild()
 
 
-def _put_off(state: State, kind: TimerKind, at: float, placeholder: PlaceholderRecord | None, now: float) -> float:
+def _after_downtime(
+    state: State, kind: TimerKind, at: float, placeholder: PlaceholderRecord | None, now: float
+) -> float:
     """Return when a timer fires that was set before the service was down."""
     if kind in AWAITS_AGENTS and at <= now:
         return now + state.parameters.registration_timeout

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, JobKind, Launcher, TaskEnd
-from koala_adapter.scheduler.actions import JobFinished, OutcomeCorrected
+from koala_adapter.scheduler.actions import CorrectOutcome, FinishJob
 from koala_adapter.scheduler.claiming.lifecycle import drop_if_forgotten, end_placeholder
-from koala_adapter.scheduler.claiming.reorganization import hand_to_claiming
-from koala_adapter.scheduler.claiming.reuse import hand_on
+from koala_adapter.scheduler.claiming.reorganization import reassign_to_claiming
+from koala_adapter.scheduler.claiming.reuse import reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.malleable.growing import check_taken
 from koala_adapter.scheduler.malleable.offers import drop_changes
@@ -37,7 +37,7 @@ def finish(context: Context, record: JobRecord, outcome: JobOutcome) -> None:
         context.roster.update(record)
         drop_changes(context, record)
     leave_queue(context, record)
-    context.effects.add(JobFinished(job_id=record.job.id, outcome=outcome))
+    context.effects.add(FinishJob(job_id=record.job.id, outcome=outcome))
     spares = context.state.placeholders_of(record) if record.live else []
     if outcome.state is JobState.COMPLETED and context.state.parameters.reuse and not _running_first(context, spares):
         spares = _reused(context, record, spares)
@@ -146,7 +146,7 @@ def correct_outcome(context: Context, record: JobRecord, placeholder: Placeholde
     if rank is not None:
         record.outcome = _lost_rank(rank, placeholder, end)
         context.ledger.move_job(record, record.outcome.state)
-        context.effects.add(OutcomeCorrected(job_id=record.job.id, outcome=record.outcome))
+        context.effects.add(CorrectOutcome(job_id=record.job.id, outcome=record.outcome))
 
 
 def _lost_rank(rank: Rank, placeholder: PlaceholderRecord, end: TaskEnd) -> JobOutcome:
@@ -172,8 +172,10 @@ def _reused(context: Context, record: JobRecord, spares: list[PlaceholderRecord]
     usable = [placeholder for placeholder in spares if placeholder.id in over and _reusable(context, placeholder)]
     chosen = {placeholder.id for placeholder in usable}
     if context.state.parameters.reorganize:
-        usable = hand_to_claiming(context, record, usable)
-    return [placeholder for placeholder in spares if placeholder.id not in chosen] + hand_on(context, record, usable)
+        usable = reassign_to_claiming(context, record, usable)
+    return [placeholder for placeholder in spares if placeholder.id not in chosen] + reassign_to_waiting(
+        context, record, usable
+    )
 
 
 def _reusable(context: Context, placeholder: PlaceholderRecord) -> bool:

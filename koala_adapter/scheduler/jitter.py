@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lives and back-offs that differ between jobs, tries and instances, so that nobody breaks a deadlock in step.
+"""Deterministic jitter of life cycles and back-offs, so that two jobs in a deadlock do not give up at the same time.
 
 Two co-allocators that each hold what the other needs know nothing of each other (PAPERS section 2). Both assume a
 deadlock, and one of them must give its part back early enough for the other to get it before its own time is over: the

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """Keeps the books of a state."""
+    """Counts what a state holds, and moves its jobs and placeholders between states."""
 
     def __init__(self, state: State) -> None:
         """Count what is there."""
@@ -90,7 +90,7 @@ class Ledger:
         placeholder.state = target
         self._count(placeholder, 1)
 
-    def hand_over(self, placeholder: PlaceholderRecord, taker: JobRecord, component: str) -> None:
+    def reassign(self, placeholder: PlaceholderRecord, taker: JobRecord, component: str) -> None:
         """Give a processor to another job, which holds it from now on. Raises TransitionError."""
         if placeholder.state is not PlaceholderState.HELD:
             check_placeholder(placeholder.id, placeholder.state, PlaceholderState.HELD)
@@ -141,7 +141,7 @@ class Ledger:
         self._count_change(claim, -1)
         claim.change = None
 
-    def set_aside(self, cluster: ClusterRecord, processors: int) -> None:
+    def reserve(self, cluster: ClusterRecord, processors: int) -> None:
         """Keep processors from everybody for a moment; a negative number gives them free again."""
         cluster.offered += processors
 

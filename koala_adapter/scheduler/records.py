@@ -209,7 +209,7 @@ class JobRecord:
         due = self.timers.get(kind)
         return None if due is None else due.at
 
-    def take_back(self, placeholders: set[PlaceholderId]) -> None:
+    def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""
         if len(placeholders) == 1:  # of thousands that are lost one by one, each is among the first
             (one,) = placeholders

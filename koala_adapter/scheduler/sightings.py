@@ -14,7 +14,7 @@ from koala_adapter.scheduler.claiming.lifecycle import (
     setback,
     start_life,
 )
-from koala_adapter.scheduler.claiming.reorganization import give_way
+from koala_adapter.scheduler.claiming.reorganization import yield_to_priority
 from koala_adapter.scheduler.finishing import correct_outcome, placeholder_failed, settle_suspicion
 from koala_adapter.scheduler.malleable.growing import begin_malleable, check_taken, stub_held
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
@@ -65,7 +65,7 @@ def placeholder_held(context: Context, event: ev.PlaceholderHeld) -> None:
         if placeholder.stub:
             stub_held(context, placeholder)
             return
-        give_way(context, placeholder)
+        yield_to_priority(context, placeholder)
         record = context.state.jobs[placeholder.job_id]
         start_life(context, record)
         check_complete(context, record)
@@ -86,7 +86,7 @@ def silence_timer(context: Context, placeholder: PlaceholderRecord) -> None:
     """Give up a placeholder whose agent's lease has run out."""
     silent = context.now - (context.now if placeholder.silent_since is None else placeholder.silent_since)
     detail = f"no contact with its agent for {silent:.0f} s; it has ended itself by its lease"
-    _give_up(context, placeholder, TaskEnd(reason=EndReason.LOST, detail=detail))
+    _lose(context, placeholder, TaskEnd(reason=EndReason.LOST, detail=detail))
     end_placeholder(context, placeholder, force=True)
 
 
@@ -94,7 +94,7 @@ def placeholder_ending(context: Context, event: ev.PlaceholderEnding) -> None:
     """Stop counting on a processor; it is not free before it is certainly gone."""
     placeholder = context.state.placeholders.get(event.placeholder)
     if placeholder is not None and placeholder.state is not PlaceholderState.ENDING:
-        _give_up(context, placeholder, TaskEnd(reason=event.reason, detail=event.detail))
+        _lose(context, placeholder, TaskEnd(reason=event.reason, detail=event.detail))
         end_placeholder(context, placeholder)
 
 
@@ -104,7 +104,7 @@ def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
     if placeholder is not None:
         end = TaskEnd(reason=event.reason, detail=event.detail)
         if placeholder.state is not PlaceholderState.ENDING:
-            _give_up(context, placeholder, end)
+            _lose(context, placeholder, end)
         correct_outcome(context, context.state.jobs[placeholder.job_id], placeholder, end)
         forget_placeholder(context, placeholder)
         record = context.state.jobs.get(placeholder.job_id)
@@ -112,10 +112,10 @@ def placeholder_ended(context: Context, event: ev.PlaceholderEnded) -> None:
             check_complete(context, record)
 
 
-def _give_up(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> None:
+def _lose(context: Context, placeholder: PlaceholderRecord, end: TaskEnd) -> None:
     """Take an ending placeholder out of its job: a launched job ends with it, a claiming one claims another."""
     record = context.state.jobs[placeholder.job_id]
-    record.take_back({placeholder.id})
+    record.unclaim({placeholder.id})
     if record.state in LAUNCHED_STATES:
         placeholder_failed(context, record, placeholder, end)
         settle_suspicion(context, record)

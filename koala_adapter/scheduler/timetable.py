@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of time of all timers.
+"""All timers, in the order in which they fire.
 
 A timer is kept by the record that it concerns, and only there: setting it again replaces it, and it is gone with the
 record. The order is made from the records; an entry that its record does not keep any more is passed over here, so who

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where jobs and placeholders may go from each of their states, and when: the life of both as tables.
+"""The state machines of jobs and placeholders as tables: which state may follow which, and when.
 
 Any other move is a defect of the scheduler and is refused where it is made (``ledger.py``). The tables are printed in
 docs/architecture.md by docs/reference.py.

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.resultstore import ResultStore
-    from koala_adapter.vjm.center import ControlCenter
-    from koala_adapter.vjm.channel import TaskReport
+    from koala_adapter.vjm.channel import Launch, TaskReport
 
 _RUNNERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
 
@@ -51,20 +50,23 @@ class Applications:
         state: Callable[[], State],
         clock: Callable[[], float],
         report: Callable[[Event], None],
+        launch: Callable[[PlaceholderId, Launch], bool],
         store: ResultStore,
     ) -> None:
-        """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks."""
+        """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks.
+
+        ``launch``: sends an order to start a task, see :meth:`ControlCenter.launch`.
+        """
         self.directory = jobs_directory
         self._state = state
         self._clock = clock
         self._report = report
+        self._launch = launch
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()
         self.results = Results(self._rank_directory, store)
         """What ranks leave in files."""
-        self.center: ControlCenter | None = None
-        """Set once it listens."""
 
     def keep_input(self, job: Job) -> None:
         """Copy a job's input files to the service's own directory, so that later changes do not matter.
@@ -204,7 +206,7 @@ class Applications:
 
     def _order(self, one: AddressedLaunch) -> bool:
         try:
-            return self.center is not None and self.center.launch(one.placeholder, one.launch)
+            return self._launch(one.placeholder, one.launch)
         except ProtocolError as error:  # for one, files that have grown between the check and their copying
             self._cannot_launch(one.launch.task, str(error))
             return False

@@ -18,31 +18,32 @@ class Archive:
     """Reports of jobs that have ended, in the journal."""
 
     def __init__(
-        self, journal: Journal, *, state: Callable[[], State], applications: Applications, ending: Iterable[JobId]
+        self,
+        journal: Journal,
+        *,
+        state: Callable[[], State],
+        applications: Applications,
+        make_report: Callable[[JobId], str],
+        ending: Iterable[JobId],
     ) -> None:
-        """Nothing is kept before :meth:`keep_with` says how.
-
-        ``ending``: jobs with an outcome whose placeholders are not all gone.
-        """
+        """``make_report`` returns JSON. ``ending``: jobs with an outcome whose placeholders are not all gone."""
         self._journal = journal
         self._state = state
         self._applications = applications
-        self._make_report: Callable[[JobId], str] | None = None
+        self._make_report = make_report
         self._ending = set(ending)
 
-    def keep_with(self, make_report: Callable[[JobId], str]) -> None:
-        """Have reports (JSON) made by ``make_report`` from now on, and of what had ended before a kill."""
-        self._make_report = make_report
+    def catch_up(self) -> None:
+        """Keep the reports of what had ended before a kill. Raises JournalBlockedError."""
         for job_id, record in self._state().jobs.items():
             if record.state.final and self._journal.archived(job_id) is None:
                 self.keep(job_id)
 
     def keep(self, job_id: JobId) -> None:
         """Keep the report of a finished job as it is now, in place of an earlier one. Raises JournalBlockedError."""
-        if self._make_report is not None:
-            record = self._state().jobs[job_id]
-            finished_at = record.finished_at or self._state().now or 0.0
-            self._journal.archive(job_id, finished_at, self._make_report(job_id))
+        record = self._state().jobs[job_id]
+        finished_at = record.finished_at or self._state().now or 0.0
+        self._journal.archive(job_id, finished_at, self._make_report(job_id))
 
     def ended(self, job_id: JobId) -> None:
         """Keep the report of a job that has just ended. Raises JournalBlockedError."""

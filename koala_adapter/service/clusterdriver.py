@@ -33,8 +33,8 @@ from koala_adapter.scheduler.events import (
     Event,
     PlaceholderEnded,
 )
-from koala_adapter.service.listingjudge import ListingJudge, Look
-from koala_adapter.service.poller import Poller, Reading
+from koala_adapter.service.listingjudge import ClusterObservation, ListingJudge
+from koala_adapter.service.poller import ClusterReading, Poller
 from koala_adapter.service.requestwindows import request_window
 from koala_adapter.service.scriptmaker import remove_token, token_path, words_directory
 
@@ -49,11 +49,14 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm, PluginDefinition
     from koala_adapter.scheduler.records import State
 
+CLOSING = 5.0
+"""Seconds that a plugin may take to give its resources back."""
+
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class DriverContext:
     """What a cluster driver needs from the service."""
 
     state: Callable[[], State]
@@ -63,8 +66,8 @@ class Surroundings:
     name_prefix: str
     user: str
     """Whose jobs are ours."""
-    halted: Callable[[], bool] = lambda: False
-    """Whether events wait: then what a listing shows would be told again and again."""
+    holding: Callable[[], bool] = lambda: False
+    """Whether events wait: then what a listing shows would be judged by a state that is not what is known."""
 
 
 def make_lrm(
@@ -90,31 +93,43 @@ def make_lrm(
     return plugins[config.plugin].factory(context, config.settings), commands
 
 
+async def close_lrm(lrm: Lrm) -> None:
+    """Give an LRM's resources back, also when we are being cancelled."""
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSING), suppress(LrmError):
+        await lrm.close()
+
+
 class ClusterDriver:
     """One cluster of the site."""
 
-    def __init__(self, config: ClusterConfig, lrm: Lrm, commands: CommandRunner, surroundings: Surroundings) -> None:
+    def __init__(self, config: ClusterConfig, lrm: Lrm, commands: CommandRunner, context: DriverContext) -> None:
         """``lrm`` is made but not started; :meth:`run` starts it, as often as needed."""
         self.config = config
         self.name: ClusterName = config.cluster_name
         self.lrm = lrm
         self.commands = commands
-        self._around = surroundings
-        self.judge = ListingJudge(self.name, user=surroundings.user, begun_at=surroundings.clock())
+        self._context = context
+        self.judge = ListingJudge(self.name, user=context.user, begun_at=context.clock())
         self._to_submit, self._submissions = anyio.create_memory_object_stream[Submission](1_000_000)
         self._to_cancel, self._cancels = anyio.create_memory_object_stream[tuple[LrmJobId, ...]](1_000_000)
         self._to_refine, self._lost = anyio.create_memory_object_stream[tuple[PlaceholderEnded, ...]](1_000_000)
         self.version: str | None = None
         """Name and version of the LRM, once it answered."""
+        self._passed_over = False
         self.poller = Poller(
             config,
             lrm,
-            name_prefix=surroundings.name_prefix,
-            user=surroundings.user,
-            clock=surroundings.clock,
+            name_prefix=context.name_prefix,
+            user=context.user,
+            clock=context.clock,
             on_reading=self._examine,
             on_failure=self._unavailable,
         )
+
+    def look_again(self) -> None:
+        """Have the cluster polled soon if what it showed last was passed over, since events waited."""
+        if self._passed_over:
+            self.poller.poll_soon()
 
     def submit(self, submission: Submission) -> None:
         """Have a submission sent; its outcome comes as an event."""
@@ -175,11 +190,13 @@ class ClusterDriver:
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def _examine(self, reading: Reading) -> bool:
-        if self._around.halted():
+    def _examine(self, reading: ClusterReading) -> bool:
+        if self._context.holding():
+            self._passed_over = True
             return False
+        self._passed_over = False
         capabilities = self.lrm.capabilities
-        look = Look(
+        look = ClusterObservation(
             read_at=reading.read_at,
             processors=reading.processors,
             idle=reading.idle,
@@ -187,10 +204,10 @@ class ClusterDriver:
             jobs=reading.jobs,
             tells_holders=capabilities.tells_holders or capabilities.tells_own_holders,
         )
-        now = self._around.clock()
-        judgement = self.judge.judge(self._around.state(), look, now=now, in_contact=self._around.in_contact)
+        now = self._context.clock()
+        judgement = self.judge.judge(self._context.state(), look, now=now, in_contact=self._context.in_contact)
         for event in judgement.events:
-            self._around.report(event)
+            self._context.report(event)
         if judgement.lost:
             self._to_refine.send_nowait(judgement.lost)
         self.cancel(judgement.cancel_again)
@@ -200,11 +217,11 @@ class ClusterDriver:
         return judgement.restless
 
     def _unavailable(self, reason: str) -> None:
-        if self._around.halted():
+        if self._context.holding():
             return
-        event = self.judge.failed(self._around.state(), reason, now=self._around.clock())
+        event = self.judge.failed(self._context.state(), reason, now=self._context.clock())
         if event is not None:
-            self._around.report(event)
+            self._context.report(event)
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
@@ -212,29 +229,29 @@ class ClusterDriver:
         async for submission in self._submissions:
             event = await self._submit_one(submission)
             self.judge.answered(submission.key)
-            self._around.report(event)
+            self._context.report(event)
             self.poller.poll_soon()
 
     async def _submit_one(self, submission: Submission) -> Event:
         key = submission.key
         if not self.poller.breaker.may_ask(anyio.current_time()):
             reason = self.poller.failure or "out of reach"
-            return BatchAbsent(time=self._around.clock(), batch=key, reason=reason)
+            return BatchAbsent(time=self._context.clock(), batch=key, reason=reason)
         try:
             with answering(self.name):
                 ids = await self.lrm.submit(submission)
         except (LrmRejectedError, LrmUnsupportedError) as error:
-            return BatchRejected(time=self._around.clock(), batch=key, reason=str(error))
+            return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
         except LrmUnreachableError as error:
             self.poller.breaker.failed(anyio.current_time())
-            return BatchAbsent(time=self._around.clock(), batch=key, reason=error.message)
+            return BatchAbsent(time=self._context.clock(), batch=key, reason=error.message)
         except LrmUnavailableError as error:
             self.poller.breaker.failed(anyio.current_time())
             log.warning("outcome of a submission is unknown", cluster=self.name, batch=key, error=str(error))
-            return BatchUncertain(time=self._around.clock(), batch=key, reason=error.message)
+            return BatchUncertain(time=self._context.clock(), batch=key, reason=error.message)
         except LrmError as error:
-            return BatchRejected(time=self._around.clock(), batch=key, reason=str(error))
-        return BatchSubmitted(time=self._around.clock(), batch=key, lrm_ids=ids)
+            return BatchRejected(time=self._context.clock(), batch=key, reason=str(error))
+        return BatchSubmitted(time=self._context.clock(), batch=key, lrm_ids=ids)
 
     async def _cancel_all(self) -> None:
         async for ids in self._cancels:
@@ -263,10 +280,10 @@ class ClusterDriver:
                 if job is not None and job.end is not None:
                     detail = job.reason or event.detail
                     event = replace(event, reason=job.end, detail=detail)  # noqa: PLW2901 - the same, told better
-                self._around.report(event)
+                self._context.report(event)
 
     async def _history(self, events: Sequence[PlaceholderEnded]) -> dict[PlaceholderId, LrmJob]:
-        ids = self.judge.unexplained(self._around.state(), events)
+        ids = self.judge.unexplained(self._context.state(), events)
         if not ids:
             return {}
         try:

@@ -47,6 +47,8 @@ CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT N
 CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
     body TEXT NOT NULL, failure TEXT NOT NULL);
 """
+ROWS_DROPPED = 10
+"""Rows of snapshots that are removed at once: some milliseconds' work."""
 TOLD_FOR = 86400.0
 """Seconds for which the operator is told of an event that was set aside."""
 MOST_SET_ASIDE = 1000
@@ -249,20 +251,16 @@ class Journal:
             for number, time, name, body, failure in rows
         ]
 
-    def snapshot(self, state: State, number: int) -> None:
-        """Store the state as of event ``number`` and drop what it makes superfluous."""
-        for _ in self.snapshot_in_groups(state, number):
-            pass
-
     def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
-        """Do what :meth:`snapshot` does, with a pause after each group of records, in which others may go first.
+        """Store the state as of event ``number``, and drop what that makes superfluous.
 
-        The state must not change before the end. It counts only then: what an earlier one that was broken off has left
-        is ignored and removed.
+        There is a pause after each group of records, in which others may go first. The state must not change before the
+        end. The snapshot counts once all groups are there: what an earlier one that was broken off has left is ignored
+        and removed. Raises JournalBlockedError.
         """
         if self._execute("SELECT 1 FROM snapshots WHERE number = ?", (number,)).fetchone():
             return  # nothing has happened since
-        self._execute("DELETE FROM snapshot_rows WHERE number NOT IN (SELECT number FROM snapshots)")
+        yield from self._drop_superfluous_rows()
         for row, (part, body) in enumerate(rows(state)):
             self._execute("INSERT INTO snapshot_rows VALUES (?, ?, ?, ?)", (number, row, part, body))
             yield
@@ -270,7 +268,6 @@ class Journal:
         try:
             self._execute("INSERT INTO snapshots (number, body) VALUES (?, ?)", (number, head(state)))
             self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
-            self._execute("DELETE FROM snapshot_rows WHERE number < ?", (number,))
             self._execute("DELETE FROM events WHERE number <= ?", (number,))
             self._execute("COMMIT")
         except JournalError:
@@ -278,6 +275,13 @@ class Journal:
             with suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
             raise
+        yield from self._drop_superfluous_rows()
+
+    def _drop_superfluous_rows(self) -> Generator[None, None, None]:
+        """Remove the rows of snapshots that do not count, some at a time."""
+        some = "SELECT rowid FROM snapshot_rows WHERE number NOT IN (SELECT number FROM snapshots) LIMIT ?"
+        while self._execute(f"DELETE FROM snapshot_rows WHERE rowid IN ({some})", (ROWS_DROPPED,)).rowcount:  # noqa: S608 - constants
+            yield
 
     def defects_told(self, now: float) -> list[str]:
         """Return what an operator is to be told of the events that were set aside of late."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import LrmJobState
 from koala_adapter.scheduler.events import Hold, HoldsSeen
-from koala_adapter.service.reconciliation import given_up
+from koala_adapter.service.reconciliation import end_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,7 @@ def new_holds(
 
     ``told``: the listing tells whose holds they are.
     """
-    held = {job.id: job for job in listing if job.state is LrmJobState.HELD and given_up(job) is None}
+    held = {job.id: job for job in listing if job.state is LrmJobState.HELD and end_reason(job) is None}
     waiting = [p for p in state.placeholders.on(cluster).values() if p.waiting]
     found = [(one, held[one.lrm_id]) for one in waiting if one.lrm_id is not None and one.lrm_id in held]
     seen = tuple(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be told, and done, after a look at one cluster, or after one that failed. Pure.
+"""What follows from a listing of one cluster, or a failed one: events for the scheduler, jobs to be cancelled. Pure.
 
 The same object judges the listings of real batch systems and those of the schedules of faults.
 """
@@ -14,7 +14,7 @@ from koala_adapter.plugin.attribution import tells_of
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, PlaceholderEnded
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.service.listedholds import new_holds
-from koala_adapter.service.reconciliation import Witness
+from koala_adapter.service.reconciliation import Reconciler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ REPEAT_POLLED = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ClusterObservation:
     """What one look at a cluster showed."""
 
     read_at: float
@@ -71,7 +71,7 @@ class ListingJudge:
         self._cluster = cluster
         self._user = user
         self._begun_at = begun_at
-        self._witness = Witness(cluster=cluster, user=user)
+        self._reconciler = Reconciler(cluster=cluster, user=user)
         self._told: tuple[int, int, int] | None = None
         self._told_at = 0.0
         self._under_way: set[BatchKey] = set()
@@ -98,13 +98,15 @@ class ListingJudge:
 
     def farewell(self, placeholder: PlaceholderId) -> None:
         """Hear that the agent of an ending placeholder has closed its connection."""
-        self._witness.farewells.add(placeholder)
+        self._reconciler.farewells.add(placeholder)
 
     # ---- looks ----------------------------------------------------------------------------------------------------
 
-    def judge(self, state: State, look: Look, *, now: float, in_contact: Callable[[PlaceholderId], bool]) -> Judgement:
+    def judge(
+        self, state: State, look: ClusterObservation, *, now: float, in_contact: Callable[[PlaceholderId], bool]
+    ) -> Judgement:
         """Compare what was seen with what we believe. ``in_contact``: whether a placeholder's agent is connected."""
-        findings = self._witness.examine(
+        findings = self._reconciler.examine(
             state,
             look.jobs,
             read_at=look.read_at,
@@ -132,7 +134,7 @@ class ListingJudge:
             return None
         return ClusterUnavailable(time=now, cluster=self._cluster, reason=reason)
 
-    def _counts(self, state: State, look: Look, now: float) -> list[Event]:
+    def _counts(self, state: State, look: ClusterObservation, now: float) -> list[Event]:
         counts = (look.processors, look.idle, look.ours)
         known = state.clusters.get(self._cluster)
         back = known is not None and known.unavailable is not None

@@ -126,13 +126,13 @@ class LiveEffector(FixedSizeApplications):
         """See Effector."""
         self._applications.launch(action.job_id)
 
-    def job_finished(self, action: act.JobFinished) -> None:
+    def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
 
-    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+    def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""
         log.info("job ended otherwise", job=action.job_id, detail=action.outcome.detail)
         self._archive.keep(action.job_id)

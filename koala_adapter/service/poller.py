@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(Listing):
+class ClusterReading(Listing):
     """One poll of a cluster: of its jobs only those with names of ours that are not certainly another user's."""
 
     @property
@@ -56,7 +56,7 @@ class Poller:
         name_prefix: str,
         user: str,
         clock: Callable[[], float],
-        on_reading: Callable[[Reading], bool],
+        on_reading: Callable[[ClusterReading], bool],
         on_failure: Callable[[str], None],
     ) -> None:
         """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time.
@@ -75,7 +75,7 @@ class Poller:
         self._watcher = Watcher(self._read, breaker=self.breaker, on_trouble=self._note_trouble)
         self.active = True
         """False while no job of ours is unfinished."""
-        self.latest: Reading | None = None
+        self.latest: ClusterReading | None = None
 
     @property
     def failure(self) -> str | None:
@@ -121,13 +121,15 @@ class Poller:
         else:
             log.warning("cluster does not answer", cluster=self._config.name, error=str(error))
 
-    async def _read(self) -> Reading:
+    async def _read(self) -> ClusterReading:
         return await read_cluster(
             self._config, self._lrm, name_prefix=self._prefix, user=self._user, read_at=self._clock()
         )
 
 
-async def read_cluster(config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float) -> Reading:
+async def read_cluster(
+    config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float
+) -> ClusterReading:
     """Read the jobs of a user with names of ours, then nodes. Raises LrmError."""
     listing = await read_listing(lrm, cluster=config.name, read_at=read_at, name_prefix=name_prefix)
     queue, nodes = config.queue, listing.nodes
@@ -137,4 +139,4 @@ async def read_cluster(config: ClusterConfig, lrm: Lrm, *, name_prefix: str, use
             raise LrmUnavailableError(f"no node serves queue {queue!r}", hint="check `queue` in the site file")
     with answering(config.name):
         jobs = possibly_ours(listing.jobs, user=user, name_prefix=name_prefix)
-    return Reading(read_at=read_at, nodes=nodes, jobs=jobs)
+    return ClusterReading(read_at=read_at, nodes=nodes, jobs=jobs)

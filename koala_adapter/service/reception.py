@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.config.sitefile import ControlCenterConfig, SiteConfig
+    from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import ClusterName, PlaceholderId
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.service.journal import Journal
+    from koala_adapter.vjm.channel import Launch
 
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
@@ -44,11 +45,12 @@ log = structlog.get_logger()
 
 
 class Reception:
-    """The control center of a service and what the service thinks of its callers."""
+    """Runs the control center of a service: accepts agents of wanted placeholders, and reports what agents say."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it needs of the service
         self,
         directory: Path,
+        site: SiteConfig,
         *,
         journal: Journal,
         state: Callable[[], State],
@@ -58,7 +60,10 @@ class Reception:
         clusters: Mapping[ClusterName, ClusterDriver],
         tell: Callable[[], None],
     ) -> None:
-        """``directory``: of the certificate. ``tell``: something changed that is no event, such as new output."""
+        """Nothing listens before :meth:`open`.
+
+        ``directory``: of the certificate. ``tell``: something changed that is no event, such as new output.
+        """
         self._certificate = certificate.load_or_create(directory)
         self._journal = journal
         self._state = state
@@ -68,7 +73,22 @@ class Reception:
         self._clusters = clusters
         self._tell = tell
         self._rejection_logged_at = 0.0
-        self._center: ControlCenter | None = None
+        self._settings = site.control_center
+        self._center = ControlCenter(
+            ssl_context=certificate.server_context(self._certificate),
+            authenticate=self._authenticate,
+            sessions=journal,
+            on_event=self._on_agent,
+            output_path=applications.output_path,
+            on_output=self._on_output,
+            on_unwritten=self._on_unwritten,
+            results=applications.results,
+            on_rejected=self._on_rejected,
+            lease=site.parameters.lease,
+            heartbeat=site.control_center.heartbeat,
+        )
+        self.port: int | None = None
+        """Where agents find it; None before it listens."""
 
     @property
     def fingerprint(self) -> str:
@@ -77,54 +97,43 @@ class Reception:
 
     def in_contact(self, placeholder: PlaceholderId) -> bool:
         """Tell whether the agent of a placeholder is connected."""
-        return self._center is not None and placeholder in self._center.connected
+        return placeholder in self._center.connected
 
     def release(self, placeholder: PlaceholderId) -> bool:
         """Tell an agent to end. False when it is not connected."""
-        return self._center is not None and self._center.release(placeholder, RELEASE_GRACE)
+        return self._center.release(placeholder, RELEASE_GRACE)
+
+    def launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
+        """Send an order to start a task. False when the agent is not connected. Raises ProtocolError."""
+        return self._center.launch(placeholder, launch)
 
     def disconnect_all(self, reason: str) -> None:
         """Have all agents come back and tell again what they know."""
-        if self._center is not None:
-            self._center.disconnect_all(reason)
+        self._center.disconnect_all(reason)
 
-    async def open(self, tasks: TaskGroup, site: SiteConfig) -> int:
-        """Begin to listen within ``tasks``; return the port. Raises ConfigurationError."""
-        self._center = ControlCenter(
-            ssl_context=certificate.server_context(self._certificate),
-            authenticate=self._authenticate,
-            sessions=self._journal,
-            on_event=self._on_agent,
-            output_path=self._applications.output_path,
-            on_output=self._on_output,
-            on_unwritten=self._on_unwritten,
-            results=self._applications.results,
-            on_rejected=self._on_rejected,
-            lease=site.parameters.lease,
-            heartbeat=site.control_center.heartbeat,
-        )
-        port = await self._bind(tasks, self._center, site.control_center)
-        self._journal.set_value("port", str(port))
-        self._applications.center = self._center
-        return port
+    async def open(self, tasks: TaskGroup) -> None:
+        """Begin to listen within ``tasks``. Raises ConfigurationError."""
+        self.port = await self._bind(tasks)
+        self._journal.set_value("port", str(self.port))
 
-    async def _bind(self, tasks: TaskGroup, center: ControlCenter, settings: ControlCenterConfig) -> int:
+    async def _bind(self, tasks: TaskGroup) -> int:
         """Listen where agents that are already out expect it; with none out, on another port if that one is taken."""
+        settings = self._settings
         kept = int(self._journal.value("port") or "0")
         if settings.port or (kept and self._state().placeholders):
-            return await self._insist(tasks, center, settings.listen, settings.port or kept)
+            return await self._insist(tasks, settings.listen, settings.port or kept)
         likely = random.SystemRandom().sample(LIKELY_PORTS, 20)
         for port in (kept, *likely) if kept else likely:
             with suppress(ConfigurationError):
-                return int(await tasks.start(center.serve, settings.listen, port))
-        return int(await tasks.start(center.serve, settings.listen, 0))
+                return int(await tasks.start(self._center.serve, settings.listen, port))
+        return int(await tasks.start(self._center.serve, settings.listen, 0))
 
-    async def _insist(self, tasks: TaskGroup, center: ControlCenter, host: str, port: int) -> int:
+    async def _insist(self, tasks: TaskGroup, host: str, port: int) -> int:
         """Listen on this port; while agents expect us there, wait for somebody else to leave it."""
         until = anyio.current_time() + (PORT_PATIENCE if self._state().placeholders else 0)
         while True:
             try:
-                return int(await tasks.start(center.serve, host, port))
+                return int(await tasks.start(self._center.serve, host, port))
             except ConfigurationError as error:
                 if anyio.current_time() >= until:
                     raise

@@ -43,7 +43,7 @@ _AGENT_ENDS = {
     5: (EndReason.CANCELLED, "its agent was ended by the batch system or by its walltime"),
     127: (EndReason.LAUNCH_FAILED, "its node has no usable Python 3.6 or newer"),
 }
-"""What the exit statuses of vjm/agent.py and of its job script mean."""
+"""What the exit statuses of vjm/agent/holding.py and of its job script mean."""
 _BELIEVED_AT_ONCE = frozenset({EndReason.NODE_LOST, EndReason.WALLTIME, EndReason.MEMORY, EndReason.CANCELLED})
 
 
@@ -59,7 +59,7 @@ class Findings:
 
 
 @dataclass(slots=True)
-class Witness:
+class Reconciler:
     """Remembers, for one cluster, what earlier listings left open."""
 
     cluster: ClusterName
@@ -139,7 +139,7 @@ class Witness:
         if job.state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED}:
             if placeholder.state in {PlaceholderState.SUBMITTED, PlaceholderState.QUEUED}:
                 return [PlaceholderStarted(time=now, placeholder=placeholder.id)]
-        elif placeholder.state is not PlaceholderState.ENDING and (reason := given_up(job)) is not None:
+        elif placeholder.state is not PlaceholderState.ENDING and (reason := end_reason(job)) is not None:
             return [PlaceholderEnding(time=now, placeholder=placeholder.id, reason=reason, detail=job.reason)]
         return []
 
@@ -184,7 +184,7 @@ class Witness:
         return ending or bool(self.absences) or any(batch.lrm_ids is None for batch in uncertain)
 
 
-def given_up(job: LrmJob) -> EndReason | None:
+def end_reason(job: LrmJob) -> EndReason | None:
     """Return why a job that its LRM still lists can be counted on no more."""
     if job.state is LrmJobState.HELD and job.reason.startswith("error"):
         return EndReason.LAUNCH_FAILED

@@ -38,7 +38,7 @@ STALLED = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFiles:
-    """A line of the ledger."""
+    """What is known of the output files of one rank: a line of the file in which that is kept."""
 
     rank: str
     """``COMPONENT/RANK``."""

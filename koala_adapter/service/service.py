@@ -8,7 +8,6 @@ replays the journal, and then compares with what the LRMs and the agents say. Al
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,21 +18,22 @@ from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.model import ClusterName, JobId
+from koala_adapter.model import JobId
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
-from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings, make_lrm
+from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, make_lrm
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.reception import Reception
 from koala_adapter.service.resultstore import ResultStore
-from koala_adapter.service.scriptmaker import ScriptMaker, tidy_words, words_directory
+from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.siteparameters import configuration
+from koala_adapter.service.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,17 +41,13 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.host.clock import HostClocks
-    from koala_adapter.model import Job
+    from koala_adapter.model import Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
+    from koala_adapter.vjm.channel import Launch
 
-FIRST_PAUSE = 0.5
-"""Seconds before the journal is tried again; doubled with each try."""
-LONGEST_PAUSE = 15.0
-LONGEST_WAIT = 60.0
-"""Seconds after which the clock is looked at again: a wait does not count the time for which the machine sleeps."""
 FIRST_ANSWERS = 2.0
 """Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others
 waiting."""
@@ -68,59 +64,104 @@ class Service:
         plugins: Mapping[str, PluginDefinition],
         directory: Path,
         *,
+        make_report: Callable[[Service, JobId], str],
         clocks: HostClocks | None = None,
         policies: Policies = OWN,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
-        ``clocks``: None: those of this machine. Raises ConfigurationError, with nothing changed, when a policy that the
-        journal needs is not among ``policies``.
+        ``make_report`` makes the report (JSON) of a job that is kept when it has ended. ``clocks``: None: those of this
+        machine. Raises ConfigurationError, with nothing changed, when a policy that the journal needs is not among
+        ``policies``.
         """
         self.site = site
         self.directory = directory
         self.journal = Journal(directory / "journal.sqlite")
-        self._make_scheduler = partial(Scheduler, policies=policies)
-        scheduler = rebuilt(WithPolicies(self.journal, policies), self._make_scheduler)
+        make_scheduler = partial(Scheduler, policies=policies)
+        scheduler = rebuilt(WithPolicies(self.journal, policies), make_scheduler)
         self.clock = ServiceClock(clocks, before=self.journal.clock_reading(), latest=scheduler.state.now)
         self.journal.note_clock(self.clock.reading())
-        self._halted = anyio.Event()
         self._failed = anyio.Event()
         self._failure: KoalaError | None = None
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
-        self.applications = Applications(
-            directory / "jobs",
-            state=lambda: self.scheduler.state,
+        self.applications = self._new_applications()
+        self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
+        self.reception = self._new_reception()
+        self.archive = Archive(
+            self.journal,
+            state=lambda: self.state,
+            applications=self.applications,
+            make_report=partial(make_report, self),
+            ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
+        )
+        self._effector = self._new_effector()
+        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=make_scheduler)
+        self._upkeep = Upkeep(
+            directory,
+            loop=self._loop,
+            journal=self.journal,
+            clock=self.clock,
+            clusters=self.clusters,
+            effector=self._effector,
+            busy=lambda: self.busy,
+            changed=lambda: self.changed,
+            tell=self.settled,
+        )
+
+    # ---- its parts: what they ask of it and of each other is asked once all are made ------------------------------
+
+    def _new_applications(self) -> Applications:
+        settings = self.site.control_center
+        store = ResultStore(
+            per_rank=settings.output_files_per_rank_mib * 1024**2, per_job=settings.output_files_per_job_mib * 1024**2
+        )
+        return Applications(
+            self.directory / "jobs",
+            state=lambda: self.state,
             clock=self.now,
             report=self.post,
-            store=ResultStore(
-                per_rank=site.control_center.output_files_per_rank_mib * 1024**2,
-                per_job=site.control_center.output_files_per_job_mib * 1024**2,
-            ),
+            launch=self._launch,
+            store=store,
         )
-        self.clusters: dict[ClusterName, ClusterDriver] = {}
-        self.reception = Reception(
-            directory / "certificate",
+
+    def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
+        lrm, commands = make_lrm(config, plugins, self.directory)
+        surroundings = DriverContext(
+            state=lambda: self.state,
+            clock=self.now,
+            report=self.post,
+            in_contact=self._in_contact,
+            holding=lambda: self._loop.holding,
+            name_prefix=f"koala-{self.instance}-",
+            user=login_name(),
+        )
+        return ClusterDriver(config, lrm, commands, surroundings)
+
+    def _launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
+        return self.reception.launch(placeholder, launch)
+
+    def _in_contact(self, placeholder: PlaceholderId) -> bool:
+        return self.reception.in_contact(placeholder)
+
+    def _new_reception(self) -> Reception:
+        return Reception(
+            self.directory / "certificate",
+            self.site,
             journal=self.journal,
-            state=lambda: self.scheduler.state,
+            state=lambda: self.state,
             clock=self.now,
             report=self.post,
             applications=self.applications,
             clusters=self.clusters,
             tell=self.settled,
         )
-        self.clusters.update({config.cluster_name: self._driver(config.name, plugins) for config in site.clusters})
-        self._scripts: ScriptMaker | None = None
-        self.archive = Archive(
-            self.journal,
-            state=lambda: self.scheduler.state,
-            applications=self.applications,
-            ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
-        )
-        self._effector = LiveEffector(
-            directory,
+
+    def _new_effector(self) -> LiveEffector:
+        return LiveEffector(
+            self.directory,
             journal=self.journal,
-            state=lambda: self.scheduler.state,
+            state=lambda: self.state,
             clock=self.now,
             report=self.post,
             clusters=self.clusters,
@@ -129,7 +170,6 @@ class Service:
             archive=self.archive,
             scripts=lambda: self._scripts,
         )
-        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=self._make_scheduler)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -159,20 +199,6 @@ class Service:
         """Why the journal cannot be written at present, and so nothing is decided; empty while it can."""
         return self._loop.trouble
 
-    def _driver(self, name: str, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
-        config = self.site.cluster(name)
-        lrm, commands = make_lrm(config, plugins, self.directory)
-        surroundings = Surroundings(
-            state=lambda: self.scheduler.state,
-            clock=self.now,
-            report=self.post,
-            in_contact=self.reception.in_contact,
-            halted=lambda: bool(self.trouble),
-            name_prefix=f"koala-{self.instance}-",
-            user=login_name(),
-        )
-        return ClusterDriver(config, lrm, commands, surroundings)
-
     # ---- what becomes of events -----------------------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
@@ -180,21 +206,25 @@ class Service:
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
         self.archive.close_over()
-        self._watch_time_of_day()
+        self._upkeep.watch_time_of_day()
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.changed.set()
         self.changed = anyio.Event()
 
     def halted(self) -> None:
-        """See Owner."""
-        self._halted.set()
+        """See LoopOwner."""
+        self._upkeep.halted()
+
+    def snapshot_begun(self) -> None:
+        """See LoopOwner."""
+        self._upkeep.snapshot_begun()
 
     def state_rebuilt(self) -> None:
         """Doubt what only this process knew, as after a restart; the agents come back and tell all they know."""
@@ -202,19 +232,16 @@ class Service:
         self._doubt("an event was set aside")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self._failure = error
         self._failed.set()
 
-    def _watch_time_of_day(self) -> None:
-        """Note it when somebody sets the time of day, or the next boot would take that for time that has passed."""
-        step = self.clock.step()
-        if step:
-            log.warning("the time of day of this machine was set", seconds=round(step, 1))
-            with suppress(JournalBlockedError):
-                self.journal.note_clock(self.clock.reading())
-
     # ---- what users ask -------------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Return when a user's wish can be taken in at once: not while a snapshot is being written."""
+        while self._loop.in_snapshot:
+            await self.changed.wait()
 
     def submit(self, make_job: Callable[[JobId, float], Job]) -> JobId:
         """Enter a job into the queue; ``make_job`` gets its id and time. Returns once it is on disk.
@@ -262,11 +289,21 @@ class Service:
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
 
     @property
+    def _scripts(self) -> ScriptMaker | None:
+        reception = self.reception
+        if reception.port is None:
+            return None
+        return ScriptMaker(
+            site=self.site, port=reception.port, fingerprint=reception.fingerprint, directory=self.directory
+        )
+
+    @property
     def scripts(self) -> ScriptMaker:
         """What makes the submissions. Raises ServiceUnavailableError before the control center listens."""
-        if self._scripts is None:
+        scripts = self._scripts
+        if scripts is None:
             raise ServiceUnavailableError("the service is still starting", hint="try again in a moment")
-        return self._scripts
+        return scripts
 
     @property
     def busy(self) -> bool:
@@ -287,18 +324,13 @@ class Service:
         """
         try:
             async with anyio.create_task_group() as tasks:
-                port = await self.reception.open(tasks, self.site)
-                fingerprint = self.reception.fingerprint
-                self._scripts = ScriptMaker(
-                    site=self.site, port=port, fingerprint=fingerprint, directory=self.directory
-                )
+                self.archive.catch_up()
+                await self.reception.open(tasks)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
                 await self._start_clusters(tasks)
-                tasks.start_soon(self._keep_trying)
                 tasks.start_soon(self._stop_when_failed)
-                tasks.start_soon(self._keep_time)
-                tasks.start_soon(self._tidy)
+                self._upkeep.start(tasks)
                 task_status.started()
         finally:
             self.journal.close()
@@ -331,54 +363,7 @@ class Service:
         for event in doubts(self.state, now=self.now(), why=why, under_way=under_way):
             self.post(event)
 
-    async def _keep_trying(self) -> None:
-        """Try the journal, while it cannot be written, until that works; then see what happened on the clusters."""
-        while True:
-            await self._halted.wait()
-            pause = FIRST_PAUSE
-            while self.trouble:
-                await anyio.sleep(pause)
-                pause = min(LONGEST_PAUSE, 2 * pause)
-                self._loop.try_again()
-            self._halted = anyio.Event()
-            log.info("the journal can be written again")
-            self.settled()
-            for driver in self.clusters.values():
-                driver.poller.poll_soon()
-
     async def _stop_when_failed(self) -> None:
         await self._failed.wait()
         if self._failure is not None:
             raise self._failure
-
-    async def _keep_time(self) -> None:
-        while True:
-            at = None if self.trouble else self.scheduler.next_wakeup
-            changed = self.changed
-            self._watch_time_of_day()
-            if at is not None and at <= self.now():
-                self.post(ev.TimeReached(time=self.now()))
-                await anyio.lowlevel.checkpoint()
-                continue
-            with anyio.move_on_after(LONGEST_WAIT if at is None else min(LONGEST_WAIT, max(0.0, at - self.now()))):
-                await changed.wait()
-
-    async def _tidy(self) -> None:
-        """Poll less while nothing is unfinished; drop the secrets of submissions that are over."""
-        while True:
-            await self.changed.wait()
-            active = self.busy
-            for driver in self.clusters.values():
-                driver.poller.active = active
-            if len(self._effector.with_secrets) > len(self.state.batches) and not self.trouble:
-                with suppress(JournalBlockedError):  # at the next change
-                    self._forget_secrets()
-
-    def _forget_secrets(self) -> None:
-        for batch in [key for key in self._effector.with_secrets if key not in self.state.batches]:
-            self.journal.forget_batch(batch)
-            self._effector.with_secrets.discard(batch)
-            for driver in self.clusters.values():
-                driver.forget(batch)
-                with suppress(OSError):
-                    tidy_words(words_directory(driver.config, self.directory), batch)

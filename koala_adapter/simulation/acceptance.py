@@ -7,10 +7,6 @@ PAPERS section 1.3: no step size is assumed, the amount of a change is settled b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class AcceptanceRule(ABC):
@@ -74,27 +70,3 @@ class PowerOfTwo(AcceptanceRule):
     def smallest(self, size: int) -> int:
         """See :meth:`AcceptanceRule.smallest`."""
         return 1 << (size - 1).bit_length() if size > 1 else 1
-
-
-class Multiple(AcceptanceRule):
-    """Runs on multiples of a number only, such as whole nodes."""
-
-    name = "multiple"
-
-    def __init__(self, step: int) -> None:
-        """Take multiples of ``step``, which is at least 1."""
-        if step < 1:
-            raise ValueError(f"multiples of {step} are no sizes")
-        self._step = step
-
-    def largest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.largest`."""
-        return size // self._step * self._step
-
-    def smallest(self, size: int) -> int:
-        """See :meth:`AcceptanceRule.smallest`."""
-        return -(-size // self._step) * self._step
-
-
-ACCEPTANCE_RULES: Mapping[str, AcceptanceRule] = {rule.name: rule for rule in (AnySize(), PowerOfTwo())}
-"""Rules that need no number."""

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What simulated applications do with their processors: execution time over size, and progress while the size changes.
-
-An :class:`Application` is a speed-up curve with the sizes it can use and what a change of size costs it.
-:class:`Progress` follows one run of it: the share of its work that is done is the integral of 1 / execution time over
-the time it computes.
-"""
+"""Simulated applications: execution time over size, the sizes they can use, and what a change of size costs."""
 
 from __future__ import annotations
 
@@ -28,10 +23,6 @@ class SpeedUp(ABC):
     @abstractmethod
     def execution_time(self, processors: int) -> float:
         """Return the seconds that the whole work takes on so many processors (at least 1)."""
-
-    def speed_up(self, processors: int) -> float:
-        """Return how many times faster than on one processor it is."""
-        return self.execution_time(1) / self.execution_time(processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,49 +51,6 @@ class Interpolated(SpeedUp):
         (low, slow), (high, fast) = self.points[at - 1], self.points[at]
         share = log(processors / low) / log(high / low)
         return float(slow * (fast / slow) ** share)
-
-
-@dataclass(frozen=True, slots=True)
-class Amdahl(SpeedUp):
-    """A part of the work is serial, the rest is divided evenly (Amdahl 1967)."""
-
-    time_on_one: float
-    """Seconds on one processor."""
-    serial: float
-    """Share of the work that only one processor can do, 0 to 1."""
-
-    def execution_time(self, processors: int) -> float:
-        """See :meth:`SpeedUp.execution_time`."""
-        return self.time_on_one * (self.serial + (1.0 - self.serial) / processors)
-
-
-@dataclass(frozen=True, slots=True)
-class Downey(SpeedUp):
-    """Downey's model of 1997 (A model for speedup of parallel programs, UCB/CSD-97-933)."""
-
-    time_on_one: float
-    """Seconds on one processor."""
-    average: float
-    """A: average parallelism, at least 1."""
-    sigma: float
-    """Coefficient of variance of parallelism, at least 0: 0 is a perfect speed-up up to A."""
-
-    def execution_time(self, processors: int) -> float:
-        """See :meth:`SpeedUp.execution_time`."""
-        return self.time_on_one / self.speed_up(processors)
-
-    def speed_up(self, processors: int) -> float:
-        """Return S(n) of the low-variance (sigma up to 1) or the high-variance model."""
-        n, a, sigma = float(processors), self.average, self.sigma
-        if sigma <= 1.0:
-            if n <= a:
-                return a * n / (a + sigma / 2 * (n - 1))
-            if n <= 2 * a - 1:
-                return a * n / (sigma * (a - 0.5) + n * (1 - sigma / 2))
-            return a
-        if n <= a + a * sigma - sigma:
-            return n * a * (sigma + 1) / (sigma * (n + a - 1) + a)
-        return a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,40 +104,3 @@ def gadget2(cost: ReconfigurationCost = FREE) -> Application:
     """Return GADGET-2 likewise: 600 s on 2 processors, best 240 s, taken to be at its maximum of 46; any size."""
     curve = Interpolated(((2, 600.0), (46, 240.0)))
     return Application(name="GADGET-2", speed_up=curve, minimum=2, maximum=46, cost=cost)
-
-
-class Progress:
-    """One run of an application: what is done at any time, and when it will be over.
-
-    Times in seconds on any clock that goes on.
-    """
-
-    __slots__ = ("_busy_from", "_times", "cost", "done", "size")
-
-    def __init__(self, times: Sequence[float], size: int, now: float, cost: ReconfigurationCost = FREE) -> None:
-        """Start on ``size`` processors; ``times`` is what :meth:`Application.times` returns."""
-        self._times = times
-        self.size = size
-        self.cost = cost
-        self.done = 0.0
-        """Share of the work that was done when the size changed last."""
-        self._busy_from = now
-        """Since when it computes on this size; later than now while it stands still for a change."""
-
-    def share_done(self, now: float) -> float:
-        """Return the share of the work that is done."""
-        return self.done + max(0.0, now - self._busy_from) / self._times[self.size]
-
-    def resize(self, size: int, now: float) -> None:
-        """Go on with another number of processors, after standing still for what the change costs.
-
-        A change in the middle of the pause of another one begins when that pause is over.
-        """
-        self.done = self.share_done(now)
-        self._busy_from = max(now, self._busy_from) + self.cost.seconds(size - self.size)
-        self.size = size
-
-    @property
-    def ends_at(self) -> float:
-        """When the work will be done, if the size stays as it is."""
-        return self._busy_from + (1.0 - self.done) * self._times[self.size]

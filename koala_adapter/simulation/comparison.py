@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.simulation.experiments.framework import Cell
     from koala_adapter.simulation.metrics import JobMetrics, Summary
-    from koala_adapter.simulation.parallel import Mark
+    from koala_adapter.simulation.parallel import ProgressMark
     from koala_adapter.simulation.workload import Irregularity, Workload
 
 COARSE = 60
@@ -126,7 +126,7 @@ class Outcome:
         }
 
 
-def run_case(case: Case, mark: Mark) -> Outcome:
+def run_case(case: Case, mark: ProgressMark) -> Outcome:
     """Read and replay one case. Raises SimulationError, ConfigurationError, OSError."""
     trace = None if case.source.startswith(PREFIX) else read_source(case.source, whole=case.out is not None)
     if trace is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.malleable.jobmanagement import Need
     from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
     from koala_adapter.scheduler.placement.policy import PlacedComponent
-    from koala_adapter.simulation.counted_placement import Placing
+    from koala_adapter.simulation.counted_placement import CountedPlacement
     from koala_adapter.simulation.resizing import Resizing
     from koala_adapter.simulation.simulated_cluster import Part, SimulatedCluster
     from koala_adapter.simulation.simulated_jobs import SimulatedJob
@@ -34,7 +34,7 @@ class CountedClusters:
         *,
         approach: Approach,
         malleability: MalleabilityPolicy,
-        placing: Placing,
+        placing: CountedPlacement,
         waiting: WaitingLine,
         resizing: Resizing,
         start: Callable[[SimulatedJob, Sequence[PlacedComponent]], bool],

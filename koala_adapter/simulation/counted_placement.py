@@ -27,7 +27,7 @@ ALONE = "job"
 """Name of the component of a job that has only one."""
 
 
-class Placing:
+class CountedPlacement:
     """The placement policies and what they are asked."""
 
     def __init__(self, clusters: Sequence[SimulatedCluster]) -> None:

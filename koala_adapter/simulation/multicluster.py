@@ -20,10 +20,10 @@ from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.simulation.background_load import local_users, outages
 from koala_adapter.simulation.counted_clusters import CountedClusters
-from koala_adapter.simulation.counted_placement import Placing, lane_of
+from koala_adapter.simulation.counted_placement import CountedPlacement, lane_of
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.resizing import Resizing
-from koala_adapter.simulation.simulated_cluster import Part, Run, SimulatedCluster, Surroundings
+from koala_adapter.simulation.simulated_cluster import BackgroundActivity, Part, Run, SimulatedCluster
 from koala_adapter.simulation.simulated_jobs import Outcome
 from koala_adapter.simulation.waiting_line import WaitingLine
 
@@ -85,7 +85,7 @@ class Multicluster:
         self._waiting = WaitingLine()
         self._live: dict[int, Run] = {}
         self._ends: list[tuple[float, int, int, Run]] = []
-        self._placing = Placing(self.clusters)
+        self._placing = CountedPlacement(self.clusters)
         self._frees = self._placing.frees
         self._sites = CountedClusters(
             approach=settings.approach,
@@ -100,7 +100,7 @@ class Multicluster:
         self._restarts: dict[int, int] = {}
         self._answers: dict[tuple[int, int, int], dict[tuple[int, int], int]] = {}
         self._rates: dict[int, tuple[Application, Sequence[float]]] = {}
-        self._surroundings = [self._surround(platform, cluster) for cluster in self.clusters]
+        self._activities = [self._begin_activity(platform, cluster) for cluster in self.clusters]
 
     # ---- the course of time ---------------------------------------------------------------------------------------
 
@@ -175,7 +175,6 @@ class Multicluster:
             self._released(cluster)
 
     def _decide(self) -> None:
-        self.outcome.decisions += 1
         self._sites.changed = True
         self._management.decide()
         self._sites.decided()
@@ -272,16 +271,16 @@ class Multicluster:
 
     # ---- what happens without our doing ---------------------------------------------------------------------------
 
-    def _surround(self, platform: Platform, cluster: SimulatedCluster) -> Surroundings:
-        surroundings = Surroundings(self._engine, cluster, self._others_changed, self._evict)
+    def _begin_activity(self, platform: Platform, cluster: SimulatedCluster) -> BackgroundActivity:
+        activity = BackgroundActivity(self._engine, cluster, self._others_changed, self._evict)
         load, failures = platform.background_of(cluster.model), platform.failures_of(cluster.model)
         if load is not None:
-            surroundings.local_users(local_users(cluster.model, load, self.settings.seed))
+            activity.local_users(local_users(cluster.model, load, self.settings.seed))
         if failures is not None:
-            surroundings.failures(outages(cluster.model, failures, self.settings.seed))
+            activity.failures(outages(cluster.model, failures, self.settings.seed))
         if self.settings.poll_interval > 0 and (load is not None or failures is not None):
             self._engine.after(self.settings.poll_interval, lambda: self._poll(cluster))
-        return surroundings
+        return activity
 
     def _others_changed(self, cluster: SimulatedCluster) -> None:
         if self.settings.poll_interval <= 0:
@@ -300,7 +299,7 @@ class Multicluster:
 
     def _released(self, cluster: SimulatedCluster) -> None:
         """Give local jobs that wait what has come free on a cluster; the rest is ours again."""
-        self._surroundings[cluster.index].released()
+        self._activities[cluster.index].released()
         self._others_changed(cluster)
         self._sites.touch(cluster)
 

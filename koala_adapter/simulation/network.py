@@ -130,11 +130,6 @@ class Network:
             found = self._routes[source, target] = self._find_route(source, target)
         return found
 
-    @property
-    def transfers(self) -> int:
-        """Transfers on their way at present, those in their latency not counted."""
-        return len({number for busy in self._busy for number in busy})
-
     def users(self) -> tuple[int, ...]:
         """Return the number of transfers on each link at present: what a network monitor measures."""
         return tuple(map(len, self._busy))

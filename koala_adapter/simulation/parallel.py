@@ -22,8 +22,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Progress(Protocol):
-    """Who wants to know how far a run is."""
+class ProgressListener(Protocol):
+    """Is told how far a run is."""
 
     def __call__(self, done: int, total: int, what: str, /) -> None:
         """Hear that ``done`` of ``total`` parts of ``what`` are there."""
@@ -79,7 +79,7 @@ def _abandon(pool: ProcessPoolExecutor, before: set[BaseProcess]) -> None:
         child.join(timeout=PATIENCE)
 
 
-class Board:
+class ProgressBoard:
     """Where each of several runs notes how far it is, and reads whether to go on; shared with other processes."""
 
     def __init__(self, runs: int) -> None:
@@ -94,12 +94,12 @@ class Board:
         """Have all runs end where they are, and return what they have."""
         self.cells[-1] = 1
 
-    def mark(self, run: int) -> Mark:
+    def mark(self, run: int) -> ProgressMark:
         """Return the place on the board for one run."""
-        return Mark(self.cells, run)
+        return ProgressMark(self.cells, run)
 
 
-class Mark:
+class ProgressMark:
     """One run's place on a board."""
 
     def __init__(self, cells: MutableSequence[int], run: int, told: Callable[[], None] | None = None) -> None:
@@ -119,7 +119,7 @@ class Mark:
         return not self._cells[-1]
 
 
-_BOARD: ContextVar[Board] = ContextVar("_BOARD")
+_BOARD: ContextVar[ProgressBoard] = ContextVar("_BOARD")
 """The board that this process was given when it was started."""
 LOOK = 0.1
 """Seconds between two looks at how far the runs are."""
@@ -128,14 +128,17 @@ PATIENCE = 10.0
 
 
 def watched(
-    function: Callable[[T, Mark], R], items: Sequence[T], processes: int, progress: Callable[[Board], None]
+    function: Callable[[T, ProgressMark], R],
+    items: Sequence[T],
+    processes: int,
+    progress: Callable[[ProgressBoard], None],
 ) -> Iterator[tuple[int, R]]:
     """Yield index and result for each item, while the runs note on a board how far they are.
 
     An interrupt has those that run return what they have so far; those that have not begun never do. A second one ends
     everything at once. For the rest as `in_parallel`.
     """
-    board = Board(len(items))
+    board = ProgressBoard(len(items))
     if min(processes, len(items)) <= 1:
         for index, item in enumerate(items):
             mark = board.mark(index)
@@ -157,7 +160,7 @@ def watched(
 
 
 def _followed(
-    futures: dict[Future[R], int], board: Board, progress: Callable[[Board], None]
+    futures: dict[Future[R], int], board: ProgressBoard, progress: Callable[[ProgressBoard], None]
 ) -> Iterator[tuple[int, R]]:
     pending = set(futures)
     stopped = False
@@ -176,10 +179,10 @@ def _followed(
             yield futures[future], future.result()
 
 
-def _join(board: Board) -> None:
+def _join(board: ProgressBoard) -> None:
     _leave_interrupts()
     _BOARD.set(board)
 
 
-def _marked(function: Callable[[T, Mark], R], item: T, run: int) -> R:
+def _marked(function: Callable[[T, ProgressMark], R], item: T, run: int) -> R:
     return function(item, _BOARD.get().mark(run))

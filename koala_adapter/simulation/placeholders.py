@@ -159,10 +159,10 @@ class SimulatedService(FixedSizeApplications):
         self._loop.post(event)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         wakeup = self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
@@ -171,12 +171,17 @@ class SimulatedService(FixedSizeApplications):
     def halted(self) -> None:
         """See Owner: what is kept in memory can always be written."""
 
+    def snapshot_begun(self) -> None:
+        """See Owner: nobody else waits for anything here."""
+        while self._loop.write_snapshot_group():
+            pass
+
     def state_rebuilt(self) -> None:
         """See Owner: a simulation on which the scheduler fails is worth nothing."""
         raise SimulationError("the scheduler failed on an event of the simulation; the log has the traceback")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         raise error
 
     def _wake(self, wakeup: float) -> None:
@@ -250,12 +255,12 @@ class SimulatedService(FixedSizeApplications):
 
     # ---- jobs -----------------------------------------------------------------------------------------------------
 
-    def job_finished(self, action: act.JobFinished) -> None:
+    def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         milestones = self.jobs[action.job_id]
         milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
 
-    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+    def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""
         self.jobs[action.job_id].outcome = action.outcome
 

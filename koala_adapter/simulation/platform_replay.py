@@ -36,7 +36,7 @@ MOST_RESTARTS = 20
 
 
 class Watch(Protocol):
-    """Who hears how far a replay is, and may end it."""
+    """Is told how far a replay is, and may end it."""
 
     def __call__(self, submitted: int, /) -> bool:
         """Hear that so many jobs have been submitted; return whether to go on."""
@@ -63,7 +63,7 @@ class Site:
         return self.speed == 1 and self.local_users is None and self.failures is None
 
 
-class Sites:
+class PlatformReplay:
     """The clusters of a platform while a workload is replayed on them."""
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.queueing.policies import LocalJob, make_cluster_scheduler
 from koala_adapter.queueing.priority import ARRIVAL, PriorityWeights
-from koala_adapter.simulation.platform_replay import NEVER, Sites
+from koala_adapter.simulation.platform_replay import NEVER, PlatformReplay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ def replay(
         platform = None
         play = partial(_on_one, workload, schedulers[0], starts, watch)
     else:
-        platform = Sites(workload, sites, schedulers, _users(workload, schedulers[0]), seed)
+        platform = PlatformReplay(workload, sites, schedulers, _users(workload, schedulers[0]), seed)
         starts = platform.starts
         play = partial(platform.play, watch, BETWEEN_WATCHES)
     try:

@@ -82,7 +82,7 @@ class Resizing:
             else:
                 part.cluster.making_room -= amount
                 run.standing += 1
-                self._engine.after(pause, lambda: self._given_back(part))
+                self._engine.after(pause, lambda: self._returned(part))
             return
         run.size += amount
         _hold(run, part.cluster, amount)
@@ -97,7 +97,7 @@ class Resizing:
         if not part.run.over:
             self._through(part)
 
-    def _given_back(self, part: Part) -> None:
+    def _returned(self, part: Part) -> None:
         if not part.run.over:
             part.cluster.making_room += part.pending
             _hold(part.run, part.cluster, part.pending)

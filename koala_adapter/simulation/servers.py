@@ -44,11 +44,6 @@ class Server:
         self._catch_up(now)
         return bisect_right(self._arrivals, now) - bisect_right(self._ends, now)
 
-    def waiting_time(self, now: float) -> float:
-        """Return the seconds until a job that arrives now would start."""
-        self._catch_up(now)
-        return max(0.0, self._ends[-1] - now) if self._ends else 0.0
-
     def _enqueue(self, at: float, seconds: float) -> float:
         start = max(at, self._ends[-1]) if self._ends else at
         self._arrivals.append(at)

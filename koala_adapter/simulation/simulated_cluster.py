@@ -204,7 +204,7 @@ class Run:
         )
 
 
-class Surroundings:
+class BackgroundActivity:
     """What happens at a cluster without our doing: local users come and go, nodes fail and are repaired.
 
     ``changed`` is called whenever the processors out of our reach have changed; ``evict`` must end a managed job that

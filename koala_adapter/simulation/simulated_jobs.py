@@ -86,5 +86,4 @@ class Outcome:
     shrink_messages: int = 0
     failed_claims: int = 0
     """Placements for which processors turned out to be taken by local users."""
-    decisions: int = 0
     ended_at: float = 0.0

@@ -36,7 +36,7 @@ RUN = (600.0, 1800.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StagedJob:
     """A job of the workload, the same for each policy."""
 
     at: float
@@ -70,7 +70,7 @@ class Work:
         )
 
 
-def workload(seed: int, *, jobs: int, interval: float, start: float) -> list[Work]:
+def workload(seed: int, *, jobs: int, interval: float, start: float) -> list[StagedJob]:
     """Return the jobs of one repetition: Poisson arrivals ``interval`` seconds apart on average, from ``start`` on."""
     chance = random.Random(f"{seed}/jobs")
     files = [
@@ -82,7 +82,7 @@ def workload(seed: int, *, jobs: int, interval: float, start: float) -> list[Wor
         at += chance.expovariate(1.0 / interval)
         size = chance.choice(SIZES)
         counts = [count for count in COMPONENTS if size // count <= LARGEST_COMPONENT]
-        made.append(Work(at, size, chance.choice(counts), chance.uniform(*RUN), chance.choice(files)))
+        made.append(StagedJob(at, size, chance.choice(counts), chance.uniform(*RUN), chance.choice(files)))
     return made
 
 

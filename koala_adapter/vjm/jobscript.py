@@ -11,10 +11,9 @@ import json
 import re
 import shlex
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from importlib import resources
 
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.vjm.agentfile import agent_file
 
 END_OF_AGENT = "END_OF_KOALA_AGENT"
 
@@ -140,19 +139,13 @@ def render_job_script(
         start=_START.format(probe=_PROBE),
         end=END_OF_AGENT,
         configuration=json.dumps(configuration),
-        agent=agent_source(),
+        agent=agent_file(),
     )
 
 
 def _words(batch: str, array_index_variable: str | None, directory: str) -> str:
     index = "1" if array_index_variable is None else f"${{{array_index_variable}:-1}}"
     return _WORDS.format(index=index, batch=shlex.quote(batch), directory=shlex.quote(directory))
-
-
-@cache
-def agent_source() -> str:
-    """Return the text of the agent."""
-    return resources.files(__package__).joinpath("agent.py").read_text(encoding="utf-8").rstrip("\n")
 
 
 def _check(agent: AgentConfig) -> None:

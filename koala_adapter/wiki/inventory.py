@@ -17,7 +17,7 @@ from koala_adapter.wiki.codec.listings import Prepared
 from koala_adapter.wiki.codec.records import build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat
 from koala_adapter.wiki.naming import node_names
-from koala_adapter.wiki.recordbuilder import ACTIVE, MOST_CLASSES, WAITING, Vocabulary, job_record, node_record
+from koala_adapter.wiki.recordbuilder import ACTIVE, MOST_CLASSES, WAITING, ReportingRules, job_record, node_record
 from koala_adapter.wiki.tasklists import host_counts, next_task_list
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Promise:
 class Inventory:
     """Nodes and jobs of all sources of one server."""
 
-    def __init__(self, words: Vocabulary, *, retention: float) -> None:
+    def __init__(self, words: ReportingRules, *, retention: float) -> None:
         """``retention``: seconds that the end of a job is reported, at least."""
         self.words = words
         self.hosts = HostFormat.PLAIN

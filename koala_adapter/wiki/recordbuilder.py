@@ -33,7 +33,7 @@ WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
+class ReportingRules:
     """How this server reports."""
 
     dialect: Dialect
@@ -66,7 +66,7 @@ def node_word(node: Node, used: int, dialect: Dialect) -> NodeWord:
 
 
 def node_record(
-    name: str, cluster: str, node: Node, *, used: int, hidden: int, words: Vocabulary, changed_at: int
+    name: str, cluster: str, node: Node, *, used: int, hidden: int, words: ReportingRules, changed_at: int
 ) -> NodeRecord:
     """Return the record of a node; ``hidden``: processors used by nobody whose job is listed."""
     free = max(0, node.processors - used)
@@ -90,7 +90,7 @@ def node_record(
     )
 
 
-def job_word(job: LrmJob, words: Vocabulary) -> JobWord:
+def job_word(job: LrmJob, words: ReportingRules) -> JobWord:
     """Return the state of a job in a word that Maui knows."""
     match job.state:
         case LrmJobState.STARTING:
@@ -110,7 +110,7 @@ def job_word(job: LrmJob, words: Vocabulary) -> JobWord:
 
 
 def job_record(
-    job: LrmJob, *, names: Mapping[str, str], tasks: Sequence[str], words: Vocabulary, changed_at: int
+    job: LrmJob, *, names: Mapping[str, str], tasks: Sequence[str], words: ReportingRules, changed_at: int
 ) -> JobRecord:
     """Return the record of a job. ``names``: nodes on the wire; ``tasks``: one host for each task, as wanted there."""
     word = job_word(job, words)

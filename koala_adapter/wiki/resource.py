@@ -19,7 +19,7 @@ from koala_adapter.wiki.codec.words import Dialect, Event, HostFormat, Status
 from koala_adapter.wiki.freshinventory import Readings
 from koala_adapter.wiki.inventory import Inventory
 from koala_adapter.wiki.notifier import Notifier
-from koala_adapter.wiki.recordbuilder import Vocabulary
+from koala_adapter.wiki.recordbuilder import ReportingRules
 from koala_adapter.wiki.startchecks import estimate_start
 from koala_adapter.wiki.verbs import Verbs, refusing
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.codec.listings import Prepared
     from koala_adapter.wiki.codec.requests import Request
     from koala_adapter.wiki.options import ServerOptions
-    from koala_adapter.wiki.runningjobsfile import Memory
+    from koala_adapter.wiki.runningjobsfile import RunningJobsFile
     from koala_adapter.wiki.sources import Source
 
 NUL = b"\0"
@@ -52,7 +52,7 @@ class WikiResource:
         *,
         clock: Callable[[], float],
         steady: Callable[[], float] | None = None,
-        memory: Memory | None = None,
+        memory: RunningJobsFile | None = None,
     ) -> None:
         """``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE.
 
@@ -64,7 +64,7 @@ class WikiResource:
         self._source = source
         self._key = key
         self._clock = clock
-        words = Vocabulary(dialect=options.dialect, user_holds=options.user_holds, partitioned=source.partitioned)
+        words = ReportingRules(dialect=options.dialect, user_holds=options.user_holds, partitioned=source.partitioned)
         self.inventory = Inventory(words, retention=options.retention)
         self._memory = memory
         if memory is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Memory:
+class RunningJobsFile:
     """The running jobs of one server, in one file of mode 0600."""
 
     def __init__(self, path: Path) -> None:

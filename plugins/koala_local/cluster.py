@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's heart: the jobs of one local cluster, what may be done to them, and what their processes do to them."""
+"""The jobs of one local cluster, in its daemon: what may be done to them, and how their processes start and end."""
 
 from __future__ import annotations
 

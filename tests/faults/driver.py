@@ -17,7 +17,7 @@ from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
 from koala_adapter.plugin.attribution import possibly_ours
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
-from koala_adapter.service.listingjudge import ListingJudge, Look
+from koala_adapter.service.listingjudge import ClusterObservation, ListingJudge
 from koala_adapter.service.reconciliation import processors_held
 from tests.faults.agents import TO_CENTER, Connection, SimulatedAgent, Task
 from tests.faults.effector import SimulatedEffector
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from tests.faults.lrm import SimulatedLrm
 
 POLL_INTERVAL = 15.0
+SNAPSHOT_INTERVAL = 90
+"""Events between two snapshots: some in each schedule."""
 REPEATABLE = (
     ev.BatchSubmitted
     | ev.BatchRejected
@@ -124,19 +126,24 @@ class SimulatedService:
 
     @property
     def sound(self) -> bool:
-        """Tell whether its state is whole: it lives, and nothing waits for the journal."""
-        return self.up and not self._loop.trouble
+        """Tell whether its state is whole: it lives, and no event waits."""
+        return self.up and not self._loop.holding
 
     @property
     def at_work(self) -> bool:
-        """Tell whether it answers."""
-        return self.sound and self.clock.now >= self._stalled_until
+        """Tell whether it answers: also while a snapshot is being written."""
+        return self.up and not self._loop.trouble and self.clock.now >= self._stalled_until
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def _new_loop(self) -> EventLoop:
         return EventLoop(
-            rebuilt(self.store, self.defects.make), self.store, self.effector, self, make=self.defects.make
+            rebuilt(self.store, self.defects.make),
+            self.store,
+            self.effector,
+            self,
+            make=self.defects.make,
+            snapshot_interval=SNAPSHOT_INTERVAL,
         )
 
     def _begin(self) -> None:
@@ -244,7 +251,7 @@ class SimulatedService:
         self.faults.doom(event)
         self._guarded(lambda: self._loop.enter(event))
 
-    def _guarded(self, action: Callable[[], None]) -> None:
+    def _guarded(self, action: Callable[[], object]) -> None:
         try:
             action()
         except Killed:
@@ -252,17 +259,15 @@ class SimulatedService:
             self.clock.after(self.faults.chance.uniform(0.0, 60.0), self.restart)
 
     def handled(self, event: ev.Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         if isinstance(event, ev.PlaceholderEnded) and event.placeholder in self.connected:
             agent = self.connected[event.placeholder]
             if agent.connection is not None:
                 agent.connection.send(0, agent.finish)
-        if self.faults.hit(0.01):
-            self.store.snapshot(self.state, len(self.store.events))
 
     def settled(self) -> None:
-        """See Owner."""
-        wakeup = None if self._loop.trouble else self._loop.scheduler.next_wakeup
+        """See LoopOwner."""
+        wakeup = None if self._loop.holding else self._loop.scheduler.next_wakeup
         if wakeup is not None and (self._wakeup is None or wakeup < self._wakeup):
             self._wakeup = wakeup
             self.later(max(0.0, wakeup - self.now), self._wake)
@@ -272,11 +277,20 @@ class SimulatedService:
         self.post(ev.TimeReached(time=self.now))
 
     def halted(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         assert self.store.full
 
+    def snapshot_begun(self) -> None:
+        """See LoopOwner: other things happen between two groups of it."""
+        self.later(self.faults.chance.uniform(0.0, 0.5), self._write_snapshot_group)
+
+    def _write_snapshot_group(self) -> None:
+        self._guarded(self._loop.write_snapshot_group)
+        if self.up and self._loop.in_snapshot:
+            self.snapshot_begun()
+
     def state_rebuilt(self) -> None:
-        """See Owner: as the service does."""
+        """See LoopOwner: as the service does."""
         self.rebuilt_often += 1
         self._disconnecting = True
         for agent in list(self.connected.values()):
@@ -285,7 +299,7 @@ class SimulatedService:
         self._doubt("an event was set aside")
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         raise AssertionError(error)
 
     # ---- agents ----------------------------------------------------------------------------------------------------
@@ -347,7 +361,7 @@ class SimulatedService:
         self.later(POLL_INTERVAL, partial(self._poll, name))
         lrm = self.lrms[name]
         if not lrm.up:
-            if not self._loop.trouble and (event := self.judges[name].failed(self.state, "no answer", now=self.now)):
+            if not self._loop.holding and (event := self.judges[name].failed(self.state, "no answer", now=self.now)):
                 self.post(event)
             return
         listing = possibly_ours(lrm.listing(self.prefix), user=self.user, name_prefix=self.prefix)
@@ -363,9 +377,11 @@ class SimulatedService:
         self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, listing, counts, read_at))
 
     def _read(self, name: ClusterName, listing: tuple[LrmJob, ...], counts: tuple[int, int], read_at: float) -> None:
-        if self._loop.trouble:
+        if self._loop.holding:
             return
-        look = Look(read_at=read_at, processors=counts[0], idle=counts[1], ours=processors_held(listing), jobs=listing)
+        look = ClusterObservation(
+            read_at=read_at, processors=counts[0], idle=counts[1], ours=processors_held(listing), jobs=listing
+        )
         judgement = self.judges[name].judge(
             self.state, look, now=self.now, in_contact=lambda id_: id_ in self.connected
         )

@@ -172,10 +172,10 @@ class SimulatedEffector:
         """See Effector."""
         self._applications.told(action)
 
-    def withdraw_offer(self, action: act.OfferWithdrawn) -> None:
+    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """See Effector: these applications did not count on it."""
 
-    def grant_processors(self, action: act.ProcessorsGranted) -> None:
+    def grant_processors(self, action: act.GrantProcessors) -> None:
         """See Effector: these applications take what comes."""
 
     def stir(self) -> None:
@@ -211,10 +211,10 @@ class SimulatedEffector:
 
     # ---- outcomes --------------------------------------------------------------------------------------------------
 
-    def job_finished(self, action: act.JobFinished) -> None:
+    def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
 
-    def outcome_corrected(self, action: act.OutcomeCorrected) -> None:
+    def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""
         assert self._service.outcomes[action.job_id], "corrected before it was told"

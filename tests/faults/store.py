@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import State
 
 
+GROUPS = 3
+"""Pauses in the writing of a snapshot."""
+
+
 class Killed(BaseException):
     """The process that wrote to the journal is gone."""
 
@@ -60,9 +64,15 @@ class FaultyStore(MemoryStore):
         self._write()
         self._moment()
 
-    def snapshot(self, state: State, number: int) -> None:
+    def snapshot_in_groups(self, state: State, number: int) -> Generator[None, None, None]:
         """See WritableStore."""
-        self.snapshots.append((number, copied(state)))
+        begun = copied(state)
+        for _ in range(GROUPS):
+            self._write()
+            self._moment()
+            yield
+        assert state == begun, "the state has changed while a snapshot of it was being written"
+        self.snapshots.append((number, begun))
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:
         """See EventStore."""

@@ -32,6 +32,10 @@ INDEX_VARIABLE = "TEST_ARRAY_INDEX"
 ID_VARIABLE = "TEST_JOB_ID"
 
 
+LIVENESS = 90.0
+"""Seconds within which what is expected must have happened; generous, for other tests run on the same processors."""
+
+
 def placeholder(index: int = 1) -> PlaceholderId:
     """Return the identity of a placeholder of the test batch."""
     return PlaceholderId(batch=BATCH, index=index)
@@ -78,7 +82,7 @@ class Site:
 
     async def wait_for(self, kind: type[E], where: Callable[[E], bool] = lambda _: True, *, after: int = 0) -> E:
         """Return the first event of a kind, as soon as there is one; those before number ``after`` do not count."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(LIVENESS):
             while True:
                 for event in self.events[after:]:
                     if isinstance(event, kind) and where(event):
@@ -87,7 +91,7 @@ class Site:
 
     async def wait_for_output(self, task: str, expected: bytes) -> None:
         """Wait until exactly this has arrived of a task's standard output."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(LIVENESS):
             while self.output(task) != expected:  # noqa: ASYNC110 - another process's doing, of which no event tells
                 await anyio.sleep(0.02)
 
@@ -139,7 +143,7 @@ class Site:
 
     async def ended(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
         """Return exit status and stderr of an agent when it has ended."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(LIVENESS):
             _, errors = await anyio.to_thread.run_sync(process.communicate)
         return process.returncode, errors.decode()
 

@@ -15,7 +15,7 @@ from koala_adapter.service.results import Results, read_ledger
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.vjm.agentevents import AgentRegistered, AgentTaskEnded, AgentTaskStarted
 from koala_adapter.vjm.channel import Launch, LaunchFile
-from tests.real.agents import Site, placeholder
+from tests.real.agents import LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ class Deliveries:
 
     async def said(self, task: str = "0") -> TaskFiles:
         """Return what the agent said of the files when all were there."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(LIVENESS):
             while f"c1/{task}" not in (said := read_ledger(self.job)):  # noqa: ASYNC110 - told by no event
                 await anyio.sleep(0.02)
         return said[f"c1/{task}"]
@@ -220,7 +220,7 @@ def size_of(directory: Path) -> int:
 
 async def some_arrived(deliveries: Deliveries, size: int) -> None:
     """Wait until so many bytes are there."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(LIVENESS):
         while size_of(deliveries.job) < size:  # noqa: ASYNC110 - files, of which no event tells
             await anyio.sleep(0.01)
 

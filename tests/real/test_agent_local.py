@@ -441,7 +441,9 @@ async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
         text = "setsid sleep 61241 >/dev/null 2>&1 & env -i sleep 61241 & echo started; wait"
         site.center.launch(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"started\n")
-        assert len(processes_with("sleep\x0061241", site)) == 2
+        with anyio.fail_after(60):
+            while len(processes_with("sleep\x0061241", site)) < 2:  # noqa: ASYNC110 - started is not yet executed
+                await anyio.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
         await site.wait_for(AgentDisconnected)
         with anyio.fail_after(60):

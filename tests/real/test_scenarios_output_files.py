@@ -24,13 +24,21 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
 
 MIB = 1024 * 1024
-LARGE = 30 * MIB
-WRITE = f"""\
+LARGE = 10 * MIB
+LONG_UNDER_WAY = 30 * MIB
+"""Of each of four ranks: enough for the service to be killed twice before all is there."""
+
+
+def writing(large: int = LARGE) -> str:
+    """Return the piece of shell with which a rank leaves four files, one of them large."""
+    return f"""\
 mkdir -p logs; echo "rank $KOALA_RANK" >result-$KOALA_RANK; echo log >logs/$KOALA_RANK.txt; echo x >scratch
 python3 -c 'import hashlib, os
 block = hashlib.sha512(os.environ["KOALA_RANK"].encode()).digest() * 1024
-open("large.bin", "wb").writelines(block for _ in range({LARGE} // len(block)))'
+open("large.bin", "wb").writelines(block for _ in range({large} // len(block)))'
 """
+
+
 WANTED = ["result-*", "logs", "*.bin"]
 
 
@@ -47,11 +55,11 @@ def shown(path: Path) -> str:
     return data.decode() if len(data) < MIB else hashlib.sha256(data).hexdigest()
 
 
-def expected(rank: int) -> dict[str, str]:
-    """Return what a rank that ran WRITE must have left."""
+def expected(rank: int, large: int = LARGE) -> dict[str, str]:
+    """Return what a rank must have left that wrote as ``writing`` says."""
     block = hashlib.sha512(str(rank).encode()).digest() * 1024
-    large = hashlib.sha256(block * (LARGE // len(block))).hexdigest()
-    return {"large.bin": large, f"logs/{rank}.txt": "log\n", f"result-{rank}": f"rank {rank}\n"}
+    digest = hashlib.sha256(block * (large // len(block))).hexdigest()
+    return {"large.bin": digest, f"logs/{rank}.txt": "log\n", f"result-{rank}": f"rank {rank}\n"}
 
 
 def two_of_each(traces: Traces, text: str) -> list[str]:
@@ -66,11 +74,11 @@ def test_files_of_all_ranks_arrive(
     """All are there, whole, when `koala run` returns, and it says where; nothing else is."""
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    done = user.run("run", str(user.job_file(*two_of_each(traces, WRITE), launcher=launcher)))
+    done = user.run("run", str(user.job_file(*two_of_each(traces, writing()), launcher=launcher)))
     assert done.code == 0, done.stderr
     for rank in range(4):
         assert results(user, "1", f"c{1 + rank // 2}", rank % 2) == expected(rank)
-    assert f"12 files of the ranks (120 MiB) in {user.state}/jobs/1/COMPONENT/RANK" in done.stderr
+    assert f"12 files of the ranks (40 MiB) in {user.state}/jobs/1/COMPONENT/RANK" in done.stderr
     assert "left in the ranks' directories" not in done.stderr
     files = user.run("status", "--json", "1").json["files"]
     assert (files["arrived"], files["refused"], files["left"], files["awaited"]) == (12, 0, 0, 0)
@@ -84,7 +92,7 @@ def test_files_of_failing_ranks_survive_a_killed_service(
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
     end = 'touch ready; if [ "$KOALA_RANK" = 0 ]; then sleep 3; exit 7; fi; exec sleep 600'
-    job = user.submit(user.job_file(*two_of_each(traces, WRITE + end)))
+    job = user.submit(user.job_file(*two_of_each(traces, writing(LONG_UNDER_WAY) + end)))
     directory = user.state / "jobs" / job
 
     def size() -> int:
@@ -96,14 +104,14 @@ def test_files_of_failing_ranks_survive_a_killed_service(
     for least in (MIB, 40 * MIB):
         wait_for_size(least)
         user.kill()
-        assert size() < 4 * LARGE
+        assert size() < 4 * LONG_UNDER_WAY
         user.serve()
     report = user.wait_over(job)
     assert report.outcome is not None
     assert (report.state, report.outcome.exit_code) == (JobState.FAILED, 7)
     assert (report.files.awaited, report.files.refused) == (0, 0), report.files
     for rank in range(4):
-        assert results(user, job, f"c{1 + rank // 2}", rank % 2) == expected(rank)
+        assert results(user, job, f"c{1 + rank // 2}", rank % 2) == expected(rank, LONG_UNDER_WAY)
     assert not list(directory.glob("*/*.partial"))
     traces.expect_none()
 
@@ -112,7 +120,7 @@ def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster,
     """At the walltime, after a cancellation, and killed by a signal: the same files are there."""
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    stay = WRITE + "exec sleep 600"
+    stay = writing() + "exec sleep 600"
     done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, stay), walltime=8)))
     assert done.code == EXIT_WALLTIME
     assert done.json["files"]["arrived"] == 12
@@ -132,7 +140,7 @@ def test_files_of_ranks_that_are_ended(new_user: NewUser, slurm_a: SlurmCluster,
     assert report.outcome is not None
     assert report.outcome.exit_code == EXIT_CANCELLED
     assert (report.files.arrived, report.files.awaited) == (12, 0)
-    done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, WRITE + "sleep 1; kill -9 $$"))))
+    done = user.run("run", "--json", str(user.job_file(*two_of_each(traces, writing() + "sleep 1; kill -9 $$"))))
     assert done.code == 137
     assert done.json["files"]["arrived"] == 12
     for name in ("1", job, done.json["id"]):

@@ -190,8 +190,7 @@ class KoalaUser:
         """Cancel whatever is unfinished, stop the service, and insist that it never met anything unexpected."""
         try:
             if self.service is not None and self.service.poll() is None:
-                for id_ in [one["id"] for one in self.run("status", "--json").json if one["outcome"] is None]:
-                    self.run("cancel", "--no-wait", id_)
+                self._cancel_all()
                 self.stop()
         finally:
             if self.service is not None:
@@ -200,6 +199,11 @@ class KoalaUser:
         log = self.log.read_text(errors="replace") if self.log.exists() else ""
         if any(sign in log for sign in ("Traceback", "failed on an event", "a defect of koala")):
             raise SystemFailedError(f"the service met an error of its own\n{log}")
+
+    def _cancel_all(self) -> None:
+        with self._as_account():
+            for id_ in [report.id for report in self.client.jobs() if report.outcome is None]:
+                self.client.cancel(id_)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +218,6 @@ class KoalaUser:
             "LOGNAME": account.pw_name,
             "KOALA_SITE": str(self.site),
             "KOALA_STATE": str(self.state),
-            "PYTHONDONTWRITEBYTECODE": "1",
             **({} if self.account else {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}),
         }
 

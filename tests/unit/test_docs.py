@@ -257,3 +257,13 @@ def test_every_room_is_described() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = [path.parent.name for path in (ROOT / "koala_adapter").glob("*/__init__.py")]
     assert [room for room in rooms if f"| `{room}/`" not in page and f", `{room}/`" not in page] == []
+
+
+def test_the_architecture_names_modules_that_exist() -> None:
+    """A module that was renamed or removed is not described any more."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = [ROOT / name for name in ("koala_adapter", "plugins", "tests", "benchmarks", "examples")]
+    known = [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.py")]
+    named = re.findall(r"`([\w/]+\.py)`", page)
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in known)] == []
+    assert len(named) > 20

@@ -56,7 +56,7 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
         return
     record = context.state.jobs[gone[0].job_id]
     claim = next((one for one in record.claims if gone[0].id in one.placeholders), None)
-    record.take_back({placeholder.id for placeholder in gone})
+    record.unclaim({placeholder.id for placeholder in gone})
     for placeholder in gone:
         forget_placeholder(context, placeholder)
     if record.state is not JobState.CLAIMING:

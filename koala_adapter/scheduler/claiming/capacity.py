@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.placement.policy import ClusterView
 
 
-class Rooms:
+class Capacity:
     """Views of the clusters that have room, kept true while jobs are placed."""
 
     def __init__(self, context: Context) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claiming without reservation: turning placements into submitted placeholders, and a full hand into a launch.
+"""Claiming without reservation: placements become submitted placeholders, and a complete claim a launch.
 
 KOALA's incremental claiming policy, ICP (PAPERS section 1.1), with the virtual jobs of VJM (PAPERS section 2):
 placeholders go to every chosen cluster; when all are held the job starts. Only the components whose claim failed are
 placed again (:func:`retake`), and a job of higher priority goes first: it is placed before anything is claimed again
-for another, what is kept for it is not touched, and what comes free goes to it (``reorganization.give_way``).
+for another, what is kept for it is not touched, and what comes free goes to it (``reorganization.yield_to_priority``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.actions import LaunchJob, Rank
-from koala_adapter.scheduler.claiming.capacity import Rooms, less
+from koala_adapter.scheduler.claiming.capacity import Capacity, less
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, join_pieces, setback
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.submitting import submit_batch
@@ -37,28 +37,28 @@ def scan_queue(context: Context, *, above: int | None = None) -> None:
     state = context.state
     if above is not None and state.jobs[context.queue.first(1)[0]].job.priority <= above:
         return
-    rooms = Rooms(context)
+    capacity = Capacity(context)
     guarded, kept = state.guarded, dict(state.kept_room)
     guard_position = None if guarded is None else position_of(state.jobs[guarded])
     hopeless: set[Lane] = set()
 
     def may_fit(lane: Lane) -> bool:
-        return lane not in hopeless and rooms.may_hold(lane)
+        return lane not in hopeless and capacity.may_hold(lane)
 
-    for position, job_id in context.queue.scan(may_fit, most=rooms.total):
+    for position, job_id in context.queue.scan(may_fit, most=capacity.total):
         record = state.jobs[job_id]
         if above is not None and record.job.priority <= above:
             break
         if guard_position is not None and position > guard_position:
             guard_position = None
-            rooms.keep(kept if state.guarded == guarded else {})
+            capacity.keep(kept if state.guarded == guarded else {})
             if not may_fit(context.queue.lane_of(record)):
                 continue
-        result = place(context, record, rooms.views)
+        result = place(context, record, capacity.views)
         if isinstance(result, Placed):
             leave_queue(context, record)
             claim_placement(context, record, result)
-            rooms.refresh({placed.cluster for placed in result.components})
+            capacity.refresh({placed.cluster for placed in result.components})
         else:
             hopeless.add(context.queue.lane_of(record))
 
@@ -179,7 +179,7 @@ def check_complete(context: Context, record: JobRecord) -> None:
 
 def _drain(context: Context, record: JobRecord, short: list[PlaceholderRecord]) -> None:
     """Hand back placeholders whose remaining walltime is too short for the job (walltime drain)."""
-    record.take_back({placeholder.id for placeholder in short})
+    record.unclaim({placeholder.id for placeholder in short})
     for placeholder in short:
         end_placeholder(context, placeholder)
     setback(context, record, f"{len(short)} held processors had less walltime left than the job needs")

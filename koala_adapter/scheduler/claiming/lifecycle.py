@@ -134,7 +134,7 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
         cluster.pause_reason = f"{cluster.missing_in_a_row} placeholders in a row started but never reported"
         context.timetable.for_cluster(cluster, cluster.paused_until)
     record = state.jobs[placeholder.job_id]
-    record.take_back({placeholder.id})
+    record.unclaim({placeholder.id})
     end_placeholder(context, placeholder, force=True)
     setback(context, record, f"MISSING: {detail}")
     context.effects.add(

@@ -158,10 +158,6 @@ class PlacementQueue:
         lanes = heapq.nsmallest(count, self._lanes.values(), key=itemgetter(0))
         return [job_id for _, job_id in islice(heapq.merge(*lanes), count)]
 
-    def ordered(self) -> list[JobId]:
-        """Return all waiting jobs in queue order."""
-        return self.first(len(self._entries))
-
     def place_in_order(self, job_id: JobId) -> int | None:
         """Return the 1-based place of a job in queue order; None when it does not wait here."""
         found = self._entries.get(job_id)

@@ -25,7 +25,7 @@ from koala_adapter.model import PlaceholderId
 from koala_adapter.scheduler.claiming.claims import check_complete
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, setback, start_life
 from koala_adapter.scheduler.claiming.queue import position_of
-from koala_adapter.scheduler.claiming.reuse import hand_on
+from koala_adapter.scheduler.claiming.reuse import reassign_to_waiting
 from koala_adapter.scheduler.jitter import grace
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.timers import TimerKind
@@ -57,7 +57,7 @@ def life_timer(context: Context, record: JobRecord) -> None:
     if not over:
         return  # given away, or lost already and counted then
     back = _backfilled(context, record, over) if context.state.parameters.reorganize else over
-    record.take_back({placeholder.id for placeholder in back})
+    record.unclaim({placeholder.id for placeholder in back})
     for placeholder in back:
         end_placeholder(context, placeholder)
     record.hand_backs += 1
@@ -88,10 +88,10 @@ def _backfilled(context: Context, giver: JobRecord, over: list[PlaceholderRecord
         return over
     held = [placeholder for placeholder in over if placeholder.held]
     rest = [placeholder for placeholder in over if not placeholder.held]
-    return [*rest, *hand_on(context, giver, held)]
+    return [*rest, *reassign_to_waiting(context, giver, held)]
 
 
-def give_way(context: Context, placeholder: PlaceholderRecord) -> None:
+def yield_to_priority(context: Context, placeholder: PlaceholderRecord) -> None:
     """Let a job of higher priority go first: give it a placeholder just held if it waits for that cluster, too.
 
     KOALA's claiming policy (PAPERS section 1.1) asks for that; an LRM's queue knows nothing of our priorities.
@@ -106,7 +106,9 @@ def give_way(context: Context, placeholder: PlaceholderRecord) -> None:
         _exchange(context, placeholder, first)
 
 
-def hand_to_claiming(context: Context, giver: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
+def reassign_to_claiming(
+    context: Context, giver: JobRecord, spares: list[PlaceholderRecord]
+) -> list[PlaceholderRecord]:
     """Give what a completed job held to jobs of its user that start with it; return what nobody took.
 
     The takers' pending placeholders are ended: the giver needs no processors any more.
@@ -116,8 +118,8 @@ def hand_to_claiming(context: Context, giver: JobRecord, spares: list[Placeholde
         for held, pending in pairs:
             del left[held.id]
             _replace_in_claims(taker, pending.id, held.id)
-            giver.take_back({held.id})
-            context.ledger.hand_over(held, taker, pending.component)
+            giver.unclaim({held.id})
+            context.ledger.reassign(held, taker, pending.component)
             end_placeholder(context, pending)
         check_complete(context, taker)
     return list(left.values())

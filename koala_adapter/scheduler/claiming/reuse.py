@@ -30,7 +30,7 @@ LOOK = 100
 """How many waiting jobs are looked at, at most, when placeholders can be handed on."""
 
 
-def hand_on(context: Context, giver: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
+def reassign_to_waiting(context: Context, giver: JobRecord, spares: list[PlaceholderRecord]) -> list[PlaceholderRecord]:
     """Give held processors to jobs of the queue that fit into them entirely; return what is left.
 
     No new queueing in any LRM: a placeholder can be handed from one job to another of the same user (DESIGN section 6).
@@ -56,7 +56,7 @@ def hand_on(context: Context, giver: JobRecord, spares: list[PlaceholderRecord])
         fit = _fit(context, taker, {n: some for n, some in free.items() if not (behind and n in barred)})
         if fit is not None:
             leave_queue(context, taker)
-            _hand_to(context, taker, fit, free)
+            _start_with(context, taker, fit, free)
             sizes = _sizes(free)
     left = {placeholder.id for some in free.values() for placeholder in some}
     return [p for p in spares if p.job_id == giver.job.id or p.id in left]
@@ -69,11 +69,11 @@ def _sizes(free: Free) -> dict[ClusterName, int]:
     return sizes
 
 
-def _hand_to(context: Context, taker: JobRecord, fit: Fit, free: Free) -> None:
+def _start_with(context: Context, taker: JobRecord, fit: Fit, free: Free) -> None:
     context.ledger.move_job(taker, JobState.CLAIMING)
     taker.last_trouble = ""
     for claim, chosen in fit:
-        _adopt(context, taker, claim, chosen)
+        _reassign_to(context, taker, claim, chosen)
         given = {placeholder.id for placeholder in chosen}
         free[claim.cluster or chosen[0].cluster] = [p for p in free[chosen[0].cluster] if p.id not in given]
     check_complete(context, taker)
@@ -100,9 +100,9 @@ def _fit(context: Context, record: JobRecord, free: Free) -> Fit | None:
     return fit
 
 
-def _adopt(context: Context, record: JobRecord, claim: Claim, chosen: list[PlaceholderRecord]) -> None:
+def _reassign_to(context: Context, record: JobRecord, claim: Claim, chosen: list[PlaceholderRecord]) -> None:
     claim.cluster, claim.processors = chosen[0].cluster, len(chosen)
     claim.placeholders = [placeholder.id for placeholder in chosen]
-    context.state.jobs[chosen[0].job_id].take_back(set(claim.placeholders))
+    context.state.jobs[chosen[0].job_id].unclaim(set(claim.placeholders))
     for placeholder in chosen:
-        context.ledger.hand_over(placeholder, record, claim.component)
+        context.ledger.reassign(placeholder, record, claim.component)

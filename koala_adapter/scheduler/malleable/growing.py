@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
-from koala_adapter.scheduler.actions import OfferWithdrawn, Rank, TakeProcessors
+from koala_adapter.scheduler.actions import Rank, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
 from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.context import closed_reason
-from koala_adapter.scheduler.malleable.steps import cluster_of, give_up_at
+from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def gather(context: Context, record: JobRecord, number: int, change: Change, cou
     name = cluster.parameters.name
     change.stubs = submit_batch(context, record, claim.component, name, count, seconds, stub=True)
     context.ledger.begin_change(claim, change, ChangePhase.GATHERING, accepted=count)
-    give_up_at(context, record, change, parameters.placeholder_life)
+    abandon_after(context, record, change, parameters.placeholder_life)
     context.roster.update(record)
     return True
 
@@ -141,7 +141,7 @@ def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> N
     change = claim.change
     if change is None:
         return
-    give_back_stubs(context, change)
+    return_stubs(context, change)
     context.ledger.end_change(claim)
     context.roster.update(record)
     context.scan_wanted = True
@@ -154,13 +154,13 @@ def announce_withdrawal(context: Context, record: JobRecord, number: int, change
     cluster = cluster_of(context, record, number).parameters.name
     record.last_trouble = f"{change.accepted or change.processors} more processors on {cluster}: {reason}"
     context.effects.add(
-        OfferWithdrawn(
+        WithdrawOffer(
             job_id=record.job.id, component=claim.component, cluster=cluster, number=change.number, reason=reason
         )
     )
 
 
-def give_back_stubs(context: Context, change: Change) -> None:
+def return_stubs(context: Context, change: Change) -> None:
     """End what was gathered."""
     if change.phase is not ChangePhase.GATHERING:
         return

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
-from koala_adapter.scheduler.actions import ProcessorsGranted
+from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, Promise
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.growing import gather
 from koala_adapter.scheduler.malleable.offers import take_answer, unreserve
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.malleable.steps import cluster_of, give_up_at, new_change, start_step
+from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, new_change, start_step
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.roster import bounds
 
@@ -62,7 +62,7 @@ def _grant_or_promise(
         return
     context.ledger.begin_change(record.claims[number], change, ChangePhase.PROMISED)
     cluster.promises.append(Promise(record.job.id, number))
-    give_up_at(context, record, change, context.state.parameters.placeholder_life)
+    abandon_after(context, record, change, context.state.parameters.placeholder_life)
     context.roster.update(record)
     keep_promises(context, cluster)
 
@@ -77,10 +77,10 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
             cluster.promises.pop(0)
             continue
         promised = _promised(context, cluster)  # later promises wait for this one
-        context.ledger.set_aside(cluster, -promised)
+        context.ledger.reserve(cluster, -promised)
         free = _free(context, cluster)
         lacking = change.processors - min(cluster.room, cluster.load_free) - cluster.ending
-        context.ledger.set_aside(cluster, promised)
+        context.ledger.reserve(cluster, promised)
         if free < change.processors and not change.shrunk_others:
             change.shrunk_others = True
             if 0 < lacking <= context.roster.on(cluster.parameters.name).spare:
@@ -92,10 +92,10 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
         unreserve(context, record, promise.claim, change)
         context.ledger.end_change(record.claims[promise.claim])
         granted = min(free, change.processors)
-        context.ledger.set_aside(cluster, -(left := promised - change.processors))
+        context.ledger.reserve(cluster, -(left := promised - change.processors))
         short = "" if granted == change.processors else "the others could not give more"
         _grant(context, record, promise.claim, change, granted, short)
-        context.ledger.set_aside(cluster, left)
+        context.ledger.reserve(cluster, left)
 
 
 def _grant(  # noqa: PLR0917 - what is granted to whom
@@ -111,7 +111,7 @@ def _answer(  # noqa: PLR0917 - likewise
     context: Context, record: JobRecord, number: int, change: Change, granted: int, short: str
 ) -> None:
     context.effects.add(
-        ProcessorsGranted(
+        GrantProcessors(
             job_id=record.job.id,
             component=record.claims[number].component,
             request=record.claims[number].last_request,

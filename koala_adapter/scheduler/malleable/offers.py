@@ -9,8 +9,8 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.growing import (
     announce_withdrawal,
     gather,
-    give_back_stubs,
     pause_growth,
+    return_stubs,
     withdraw,
 )
 from koala_adapter.scheduler.malleable.shrinking import await_release, release_over
@@ -60,7 +60,7 @@ def drop_changes(context: Context, record: JobRecord) -> None:
             continue
         context.ledger.end_change(claim)
         unreserve(context, record, number, change)
-        give_back_stubs(context, change)
+        return_stubs(context, change)
         freed = change.done + claim.processors if change.processors < 0 else 0
         settle(context, record, number, change, -freed)
 

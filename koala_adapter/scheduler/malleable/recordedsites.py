@@ -137,10 +137,10 @@ class RecordedSites:
         """Scan the placement queue, with the room of ``kept`` left out."""
         rooms = [(cluster, max(0, cluster.room)) for cluster in kept]
         for cluster, room in rooms:
-            self._context.ledger.set_aside(cluster, room)
+            self._context.ledger.reserve(cluster, room)
         scan_queue(self._context)
         for cluster, room in rooms:
-            self._context.ledger.set_aside(cluster, -room)
+            self._context.ledger.reserve(cluster, -room)
 
     def keep_room(self, needs: Mapping[ClusterName, int]) -> None:
         """Guard the head, unless another job is guarded."""

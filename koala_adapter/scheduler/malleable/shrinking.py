@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
-from koala_adapter.scheduler.malleable.steps import give_up_at, settle
+from koala_adapter.scheduler.malleable.steps import abandon_after, settle
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.roster import bounds
 
@@ -30,7 +30,7 @@ def await_release(context: Context, record: JobRecord, number: int, change: Chan
         settle(context, record, number, change, 0)
         return
     context.ledger.advance_change(claim, ChangePhase.RELEASING, accepted=accepted)
-    give_up_at(context, record, change, context.state.parameters.release_timeout)
+    abandon_after(context, record, change, context.state.parameters.release_timeout)
 
 
 def processors_released(context: Context, event: ev.ProcessorsReleased) -> None:
@@ -66,7 +66,7 @@ def _depart(context: Context, record: JobRecord, number: int, going: list[Placeh
         if rank.placeholder in leaving:
             record.departed.add(rank.rank)
             record.ends.pop(rank.rank, None)
-    record.take_back(leaving)
+    record.unclaim(leaving)
     claim.processors -= len(going)
     state.clusters[placeholders[0].cluster].unwanted = None
     for placeholder in placeholders:

@@ -92,7 +92,7 @@ def settle(context: Context, record: JobRecord, number: int, change: Change, acc
     continue_step(context, cluster)
 
 
-def give_up_at(context: Context, record: JobRecord, change: Change, seconds: float) -> None:
+def abandon_after(context: Context, record: JobRecord, change: Change, seconds: float) -> None:
     """Have a change looked at after a while."""
     context.timetable.for_change(record, change, context.now + max(SHORTEST_PAUSE, seconds))
 
@@ -109,7 +109,7 @@ def _ask(context: Context, member: RunningClaim, amount: int) -> None:
     change = new_change(context, amount, ChangePhase.ASKED)
     change.in_step = True
     context.ledger.begin_change(claim, change, ChangePhase.ASKED)
-    give_up_at(context, record, change, context.state.parameters.answer_timeout)
+    abandon_after(context, record, change, context.state.parameters.answer_timeout)
     kind = OfferProcessors if amount > 0 else RequestProcessors
     context.effects.add(
         kind(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.simulation import experiments
-from koala_adapter.simulation.parallel import Progress, in_parallel, silent
+from koala_adapter.simulation.parallel import ProgressListener, in_parallel, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class Options:
     """Processes to use side by side."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of this experiment by name, all of them: the defaults are filled in."""
-    progress: Progress = silent
+    progress: ProgressListener = silent
 
     @property
     def all_seeds(self) -> range:
@@ -199,7 +199,7 @@ class Experiment:
         seed: int = 0,
         processes: int = 1,
         settings: Mapping[str, str] | None = None,
-        progress: Progress = silent,
+        progress: ProgressListener = silent,
     ) -> Options:
         """Return options with this experiment's defaults filled in. Raises SimulationError for a wrong setting."""
         known = {setting.name: setting for setting in self.settings}

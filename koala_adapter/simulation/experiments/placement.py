@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.simulation.confidence import Estimate
-    from koala_adapter.simulation.staging import Work
+    from koala_adapter.simulation.staging import StagedJob
 
 HOUR = 3600.0
 WARM_UP = 2 * HOUR
@@ -125,7 +125,7 @@ def simulate(case: Case) -> Outcome:
     return _outcome(service, works, staging, engine.now - WARM_UP)
 
 
-def _outcome(service: SimulatedService, works: Sequence[Work], staging: Staging, seconds: float) -> Outcome:
+def _outcome(service: SimulatedService, works: Sequence[StagedJob], staging: Staging, seconds: float) -> Outcome:
     done = {id_: one for id_, one in service.jobs.items() if one.launched_at is not None and one.ended_at is not None}
     waits = {id_: (one.launched_at or 0.0) - one.submitted_at for id_, one in done.items()}
     large = [wait for id_, wait in waits.items() if works[int(id_)].size == SIZES[-1]]

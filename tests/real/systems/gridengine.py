@@ -272,6 +272,8 @@ class GridEngineCell:
 
         This takes half a minute after a restart of sge_qmaster: sge_execd is that slow to report to it again.
         """
+        if self._is_clean():
+            return
         self.return_to_use()
         # A deletion that is sent to an sge_execd which has lost its qmaster is not repeated for minutes.
         self.wait_ready()
@@ -331,11 +333,20 @@ class GridEngineCell:
         if self._execd is None or not self._execd.is_running():
             message = f"sge_execd of {self.name} has ended\n{self.logs()}"
             raise SystemFailedError(message)
-        rows = [line.split() for line in self.run("qstat", "-f").splitlines() if line.startswith(f"{QUEUE}@")]
+        return self._accepts_jobs(self.run("qstat", "-f"))
+
+    def _accepts_jobs(self, listing: str) -> bool:
+        rows = [line.split() for line in listing.splitlines() if line.startswith(f"{QUEUE}@")]
         # queue, type, resv/used/tot., load, arch, and states only when there is something to say.
         return bool(rows) and all(
             len(row) == 5 and row[2].endswith(f"/{self.slots}") and row[3] != "-NA-" for row in rows
         )
+
+    def _is_clean(self) -> bool:
+        """Tell, with a single command, whether there are no jobs and the queue is as it should be."""
+        listing = self.run("qstat", "-f", "-u", "*", check=False)
+        jobs = any(line.split(maxsplit=1)[0].isdecimal() for line in listing.splitlines() if line.strip())
+        return self._accepts_jobs(listing) and not jobs
 
     def _no_jobs(self) -> bool:
         return not self.qstat().strip()

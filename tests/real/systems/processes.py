@@ -33,7 +33,10 @@ SYSTEM_PATH = ":".join(filter(None, (SLURM_PATH, "/usr/local/sbin:/usr/local/bin
 """Search path of every command started here: Debian keeps the daemons in /usr/sbin."""
 
 POLL_SECONDS = 0.05
-"""Pause between two looks at a state that nobody announces."""
+"""Shortest pause between two looks at a state that nobody announces."""
+PAUSE_FACTOR = 4
+"""How many times as long as a look the pause after it is, where that is more."""
+LONGEST_PAUSE = 0.5
 
 
 class SystemFailedError(Exception):
@@ -99,13 +102,21 @@ def run_command(
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float, what: str, details: Callable[[], str] = str) -> None:
-    """Return as soon as `condition` holds; after `seconds` raise SystemFailedError with `what` and `details`."""
+    """Return as soon as `condition` holds; after `seconds` raise SystemFailedError with `what` and `details`.
+
+    Many conditions ask a batch system by a command. Looking without a pause would take the processor from those who are
+    to make the condition true, so the pauses are longer than the looks.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        if now > deadline:
             message = f"{what}: not within {seconds:g} s\n{details()}"
             raise SystemFailedError(message)
-        time.sleep(POLL_SECONDS)
+        time.sleep(min(max(POLL_SECONDS, PAUSE_FACTOR * (now - began)), LONGEST_PAUSE))
 
 
 def tail(path: Path, lines: int = 25) -> str:

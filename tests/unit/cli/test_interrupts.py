@@ -24,23 +24,23 @@ def test_an_interrupt_that_is_put_off_comes_at_the_end() -> None:
     done = []
 
     def interrupted(interrupts: Interrupts) -> None:
-        with interrupts.put_off():
+        with interrupts.deferred():
             signal.raise_signal(signal.SIGINT)
-            with interrupts.put_off():
+            with interrupts.deferred():
                 done.append("inner")
             done.append("outer")
 
     with Interrupts() as interrupts:
         with pytest.raises(KeyboardInterrupt):
             interrupted(interrupts)
-        with interrupts.put_off():
+        with interrupts.deferred():
             done.append("quiet")
     assert done == ["inner", "outer", "quiet"]
 
 
 def test_a_part_can_be_let_in_again() -> None:
     """What is pending is raised where interrupts are let in; what comes there is raised at once."""
-    with Interrupts() as interrupts, interrupts.put_off():
+    with Interrupts() as interrupts, interrupts.deferred():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt), interrupts.let_in():
             raise AssertionError("not reached")

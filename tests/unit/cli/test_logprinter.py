@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands print, and how: durations, tables, logs of ranks, checks, plans, leftovers."""
+"""What the commands print, and how: durations, tables, logs of ranks, checks, plans."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.api.clusterreports import PlannedComponent
-from koala_adapter.api.offline import Answer, Record, answer_report
+from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
 from koala_adapter.api.reports import ComponentReport, JobReport
 from koala_adapter.cli.checking import Checked
 from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.planning import plan_table
-from koala_adapter.cli.reaping import leftovers
 from koala_adapter.cli.session import make_console
 from koala_adapter.cli.tables import bar, seconds
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import CheckResult
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.poller import Reading
+from koala_adapter.service.poller import ClusterReading
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
 
@@ -207,34 +206,11 @@ def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
 def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
     """Asked without a service, a cluster may go on listing them; those that wait are told apart from those that run."""
     states = (LrmJobState.RUNNING, LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.ENDING, LrmJobState.ENDED)
-    listing = tuple(job(f"koala-0123abcd-{number}", state=state) for number, state in enumerate((*states, states[-1])))
-    reading = Reading(read_at=1000.0, nodes=(node(used=2),), jobs=listing)
-    record = Record(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
-    report = answer_report(record, Answer(config=config(), reading=reading))
+    listing = tuple(
+        LrmJob(id=LrmJobId(f"{number}"), name=f"koala-0123abcd-{number}", state=state, user="me", processors=1)
+        for number, state in enumerate((*states, states[-1]))
+    )
+    reading = ClusterReading(read_at=1000.0, nodes=(node(used=2),), jobs=listing)
+    record = JournalView(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
+    report = answer_report(record, ClusterAnswer(config=config(), reading=reading))
     assert (report.placeholders, report.placeholders_queued) == (4, 2)
-
-
-# ---- leftovers ------------------------------------------------------------------------------------------------------
-
-
-def job(name: str, *, user: str = "me", state: LrmJobState = LrmJobState.RUNNING) -> LrmJob:
-    """Return an LRM job of one processor."""
-    return LrmJob(id=LrmJobId(name), name=name, state=state, user=user, processors=1, array_index=1)
-
-
-def test_only_placeholders_without_an_owner_are_left_over(tmp_path: Path) -> None:
-    """Ours that no record knows; not those of others, not what has ended, not jobs that only look like it."""
-    record = Record(directory=tmp_path, instance="0123abcd")
-    listing = [
-        job("koala-0123abcd-7"),
-        job("koala-0123abcd-8", state=LrmJobState.ENDED),
-        job("koala-0123abcd-9", state=LrmJobState.ENDING),
-        job("koala-0123abcd-10", user="you"),
-        job("koala-fedc9876-1"),
-        job("koala-bears"),
-        job("koala-0123abcd-7-old"),
-    ]
-    found = leftovers("alpha", listing, record, user="me", all_instances=False)
-    assert [one.name for one in found] == ["koala-0123abcd-7"]
-    everything = leftovers("alpha", listing, record, user="me", all_instances=True)
-    assert [(one.name, one.ours) for one in everything] == [("koala-0123abcd-7", True), ("koala-fedc9876-1", False)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from koala_adapter.config.jobfile import (
     JobTable,
     check_job,
     job_from_dict,
-    job_to_dict,
     load_job,
     load_job_text,
 )
@@ -334,12 +333,12 @@ def test_placement_comes_from_the_site_when_the_job_names_none(site: SiteConfig)
     assert loaded(HEAD + COMPONENT, site=site).placement == site.scheduler.placement
 
 
-def test_jobs_survive_the_journal() -> None:
+def test_jobs_survive_the_socket_of_the_service() -> None:
     """A job as JSON and back is the same job; what is none is refused."""
     job = loaded(toml_file(VALID))
-    assert job_from_dict(json.loads(json.dumps(job_to_dict(job)))) == job
+    assert job_from_dict(json.loads(json.dumps(asdict(job)))) == job
     with pytest.raises(ConfigurationError, match="walltime"):
-        job_from_dict({**job_to_dict(job), "walltime": "soon"})
+        job_from_dict({**asdict(job), "walltime": "soon"})
     with pytest.raises(ConfigurationError):
         job_from_dict({})
 
@@ -385,5 +384,5 @@ def _load_or_refuse(text: str) -> None:
         refused = error.message
     else:
         refused = ""
-        assert job_from_dict(job_to_dict(job)) == job
+        assert job_from_dict(asdict(job)) == job
     assert all(line.startswith("j.toml") for line in refused.splitlines())

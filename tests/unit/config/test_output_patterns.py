@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.config.outputfiles import OutputPattern
-from koala_adapter.vjm.agent import NamePattern, Patterns
+from koala_adapter.vjm.agent.patterns import NamePattern, Patterns
 
 PATTERN: TypeAdapter[str] = TypeAdapter(OutputPattern)
 

@@ -24,7 +24,7 @@ class RecordingEffector:
         self.done.append(action)
 
     submit_placeholders = end_placeholders = launch_job = offer_processors = request_processors = _do
-    take_processors = withdraw_offer = grant_processors = read_output = job_finished = outcome_corrected = _do
+    take_processors = withdraw_offer = grant_processors = read_output = finish_job = correct_outcome = _do
 
 
 class RecordingOwner:
@@ -32,25 +32,29 @@ class RecordingOwner:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.settled_often = self.halted_often = self.rebuilt_often = 0
+        self.settled_often = self.halted_often = self.rebuilt_often = self.snapshots_begun = 0
         self.failure: KoalaError | None = None
 
     def handled(self, event: Event) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.events.append(event)
 
     def settled(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.settled_often += 1
 
     def halted(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.halted_often += 1
 
-    def state_rebuilt(self) -> None:
+    def snapshot_begun(self) -> None:
         """See Owner."""
+        self.snapshots_begun += 1
+
+    def state_rebuilt(self) -> None:
+        """See LoopOwner."""
         self.rebuilt_often += 1
 
     def failed(self, error: KoalaError) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.failure = error

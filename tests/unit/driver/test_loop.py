@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.driver.loop import POSTPONEMENT, EventLoop
+from koala_adapter.driver.loop import POSTPONEMENT, SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.recovery import MOST_FAILURES, rebuilt
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, JournalError, RecoveryError
 from koala_adapter.host.clock import ServiceClock
@@ -39,8 +39,9 @@ A = ClusterName("a")
 class Looped:
     """A loop on a journal that can be made full, and what became of the events."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, *, snapshot_interval: int = SNAPSHOT_INTERVAL) -> None:
         self.journal = journal
+        self._snapshot_interval = snapshot_interval
         self.defects = Defects()
         self.effector, self.owner = RecordingEffector(), RecordingOwner()
         self.restart()
@@ -48,7 +49,14 @@ class Looped:
     def restart(self) -> None:
         """Begin again with what the journal holds, as a new process does."""
         scheduler = rebuilt(self.journal, self.defects.make)
-        self.loop = EventLoop(scheduler, self.journal, self.effector, self.owner, make=self.defects.make)
+        self.loop = EventLoop(
+            scheduler,
+            self.journal,
+            self.effector,
+            self.owner,
+            make=self.defects.make,
+            snapshot_interval=self._snapshot_interval,
+        )
 
     @property
     def handled(self) -> list[float]:
@@ -84,6 +92,13 @@ def looped(tmp_path: Path) -> Iterator[Looped]:
     """Return a loop on an empty journal."""
     with Journal(tmp_path / "journal.sqlite") as journal:
         yield Looped(journal)
+
+
+@pytest.fixture
+def often(tmp_path: Path) -> Iterator[Looped]:
+    """Return a loop on an empty journal that takes a snapshot at every fourth event."""
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        yield Looped(journal, snapshot_interval=4)
 
 
 def at(time: float) -> ev.Event:
@@ -147,7 +162,7 @@ def test_an_action_that_needs_the_journal_is_done_again(looped: Looped) -> None:
     effector.error = None
     loop.try_again()
     assert looped.handled == [1.0, 101.0, 102.0]
-    assert [type(action) for action in effector.done] == [act.JobFinished]
+    assert [type(action) for action in effector.done] == [act.FinishJob]
     assert looped.owner.settled_often == 4
 
 
@@ -170,15 +185,100 @@ def test_the_clock_is_in_the_journal(looped: Looped) -> None:
     assert journal.clock_reading() is None
 
 
-# ---- defects --------------------------------------------------------------------------------------------------------
-
-
 def working(looped: Looped) -> None:
     """Configure a cluster and submit a job to it."""
     parameters = ClusterParameters(name=A)
     looped.loop.post(ev.Configured(time=1000.0, parameters=Parameters(), clusters=(parameters,)))
     looped.loop.post(ev.ClusterPolled(time=1000.0, cluster=A, processors=4, idle=4, ours=0))
     looped.loop.enter(ev.JobSubmitted(time=1001.0, job=job("1", component("x", 2, cluster="a"))))
+
+
+# ---- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def in_snapshot(often: Looped) -> None:
+    """Come to the point at which a snapshot has begun, and its first group is written."""
+    working(often)
+    assert not often.loop.in_snapshot
+    often.loop.post(ev.ClusterPolled(time=1002.0, cluster=A, processors=5, idle=5, ours=0))
+    assert (often.owner.snapshots_begun, often.loop.in_snapshot) == (1, True)
+    assert often.loop.write_snapshot_group()
+
+
+def test_events_wait_until_a_snapshot_is_complete(often: Looped) -> None:
+    """They are taken in afterwards, in their order; meanwhile the state is what the snapshot says."""
+    in_snapshot(often)
+    before, handled = often.stored, often.handled
+    often.loop.post(ev.ClusterPolled(time=1003.0, cluster=A, processors=6, idle=6, ours=0))
+    often.loop.post(at(1004.0))
+    groups = 0
+    while often.loop.write_snapshot_group():
+        groups += 1
+        assert (often.stored, often.handled) == (before, handled)
+    assert groups > 1
+    assert often.handled == [*handled, 1003.0, 1004.0]
+    assert often.loop.scheduler.state.clusters[A].processors == 6
+    state, events = often.journal.recover()
+    assert state is not None
+    assert STATE.dump_json(state) == before
+    assert [number for number, _ in events] == [5, 6]
+    after = often.stored
+    often.restart()
+    assert often.stored == after
+
+
+def test_actions_do_not_wait_for_a_snapshot(often: Looped) -> None:
+    """They follow from what the snapshot says, and change nothing in it."""
+    often.loop.post(at(1.0))
+    often.loop.post(at(2.0))
+    often.loop.post(at(3.0))
+    often.loop.post(refused(101.0))
+    assert often.loop.in_snapshot
+    assert [type(action) for action in often.effector.done] == [act.FinishJob]
+
+
+def test_what_a_user_wants_does_not_overtake(often: Looped) -> None:
+    """The snapshot comes to its end first, then what has waited, then the user."""
+    in_snapshot(often)
+    often.loop.post(at(1003.0))
+    often.loop.enter(at(1004.0))
+    assert often.handled[-2:] == [1003.0, 1004.0]
+    assert not often.loop.in_snapshot
+
+
+def test_a_kill_within_a_snapshot_costs_nothing_but_what_waited(often: Looped) -> None:
+    """What waited had not happened yet for anybody, as if it had come after the kill."""
+    in_snapshot(often)
+    before = often.stored
+    often.loop.post(at(1003.0))
+    often.restart()
+    assert often.stored == before
+
+
+def test_a_journal_that_is_full_within_a_snapshot(often: Looped) -> None:
+    """The snapshot is given up; events go on to wait, for the journal now, and the next snapshot comes in its time."""
+    in_snapshot(often)
+    handled = often.handled
+    often.loop.post(at(1003.0))
+    often.fill()
+    while often.loop.write_snapshot_group():
+        pass
+    assert "full" in often.loop.trouble
+    assert often.handled == handled
+    often.make_room()
+    often.loop.try_again()
+    assert often.handled == [*handled, 1003.0]
+    for time in (1004.0, 1005.0, 1006.0):
+        often.loop.post(at(time))
+    assert (often.owner.snapshots_begun, often.loop.in_snapshot) == (2, True)
+    often.loop.enter(at(1007.0))
+    after = often.stored
+    often.restart()
+    assert often.stored == after
+    assert journaled(often.journal.path) == 1
+
+
+# ---- defects --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

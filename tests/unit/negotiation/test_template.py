@@ -184,7 +184,7 @@ def test_what_could_harm_a_parser_is_refused(document: bytes, named: str) -> Non
 def test_a_template_sends_nobody_anywhere() -> None:
     """Where it says that its schemas lie is not looked at."""
     with socket.create_server(("127.0.0.1", 0)) as trap:
-        trap.settimeout(0)
+        trap.setblocking(False)  # noqa: FBT003 - so the library wants it
         url = b"http://127.0.0.1:%d/NT.xsd" % trap.getsockname()[1]
         hints = b'xsi:schemaLocation="urn:x %b" xsi:noNamespaceSchemaLocation="%b"' % (url, url)
         document = PUBLISHED.replace(b'xsi:noNamespaceSchemaLocation="NT.xsd"', hints)

@@ -16,7 +16,7 @@ from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.net.unixsocket import reachable
 from koala_adapter.ordering.entries import Kind
-from koala_adapter.ordering.explainserver import Answering, ask_explanation, ask_overview
+from koala_adapter.ordering.explainserver import ExplainServer, ask_explanation
 from koala_adapter.ordering.explanations import explain, overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -257,17 +257,16 @@ def test_asked_for_an_array_it_names_elements() -> None:
 
 @pytest.mark.parametrize("folder", ["short", "x" * 120])
 async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str) -> None:
-    """An explanation, an overview, and a refusal for what is not there or not understood; whatever the path."""
+    """An explanation, and a refusal for what is not there or not understood; whatever the path."""
     directory = tmp_path / folder
     directory.mkdir()
     site = Listed()
     site.submit("1", 24)
     site.look()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(Answering(site.mirror, directory, ServiceClock()).serve)
+        await tasks.start(ExplainServer(site.mirror, directory, ServiceClock()).serve)
         found = await anyio.to_thread.run_sync(ask_explanation, directory, "a", "1")
         assert (found.job_id, found.phase) == ("1", "starting")
-        assert (await anyio.to_thread.run_sync(ask_overview, directory, "a")).starting == 1
         with pytest.raises(JobNotFoundError, match="no unfinished job 2"):
             await anyio.to_thread.run_sync(ask_explanation, directory, "a", "2")
         with reachable(directory / "schedule.sock") as name:

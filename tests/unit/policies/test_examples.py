@@ -24,6 +24,7 @@ from tests.unit.config.test_config import PLUGINS, one_cluster
 from tests.unit.policies.installed import example_policies
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
 from tests.unit.scheduler.scheduler_site import Site, job, of_kind
+from tests.unit.service.taking_snapshots import take_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +96,7 @@ def lived(directory: Path, *, snapshot: bool, policies: Policies, own_malleabili
         for event in site.events[:-1] if snapshot else site.events:
             number = journal.append(event)
         if snapshot:
-            journal.snapshot(site.state, number)
+            take_snapshot(journal, site.state, number)
     return site
 
 
@@ -107,7 +108,7 @@ def test_a_journal_is_replayed_with_its_policies(tmp_path: Path, *, snapshot: bo
     before = (tmp_path / "journal.sqlite").read_bytes()
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"job 1 is placed by the policy 'first-listed'.*not installed"):
-            Service(config, {}, tmp_path)
+            Service(config, {}, tmp_path, make_report=lambda _, id_: id_)
         with pytest.raises(ConfigurationError, match="first-listed"):
             read_record(tmp_path, OWN)
     assert (tmp_path / "journal.sqlite").read_bytes() == before

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.queueing.metacluster import ClusterLoad, Metacluster, Requirements, least_loaded
-from koala_adapter.queueing.policies import LocalJob, make_cluster_scheduler
+from koala_adapter.queueing.metacluster import ClusterLoad, Requirements, least_loaded
 
 
 def test_the_least_loaded_cluster_that_satisfies_the_job() -> None:
@@ -33,16 +32,3 @@ def test_no_cluster_will_do() -> None:
     clusters = [ClusterLoad(name="a", processors=4, demanded=0), ClusterLoad(name="b", processors=16, demanded=0)]
     with pytest.raises(JobRefusedError, match="a: has 4 of 8 processors; b: lacks gpu, linux"):
         least_loaded(Requirements(processors=8, features=frozenset({"linux", "gpu"})), clusters)
-
-
-def test_jobs_spread_by_what_runs_and_what_waits() -> None:
-    """Four equal jobs on two clusters of one job's size: two each, though all wait or run by then."""
-    queues = {name: make_cluster_scheduler("metacluster", 4) for name in ("x", "y")}
-    metacluster = Metacluster(queues)
-    went = []
-    for number in range(4):
-        went.append(metacluster.choose(Requirements(processors=4)))
-        queues[went[-1]].submit(LocalJob(number, 4, 10, number))
-        queues[went[-1]].schedule(number)
-    assert went == ["x", "y", "x", "y"]
-    assert [queue.demanded for queue in queues.values()] == [8, 8]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, JobId, JobKind, PlaceholderId
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import OfferProcessors, ProcessorsGranted, RequestProcessors, TakeProcessors
+from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.outcome import JobState
@@ -139,7 +139,7 @@ def requests(actions: list[Action]) -> list[tuple[str, int]]:
 
 def granted(actions: list[Action]) -> list[tuple[str, int, str]]:
     """Return what applications that asked for more get, and why not more."""
-    return [(one.job_id, one.processors, one.reason) for one in of_kind(ProcessorsGranted, actions)]
+    return [(one.job_id, one.processors, one.reason) for one in of_kind(GrantProcessors, actions)]
 
 
 def is_running(site: Site, id_: str) -> bool:

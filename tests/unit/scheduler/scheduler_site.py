@@ -26,7 +26,7 @@ from koala_adapter.model import (
 )
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import Action, EndPlaceholders, JobFinished, LaunchJob, SubmitPlaceholders
+from koala_adapter.scheduler.actions import Action, EndPlaceholders, FinishJob, LaunchJob, SubmitPlaceholders
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
@@ -260,7 +260,7 @@ class Site:
 
     def outcome(self, id_: str) -> JobOutcome:
         """Return the outcome of a job that has one, as it was announced: exactly once."""
-        (announced,) = [one.outcome for one in of_kind(JobFinished, self.actions) if one.job_id == id_]
+        (announced,) = [one.outcome for one in of_kind(FinishJob, self.actions) if one.job_id == id_]
         assert self.record(id_).outcome == announced
         return announced
 

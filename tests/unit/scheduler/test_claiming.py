@@ -8,7 +8,7 @@ import pytest
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import JobFinished, LaunchJob, SubmitPlaceholders
+from koala_adapter.scheduler.actions import FinishJob, LaunchJob, SubmitPlaceholders
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.policy import Placed, PlacedComponent
@@ -231,7 +231,7 @@ def test_plan_changes_nothing() -> None:
 def test_infeasible_job_is_refused_at_once() -> None:
     """A job larger than any cluster gets its outcome with the submission."""
     site = Site({"a": 4})
-    (finished,) = of_kind(JobFinished, site.submit(job("1", 5)))
+    (finished,) = of_kind(FinishJob, site.submit(job("1", 5)))
     assert finished.outcome.state is JobState.REFUSED
     assert finished.outcome.exit_code == 240
     assert "at most 4" in finished.outcome.detail

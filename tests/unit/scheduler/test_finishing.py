@@ -8,7 +8,7 @@ import pytest
 from koala_adapter.errors import EXIT_CANCELLED, EXIT_LOST, EXIT_WALLTIME
 from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.actions import OutcomeCorrected
+from koala_adapter.scheduler.actions import CorrectOutcome
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import Parameters
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, ends, job, launches, of_kind, submissions
@@ -144,7 +144,7 @@ def told_to_go() -> tuple[Site, PlaceholderId]:
 def test_batch_system_knows_why_a_placeholder_was_told_to_go(reason: EndReason, state: JobState, code: int) -> None:
     """A signal says nothing of its cause; what the batch system says of the placeholder's end is the outcome."""
     site, placeholder = told_to_go()
-    (corrected,) = of_kind(OutcomeCorrected, site.ended(placeholder, reason, "TimeLimit"))
+    (corrected,) = of_kind(CorrectOutcome, site.ended(placeholder, reason, "TimeLimit"))
     outcome = site.record("1").outcome
     assert outcome == corrected.outcome
     assert outcome is not None
@@ -157,7 +157,7 @@ def test_batch_system_knows_why_a_placeholder_was_told_to_go(reason: EndReason, 
 def test_ends_that_tell_no_cause_correct_nothing(reason: EndReason) -> None:
     """Cancelled is cancelled, also when the end of the placeholder is told in vaguer words."""
     site, placeholder = told_to_go()
-    assert of_kind(OutcomeCorrected, site.ended(placeholder, reason)) == []
+    assert of_kind(CorrectOutcome, site.ended(placeholder, reason)) == []
     assert site.outcome("1").exit_code == EXIT_CANCELLED
 
 
@@ -165,11 +165,11 @@ def test_other_placeholders_and_cancellations_by_the_user_are_not_corrected() ->
     """Only the placeholder by which the job ended can tell why."""
     site, placeholder = told_to_go()
     other = site.record("1").ranks[0].placeholder
-    assert of_kind(OutcomeCorrected, site.ended(other, EndReason.WALLTIME)) == []
+    assert of_kind(CorrectOutcome, site.ended(other, EndReason.WALLTIME)) == []
     site = running(2)
     placeholder = site.record("1").ranks[0].placeholder
     site.cancel("1")
-    assert of_kind(OutcomeCorrected, site.ended(placeholder, EndReason.WALLTIME)) == []
+    assert of_kind(CorrectOutcome, site.ended(placeholder, EndReason.WALLTIME)) == []
     assert site.outcome("1").exit_code == EXIT_CANCELLED
 
 

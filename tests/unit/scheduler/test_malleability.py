@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, Direction, Step, carry_out
 from koala_adapter.scheduler.malleable.runningjobs import MalleableJob, RunningJobs
 from koala_adapter.scheduler.malleable.shares import equal_sizes, levelled_sizes
-from koala_adapter.simulation.acceptance import ACCEPTANCE_RULES, AcceptanceRule, Multiple
+from koala_adapter.simulation.acceptance import AcceptanceRule, AnySize, PowerOfTwo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GROW, SHRINK = Direction.GROW, Direction.SHRINK
 Bounds = tuple[int, int, int]
@@ -22,7 +26,7 @@ Bounds = tuple[int, int, int]
 class Scene:
     """Jobs that started one after the other, and what was said to them."""
 
-    def __init__(self, *bounds: Bounds, rules: dict[int, AcceptanceRule] | None = None) -> None:
+    def __init__(self, *bounds: Bounds, rules: Mapping[int, AcceptanceRule] | None = None) -> None:
         """``rules``: acceptance of the jobs (by number from 0) that do not take any size."""
         self.running: RunningJobs[MalleableJob] = RunningJobs()
         self.jobs = [
@@ -38,7 +42,7 @@ class Scene:
     def ask(self, job: MalleableJob, amount: int) -> int:
         """Answer as the application of the job would."""
         number = job.order[1]
-        rule = self.rules.get(number, ACCEPTANCE_RULES["any"])
+        rule = self.rules.get(number, AnySize())
         answer = rule.answer(job.size, amount, job.minimum, job.maximum)
         self.said.append((number, amount, answer))
         return answer
@@ -54,7 +58,7 @@ class Scene:
         return [job.size for job in self.jobs]
 
 
-TWO = ACCEPTANCE_RULES["power-of-two"]
+TWO = PowerOfTwo()
 
 
 def test_fpsma_grows_the_first_started_first() -> None:
@@ -225,16 +229,6 @@ def test_power_of_two_rule() -> None:
     assert TWO.answer(16, -16, 3, 32) == -12
     assert TWO.answer(4, -1, 3, 32) == 0
     assert TWO.largest(0) == 0
-
-
-def test_multiples_rule() -> None:
-    """Whole fours only."""
-    fours = Multiple(4)
-    assert [fours.answer(8, amount, 4, 30) for amount in (3, 4, 11, 99)] == [0, 4, 8, 20]
-    assert [fours.answer(8, -amount, 5, 30) for amount in (1, 3, 7)] == [0, 0, 0]
-    assert fours.answer(12, -1, 5, 30) == -4
-    with pytest.raises(ValueError, match="no sizes"):
-        Multiple(0)
 
 
 # ---- properties ---------------------------------------------------------------------------------------------------

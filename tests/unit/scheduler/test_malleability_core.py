@@ -14,17 +14,17 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
     OfferProcessors,
-    OfferWithdrawn,
     RequestProcessors,
     SubmitPlaceholders,
     TakeProcessors,
+    WithdrawOffer,
 )
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.acceptance import ACCEPTANCE_RULES
+from koala_adapter.simulation.acceptance import AnySize, PowerOfTwo
 from tests.unit.scheduler.malleable_site import MalleableSite, is_running, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import A, component, copied, ends, job, launches, of_kind, submissions
 from tests.unit.scheduler.test_malleability import Scene
@@ -182,7 +182,7 @@ def test_growth_whose_stubs_are_lost_is_given_up(lost: str) -> None:
         site.pass_time(20.0)
         assert site.outcome("1").reason is EndReason.WALLTIME
     else:
-        (withdrawn,) = of_kind(OfferWithdrawn, site.actions[before:])
+        (withdrawn,) = of_kind(WithdrawOffer, site.actions[before:])
         assert withdrawn.number == offer.number
         assert is_running(site, "1")
         assert offers(site.actions[before:]) == [] if lost != "silent" else True
@@ -198,7 +198,7 @@ def test_growth_that_does_not_come_in_time_is_given_up() -> None:
     site, offer = growing(walltime=9000)
     site.answer(offer, 3)
     site.take_all()
-    assert of_kind(OfferWithdrawn, site.pass_time(901.0)) != []
+    assert of_kind(WithdrawOffer, site.pass_time(901.0)) != []
     site.end_ending()
     assert site.record("1").live == 4
 
@@ -210,7 +210,7 @@ def test_stubs_that_end_before_the_job_are_not_taken() -> None:
     site.take_all()
     actions = site.hold(site.stubs()[0], ends_at=site.now + 100.0)
     assert of_kind(TakeProcessors, actions) == []
-    assert len(of_kind(OfferWithdrawn, actions)) == 1
+    assert len(of_kind(WithdrawOffer, actions)) == 1
 
 
 def test_cluster_that_closes_before_the_answer() -> None:
@@ -218,7 +218,7 @@ def test_cluster_that_closes_before_the_answer() -> None:
     site, offer = growing()
     site.post(ev.ClusterUnavailable(time=site.now, cluster=A, reason="no answer"))
     actions = site.answer(offer, 3)
-    assert of_kind(OfferWithdrawn, actions) != []
+    assert of_kind(WithdrawOffer, actions) != []
     assert submissions(actions) == {}
 
 
@@ -583,7 +583,7 @@ def test_nothing_is_offered_to_a_job_that_is_about_to_end() -> None:
     site.rank_ends("1", 0)
     actions = site.hold_stubs()
     assert of_kind(TakeProcessors, actions) == []
-    assert len(of_kind(OfferWithdrawn, actions)) == 1
+    assert len(of_kind(WithdrawOffer, actions)) == 1
 
 
 # ---- co-allocation, snapshots, words ---------------------------------------------------------------------------------
@@ -719,7 +719,7 @@ def test_scheduler_and_counts_agree(policy: str, seed: int) -> None:
     for _ in range(chance.randint(1, 5)):
         minimum, size = chance.randint(1, 3), chance.randint(0, 4)
         bounds.append((minimum, minimum + size, minimum + size + chance.randint(0, 5)))
-    rules = {n: ACCEPTANCE_RULES["power-of-two"] for n in range(len(bounds)) if chance.random() < 0.4}
+    rules = {n: PowerOfTwo() for n in range(len(bounds)) if chance.random() < 0.4}
     free, used = chance.randint(1, 12), sum(size for _, size, _ in bounds)
     site = MalleableSite({"a": used + free}, Approach.NONE)
     for number, (low, size, high) in enumerate(bounds):
@@ -734,7 +734,7 @@ def test_scheduler_and_counts_agree(policy: str, seed: int) -> None:
         offer = waiting[0]
         number, record = int(offer.job_id), site.record(offer.job_id)
         low, _, high = bounds[number]
-        rule = rules.get(number, ACCEPTANCE_RULES["any"])
+        rule = rules.get(number, AnySize())
         accepted = rule.answer(record.claims[0].processors, offer.processors, low, high)
         said.append((number, offer.processors, accepted))
         site.answer(offer, accepted)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from koala_adapter.model import JobKind
-from koala_adapter.scheduler.actions import OfferProcessors, ProcessorsGranted, RequestProcessors, TakeProcessors
+from koala_adapter.scheduler.actions import GrantProcessors, OfferProcessors, RequestProcessors, TakeProcessors
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.outcome import JobState
@@ -29,7 +29,7 @@ def test_voluntary_wish() -> None:
     assert granted(actions) == [("1", 3, "no more is free")]
     assert submissions(actions) == {"a": 3}
     (taking,) = of_kind(TakeProcessors, site.hold_stubs())
-    assert taking.number == of_kind(ProcessorsGranted, actions)[0].number
+    assert taking.number == of_kind(GrantProcessors, actions)[0].number
     site.take(taking)
     assert site.sizes("1") == [7]
 

@@ -83,8 +83,8 @@ class QueueMachine(RuleBasedStateMachine):
     def same_order(self) -> None:
         """Length, order, head and each job's place agree with the plain list."""
         ordered = [r.job.id for r in sorted(self.naive, key=position_of)]
-        assert self.queue.ordered() == ordered
         assert len(self.queue) == len(ordered)
+        assert self.queue.first(len(ordered)) == ordered
         assert self.queue.first(2) == ordered[:2]
         assert [self.queue.place_in_order(id_) for id_ in ordered] == list(range(1, len(ordered) + 1))
         assert all(id_ in self.queue for id_ in ordered)
@@ -101,7 +101,7 @@ def test_order_does_not_depend_on_the_order_of_entering(order: list[int]) -> Non
     queue = PlacementQueue()
     for number in order:
         queue.push(records[number])
-    assert queue.ordered() == ["j2", "j5", "j1", "j4", "j0", "j3"]
+    assert queue.first(len(queue)) == ["j2", "j5", "j1", "j4", "j0", "j3"]
 
 
 def test_lane_is_passed_over_once_it_cannot_be_met() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import Job
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.vjm.center import ControlCenter
 
 BAD = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 
@@ -63,9 +62,9 @@ class Launched:
             state=lambda: self.site.state,
             clock=lambda: self.site.now,
             report=self._report,
+            launch=self.orders.launch,
             store=ResultStore(per_rank=10_000, per_job=15_000),
         )
-        self.applications.center = cast("ControlCenter", self.orders)
         made = one or job("1", component("x", 2, cluster="a", mpi=mpi))
         self.applications.keep_input(made)
         self.site.submit(made)
@@ -150,9 +149,9 @@ def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
         state=lambda: launched.site.state,
         clock=lambda: launched.site.now,
         report=launched._report,
+        launch=launched.orders.launch,
         store=ResultStore(per_rank=1, per_job=1),
     )
-    again.center = cast("ControlCenter", launched.orders)
     launched.orders.sent.clear()
     again.registered(launched.ranks[0], (TaskReport(task="1:launcher", running=True, end=None),))
     again.registered(launched.ranks[1], ())
@@ -215,9 +214,9 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
         state=lambda: launched.site.state,
         clock=lambda: 0.0,
         report=launched._report,
+        launch=launched.orders.launch,
         store=ResultStore(per_rank=1, per_job=1),
     )
-    fresh.center = cast("ControlCenter", launched.orders)
     fresh.registered(launched.ranks[0], ())
     assert launched.site.outcome("1").reason is EndReason.LAUNCH_FAILED
 

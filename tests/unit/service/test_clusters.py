@@ -15,7 +15,7 @@ from koala_adapter.model import BatchKey, EndReason, HoldOwner, LrmJob, LrmJobId
 from koala_adapter.plugin import Capabilities, Submission
 from koala_adapter.plugin.commands import CommandRunner
 from koala_adapter.scheduler import events as ev
-from koala_adapter.service.clusterdriver import ClusterDriver, Surroundings
+from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext
 from koala_adapter.service.scriptmaker import leave_token, token_path
 from tests.unit.scheduler.scheduler_site import A, Site, component, job
 from tests.unit.service.scripted_lrm import ScriptedLrm, config
@@ -40,7 +40,7 @@ class Driven:
         self.site = Site({"a": 4})
         self.site.submit(job("1", component("x", 2, cluster="a")))
         self.heard: list[Event] = []
-        around = Surroundings(
+        around = DriverContext(
             state=lambda: self.site.state,
             clock=lambda: self.site.now,
             report=self._hear,

@@ -28,6 +28,7 @@ from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.service.journal import Journal
 from tests.examples import examples
 from tests.unit.scheduler.scheduler_site import STATE, Site, component, job
+from tests.unit.service.taking_snapshots import take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ def test_earlier_versions_are_replayed_as_they_decided(
         journal.append(event)
         state.handle(event)
     if snapshot:
-        journal.snapshot(state.state, early)
+        take_snapshot(journal, state.state, early)
     site.pass_time(100.0)
     site.hold_all("1", "b")
     site.pass_time(200.0)
@@ -110,7 +111,7 @@ def test_a_snapshot_and_the_events_after_it_give_the_same(journal: Journal, at: 
         number = journal.append(event)
         scheduler.handle(event)
     if at:
-        journal.snapshot(scheduler.state, number)
+        take_snapshot(journal, scheduler.state, number)
         assert list(journal.recover()[1]) == []
     for event in site.events[at:] if at else site.events:
         journal.append(event)
@@ -197,7 +198,7 @@ def test_a_failed_snapshot_does_not_hold_up_what_follows(journal: Journal, tmp_p
     with closing(sqlite3.connect(journal.path, isolation_level=None)) as other:
         other.execute("CREATE TRIGGER full BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'disk full'); END")
     with pytest.raises(JournalError, match="disk full"):
-        journal.snapshot(site.state, number)
+        take_snapshot(journal, site.state, number)
     journal.append(ev.TimeReached(time=5000.0))
     with closing(sqlite3.connect(journal.path)) as other:
         assert other.execute("SELECT count(*) FROM events").fetchone() == (len(site.events) + 1,)

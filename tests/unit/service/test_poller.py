@@ -12,7 +12,7 @@ import pytest
 from koala_adapter.batchsystem.listing import answering
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
-from koala_adapter.service.poller import Poller, Reading
+from koala_adapter.service.poller import ClusterReading, Poller
 from tests.unit.service.scripted_lrm import ScriptedLrm, config, node
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Polled:
 
     def __init__(self, *, restless: bool = False, settings: ClusterConfig | None = None) -> None:
         self.lrm = ScriptedLrm()
-        self.readings: list[Reading] = []
+        self.readings: list[ClusterReading] = []
         self.failures: list[str] = []
         self._restless = restless
         self.poller = Poller(
@@ -39,7 +39,7 @@ class Polled:
             on_failure=self.failures.append,
         )
 
-    def _take(self, reading: Reading) -> bool:
+    def _take(self, reading: ClusterReading) -> bool:
         self.readings.append(reading)
         return self._restless
 

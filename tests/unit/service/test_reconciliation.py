@@ -11,7 +11,7 @@ import pytest
 from koala_adapter.model import BatchKey, EndReason, LrmJob, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.reconciliation import RESTLESS_FOR, Findings, Witness, processors_held
+from koala_adapter.service.reconciliation import RESTLESS_FOR, Findings, Reconciler, processors_held
 from tests.unit.scheduler.scheduler_site import A, B, Site, component, job
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Watched:
         self.site.submit(job("1", component("x", 2, cluster="a")))
         if taken:
             self.site.take_all()
-        self.witness = Witness(cluster=A, user="alice")
+        self.witness = Reconciler(cluster=A, user="alice")
         self.connected: set[PlaceholderId] = set()
         self.settled = False
 
@@ -283,7 +283,7 @@ def test_other_clusters_are_not_judged() -> None:
     """The listing of one cluster says nothing of the placeholders of another."""
     watched = Watched()
     watched.site.hold_all("1")
-    other = Witness(cluster=B, user="alice")
+    other = Reconciler(cluster=B, user="alice")
     for _ in range(4):
         found = other.examine(
             watched.site.state, [], read_at=1e9, now=1e9, in_contact=lambda _: False, settled=lambda _: True

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -26,16 +28,18 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.core import Scheduler
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.service.journal import Journal
 from koala_adapter.service.service import Service
 from tests.unit.scheduler.scheduler_site import component, job
 from tests.unit.service.scripted_agent import ScriptedAgent
 from tests.unit.service.scripted_lrm import ScriptedLrm
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Generator
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.scheduler.records import State
 
 pytestmark = pytest.mark.anyio
 
@@ -80,8 +84,9 @@ class Served:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Service]:
         """Run it during the block."""
-        service = self.service = Service(self.site, self.plugins, self.directory)
-        service.archive.keep_with(lambda id_: f"report of {id_}")
+        service = self.service = Service(
+            self.site, self.plugins, self.directory, make_report=lambda _, id_: f"report of {id_}"
+        )
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)
             yield service
@@ -236,3 +241,46 @@ async def test_hosted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         server.stop_wanted.set()
     shown = CliRunner().invoke(koala, ["--state", str(served.directory), "status"])
     assert "(CancelRequested) was set aside" in " ".join(shown.output.split())
+
+
+async def test_callers_are_answered_while_a_snapshot_is_written(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who only asks is answered at once; a submission and a cancellation wait, and so do events, for the end of it."""
+    begun, end = threading.Event(), threading.Event()
+    write = Journal.snapshot_in_groups
+
+    def held_open(journal: Journal, state: State, number: int) -> Generator[None, None, None]:
+        begun.set()
+        until = time.monotonic() + 10.0  # so that who does not wait for it ends the test, and is found
+        while not end.is_set() and time.monotonic() < until:
+            yield
+        yield from write(journal, state, number)
+
+    monkeypatch.setattr(Journal, "snapshot_in_groups", held_open)
+    ended: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        client = Client(served.directory)
+
+        async def change(name: str, request: Callable[[], object]) -> None:
+            await to_thread.run_sync(request)
+            ended.append(name)
+
+        first = await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1))))
+        server._service._loop._snapshot_interval = 1  # a poll of the cluster is one
+        assert await to_thread.run_sync(begun.wait, 30.0)
+        async with anyio.create_task_group() as callers:
+            callers.start_soon(change, "cancel", lambda: client.cancel(first))
+            callers.start_soon(change, "submit", lambda: client.submit(job("0", component("x", 1))))
+            for _ in range(3):
+                reports = await to_thread.run_sync(client.jobs)
+                assert [(one.id, one.state is JobState.CANCELLED) for one in reports] == [(first, False)]
+                assert await to_thread.run_sync(client.clusters)
+            assert ended == []
+            end.set()
+        assert sorted(ended) == ["cancel", "submit"]
+        assert [one.id for one in await to_thread.run_sync(client.jobs)] == ["1", "2"]
+        server.stop_wanted.set()
+    with Journal(served.directory / "journal.sqlite", read_only=True) as journal:
+        assert journal.recover()[0] is not None

@@ -46,7 +46,6 @@ def test_server_works_in_order_of_arrival() -> None:
     server = make_server()
     assert server.arrive(100, now=0) == 10
     assert server.arrive(50, now=2) == 15
-    assert server.waiting_time(3) == 12
     assert server.arrive(10, now=20) == 21
     assert [server.load(at) for at in (0, 1.9, 2, 9.9, 10, 15, 20, 21)] == [1, 1, 2, 2, 1, 0, 1, 0]
 

@@ -6,15 +6,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from koala_adapter.simulation.application_models import (
-    Amdahl,
     Application,
-    Downey,
     Interpolated,
-    Progress,
     ReconfigurationCost,
     ft,
     gadget2,
@@ -48,76 +43,6 @@ def test_points_that_are_no_curve(points: tuple[tuple[int, float], ...]) -> None
     """One point, points out of order, two times at one size, and no time at all are refused."""
     with pytest.raises(ValueError, match="no curve"):
         Interpolated(points)
-
-
-def test_amdahl() -> None:
-    """A tenth serial: 100 s on one, 55 s on two, 19 s on ten."""
-    model = Amdahl(100.0, 0.1)
-    assert [model.execution_time(n) for n in (1, 2, 10)] == pytest.approx([100.0, 55.0, 19.0])
-    assert model.speed_up(10) == pytest.approx(100.0 / 19.0)
-
-
-@pytest.mark.parametrize(
-    ("average", "sigma", "processors", "speed_up"),
-    [
-        (10, 0.0, 10, 10.0),
-        (10, 0.0, 15, 10.0),
-        (10, 0.5, 1, 1.0),
-        (10, 0.5, 5, 50 / 11),
-        (10, 0.5, 10, 100 / 12.25),
-        (10, 0.5, 15, 150 / 16),
-        (10, 0.5, 19, 190 / 19),
-        (10, 0.5, 50, 10.0),
-        (10, 2.0, 1, 1.0),
-        (10, 2.0, 10, 300 / 48),
-        (10, 2.0, 28, 840 / 84),
-        (10, 2.0, 100, 10.0),
-    ],
-)
-def test_downey(average: float, sigma: float, processors: int, speed_up: float) -> None:
-    """Both variance models, in every range, by hand."""
-    model = Downey(100.0, average, sigma)
-    assert model.speed_up(processors) == pytest.approx(speed_up)
-    assert model.execution_time(processors) == pytest.approx(100.0 / speed_up)
-
-
-@given(average=st.floats(1, 100), sigma=st.floats(0, 4), processors=st.integers(1, 300))
-def test_downey_is_a_speed_up(average: float, sigma: float, processors: int) -> None:
-    """More processors never slow it down, and it is never faster than its average parallelism or its processors."""
-    model = Downey(1.0, average, sigma)
-    here, more = model.speed_up(processors), model.speed_up(processors + 1)
-    assert here <= more * (1 + 1e-9)
-    assert here <= min(average, processors) * (1 + 1e-9)
-
-
-def linear(maximum: int = 8) -> list[float]:
-    """Return the times of 80 s of work that is divided evenly."""
-    return [float("inf"), *(80.0 / n for n in range(1, maximum + 1))]
-
-
-def test_progress_while_the_size_changes() -> None:
-    """80 processor-seconds: 10 s on 2, then 10 s on 4, then the last 20 on 1."""
-    run = Progress(linear(), 2, now=100.0)
-    assert run.ends_at == pytest.approx(140.0)
-    run.resize(4, 110.0)
-    assert run.share_done(110.0) == pytest.approx(0.25)
-    assert run.ends_at == pytest.approx(125.0)
-    run.resize(1, 120.0)
-    assert run.share_done(120.0) == pytest.approx(0.75)
-    assert run.ends_at == pytest.approx(140.0)
-    assert run.share_done(130.0) == pytest.approx(0.875)
-
-
-def test_a_change_costs_time() -> None:
-    """Nothing is done during the pause of a change; a second change in it adds its own pause."""
-    run = Progress(linear(), 2, now=0.0, cost=ReconfigurationCost(fixed=1.0, per_processor=0.5))
-    run.resize(4, 10.0)
-    assert run.ends_at == pytest.approx(10.0 + 2.0 + 15.0)
-    assert run.share_done(11.0) == pytest.approx(0.25)
-    run.resize(8, 11.0)
-    assert run.ends_at == pytest.approx(10.0 + 2.0 + 3.0 + 7.5)
-    run.resize(8, 11.5)
-    assert run.ends_at == pytest.approx(22.5)
 
 
 def test_cost_of_no_change() -> None:

@@ -17,7 +17,7 @@ from koala_adapter.model import ClusterName, Component
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.simulation.acceptance import AnySize, PowerOfTwo
-from koala_adapter.simulation.application_models import FREE, Amdahl, Application, ReconfigurationCost
+from koala_adapter.simulation.application_models import FREE, Application, ReconfigurationCost, SpeedUp
 from koala_adapter.simulation.background_load import LocalUse
 from koala_adapter.simulation.koala_workloads import WM, WM_HIGH, WMR, WMR_HIGH, koala_workload
 from koala_adapter.simulation.multicluster import Multicluster, Settings, simulate
@@ -30,8 +30,13 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.simulated_cluster import Run
     from koala_adapter.simulation.simulated_jobs import JobResult, Outcome
 
-PERFECT = Amdahl(100.0, 0.0)
-"""100 processor-seconds of work that divides evenly."""
+
+class EvenlyDivided(SpeedUp):
+    """100 processor-seconds of work."""
+
+    def execution_time(self, processors: int) -> float:
+        """See :meth:`SpeedUp.execution_time`."""
+        return 100.0 / processors
 
 
 def application(
@@ -39,7 +44,12 @@ def application(
 ) -> Application:
     """Return an application with perfect speed-up."""
     return Application(
-        name="perfect", speed_up=PERFECT, minimum=minimum, maximum=maximum, acceptance=rule or AnySize(), cost=cost
+        name="perfect",
+        speed_up=EvenlyDivided(),
+        minimum=minimum,
+        maximum=maximum,
+        acceptance=rule or AnySize(),
+        cost=cost,
     )
 
 
@@ -284,7 +294,7 @@ def test_room_is_made_once_and_not_grown_into() -> None:
 def test_room_is_not_made_for_local_users() -> None:
     """Where a local job waits, it would get what comes free: nobody is shrunk, and it goes first."""
     world = Multicluster(platform(8), jobs(0.0, 5.0), Settings())
-    world._surroundings[0].local_users(iter([LocalUse(submitted_at=1.0, processors=8, run=50.0)]))
+    world._activities[0].local_users(iter([LocalUse(submitted_at=1.0, processors=8, run=50.0)]))
     outcome = world.run()
     assert outcome.shrink_messages == 0
     assert times(outcome) == [(0.0, 12.5), (62.5, 75.0)]

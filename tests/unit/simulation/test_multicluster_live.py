@@ -3,7 +3,7 @@
 
 The real :class:`Scheduler` is driven here in virtual time with a world that answers at once, placeholder by
 placeholder; the simulator knows only counts. Execution is worked out on this side by
-:class:`koala_adapter.simulation.application_models.Progress`, on the other by the simulator's own accounts.
+:class:`ApplicationRun`, on the other by the simulator's own accounts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.simulation.acceptance import AnySize
-from koala_adapter.simulation.application_models import Application, Interpolated, Progress
+from koala_adapter.simulation.application_models import Application, Interpolated
 from koala_adapter.simulation.koala_workloads import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import DAS3, ClusterModel, Platform
@@ -38,6 +38,8 @@ from koala_adapter.simulation.simulated_jobs import SimulatedJob
 from tests.unit.scheduler.scheduler_site import recount
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.simulation.koala_workloads import KoalaWorkload
 
@@ -54,6 +56,27 @@ History = dict[str, list[tuple[float, str, int]]]
 """Of each job: when it had how many processors where; 0 at its end. Only what lasts beyond the instant."""
 
 
+class ApplicationRun:
+    """One run of an application: the share of its work that is done is the integral of 1 / execution time."""
+
+    def __init__(self, times: Sequence[float], size: int, now: float) -> None:
+        """Start on ``size`` processors; ``times`` is what :meth:`Application.times` returns."""
+        self._times = times
+        self.size = size
+        self._done = 0.0
+        self._since = now
+
+    def resize(self, size: int, now: float) -> None:
+        """Go on with another number of processors."""
+        self._done += (now - self._since) / self._times[self.size]
+        self._since, self.size = now, size
+
+    @property
+    def ends_at(self) -> float:
+        """When the work will be done, if the size stays as it is."""
+        return self._since + (1.0 - self._done) * self._times[self.size]
+
+
 class LiveWorld:
     """The real scheduler with clusters, agents and applications that answer at once."""
 
@@ -61,7 +84,7 @@ class LiveWorld:
         """Nothing has been submitted yet."""
         self.now = 0.0
         self.jobs = {str(one.number): one for one in workload}
-        self.progress: dict[str, Progress] = {}
+        self.progress: dict[str, ApplicationRun] = {}
         self.history: History = {}
         self.ahead = deque(workload)
         self.scheduler = Scheduler()
@@ -142,7 +165,7 @@ class LiveWorld:
     def _taken(self, action: act.LaunchJob | act.TakeProcessors) -> list[ev.Event]:
         id_, count = action.job_id, len(action.ranks)
         if isinstance(action, act.LaunchJob):
-            self.progress[id_] = Progress(self.jobs[id_].application.times(), count, self.now)
+            self.progress[id_] = ApplicationRun(self.jobs[id_].application.times(), count, self.now)
         else:
             self.progress[id_].resize(self.progress[id_].size + count, self.now)
         return [ev.RankStarted(time=self.now, job_id=id_, rank=rank.rank) for rank in action.ranks]

@@ -16,7 +16,7 @@ from koala_adapter.simulation.experiments.framework import Options
 from koala_adapter.simulation.parallel import in_parallel, watched
 
 if TYPE_CHECKING:
-    from koala_adapter.simulation.parallel import Board, Mark
+    from koala_adapter.simulation.parallel import ProgressBoard, ProgressMark
 
 
 def square(number: int) -> int:
@@ -37,7 +37,7 @@ def die(number: int) -> int:
     os._exit(number)
 
 
-def count(number: int, mark: Mark) -> tuple[int, bool]:
+def count(number: int, mark: ProgressMark) -> tuple[int, bool]:
     """Count until told to stop; returns how far, and whether to the end."""
     mark.expect(number)
     for done in range(number):
@@ -98,7 +98,7 @@ def test_an_interrupt_returns_what_there_is() -> None:
     """After Ctrl-C those that run return how far they came, those that have not begun never do."""
     interrupted = False
 
-    def interrupt(board: Board) -> None:
+    def interrupt(board: ProgressBoard) -> None:
         nonlocal interrupted
         if not interrupted and min(done for done, _ in board.progress[:2]) > 0:
             interrupted = True

@@ -3,24 +3,26 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.vjm import agent
+from koala_adapter.vjm.agent.launching import LaunchError, task_environment, write_file
+from koala_adapter.vjm.agent.node import clock
+from koala_adapter.vjm.agent.processes import oom_kills, read_bytes, session_of, signal_all
+from koala_adapter.vjm.agent.settings import FatalError, Settings, read_token
+from koala_adapter.vjm.agent.streams import KEPT, Output
+from koala_adapter.vjm.agent.timers import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-SOURCE = Path(agent.__file__).read_text()
 GIVEN: dict[str, object] = {
     "host": "center", "port": 4433, "fingerprint": "AB" * 32, "batch": "b", "lease": 60.0, "end_margin": 10.0,
     "walltime": 3600.0, "token": "a-token", "token_file": None, "array_index_variable": "SGE_TASK_ID",
@@ -28,26 +30,9 @@ GIVEN: dict[str, object] = {
 }  # fmt: skip
 
 
-def settings(environment: dict[str, str] | None = None, **changes: object) -> agent.Settings:
+def settings(environment: dict[str, str] | None = None, **changes: object) -> Settings:
     """Return what the agent makes of a configuration."""
-    return agent.Settings(GIVEN | changes, environment or {})
-
-
-def test_agent_is_python_36() -> None:
-    """The syntax is that of Python 3.6, and nothing but the standard library is imported."""
-    tree = ast.parse(SOURCE, feature_version=(3, 6))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert imported <= sys.stdlib_module_names
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.NamedExpr | ast.Match | ast.AsyncFunctionDef)]
-
-
-def test_imports_of_the_agent_are_light() -> None:
-    """Five thousand placeholders pay for every import: nothing heavy comes in by the back door."""
-    code = f"import sys\nexec(compile({SOURCE!r}, 'agent', 'exec'), {{'__name__': 'agent'}})\nprint(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], check=True, capture_output=True, text=True, timeout=30
-    ).stdout.split()
-    assert not {"asyncio", "typing", "tempfile", "shutil", "logging", "email", "http", "random"} & set(loaded)
+    return Settings(GIVEN | changes, environment or {})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +57,7 @@ def test_walltime_ends_at_the_earlier_of_two_ends() -> None:
     for environment, expected in [({"SLURM_JOB_END_TIME": soon}, 100), ({"SLURM_JOB_END_TIME": late}, 3600)]:
         end = settings(environment).ends_at
         assert end is not None
-        assert end - agent.clock() == pytest.approx(expected, abs=5)
+        assert end - clock() == pytest.approx(expected, abs=5)
     assert settings(walltime=None).ends_at is None
 
 
@@ -82,12 +67,12 @@ def test_a_node_whose_clock_is_wrong_gets_what_slurm_granted(wrong: int) -> None
     start = int(time.time()) + wrong
     granted = settings({"SLURM_JOB_START_TIME": str(start), "SLURM_JOB_END_TIME": str(start + 600)}).ends_at
     assert granted is not None
-    assert granted - agent.clock() == pytest.approx(600, abs=5)
+    assert granted - clock() == pytest.approx(600, abs=5)
 
 
 def test_the_time_of_day_means_nothing_to_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that is set forward or back neither makes a call early nor puts it off."""
-    timers, made = agent.Timers(), []
+    timers, made = Timers(), []
     timers.after(3600, lambda: made.append("late"))
     timers.after(0, lambda: made.append("due"))
     for hours in (2, -2):
@@ -139,16 +124,16 @@ def _missing(path: Path) -> None:
 def test_token_file_that_others_can_touch_is_refused(token_file: Path, spoil: Callable[[Path], None]) -> None:
     """A token that somebody else can have read or placed is no proof, and the agent says so."""
     spoil(token_file)
-    with pytest.raises(agent.FatalError, match="token file"):
-        agent.read_token(str(token_file))
+    with pytest.raises(FatalError, match="token file"):
+        read_token(str(token_file))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_token_file_of_another_user_is_refused(token_file: Path) -> None:
     """Somebody else's token would make us somebody else's agent."""
     os.chown(token_file, 65534, 65534)
-    with pytest.raises(agent.FatalError, match="belongs to user 0"):
-        agent.read_token(str(token_file))
+    with pytest.raises(FatalError, match="belongs to user 0"):
+        read_token(str(token_file))
 
 
 def test_task_environment_is_free_of_the_batch_system() -> None:
@@ -159,7 +144,7 @@ def test_task_environment_is_free_of_the_batch_system() -> None:
         "PE_HOSTFILE": "x", "NSLOTS": "1", "QUEUE": "q", "PBS_JOBID": "3", "PMI_RANK": "0", "PMI2_X": "1",
         "PMIX_RANK": "0", "OMPI_X": "1", "HYDRA_X": "1", "KOALA_TOKEN": "secret", "SRUN_DEBUG": "3",
     }  # fmt: skip
-    built = agent.task_environment(base, [["KOALA_RANK", "3"], ["LANG", "de_DE.UTF-8"]])
+    built = task_environment(base, [["KOALA_RANK", "3"], ["LANG", "de_DE.UTF-8"]])
     assert built == {
         "PATH": "/bin", "HOME": "/home/u", "TMPDIR": "/scratch", "JAVA_HOME": "/opt/java", "KOALA_RANK": "3",
         "LANG": "de_DE.UTF-8",
@@ -169,7 +154,7 @@ def test_task_environment_is_free_of_the_batch_system() -> None:
 def test_input_files_are_written(tmp_path: Path) -> None:
     """Directories are made, an older file is replaced, and the mode is what it was, less what others could write."""
     for content in (b"old", b"new"):
-        agent.write_file(str(tmp_path), "a/b/ä.txt", 0o777, content)
+        write_file(str(tmp_path), "a/b/ä.txt", 0o777, content)
     path = tmp_path / "a/b/ä.txt"
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o755
@@ -186,8 +171,8 @@ def test_input_files_cannot_leave_the_directory(tmp_path: Path, target: str) -> 
         directory.mkdir(parents=True)
     (inside / "link").symlink_to(outside)
     (inside / "a" / "link").symlink_to(outside)
-    with pytest.raises(agent.LaunchError, match="input file"):
-        agent.write_file(str(inside), target, 0o644, b"x")
+    with pytest.raises(LaunchError, match="input file"):
+        write_file(str(inside), target, 0o644, b"x")
     assert not list(outside.iterdir())
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["inside", "outside"]
 
@@ -197,7 +182,7 @@ def test_input_file_does_not_write_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "x").symlink_to(victim)
-    agent.write_file(str(tmp_path), "x", 0o644, b"mine")
+    write_file(str(tmp_path), "x", 0o644, b"mine")
     assert victim.read_text() == "precious"
     assert (tmp_path / "x").read_bytes() == b"mine"
 
@@ -222,7 +207,7 @@ def test_oom_kills_are_counted(tmp_path: Path, membership: str, files: dict[str,
         path = tmp_path / "fs" / name
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    assert agent.oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
+    assert oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
 
 
 steps = st.lists(
@@ -239,7 +224,7 @@ steps = st.lists(
 @given(steps=steps)
 def test_output_is_kept_until_acknowledged(steps: list[tuple[str, int]]) -> None:
     """Through any sequence of writes, sends, acknowledgements and lost connections, every byte arrives in its place."""
-    output = agent.Output()
+    output = Output()
     written = bytearray()
     arrived = bytearray()
     for step, number in steps:
@@ -265,18 +250,18 @@ def test_output_is_kept_until_acknowledged(steps: list[tuple[str, int]]) -> None
 
 def test_output_bounds_what_it_keeps() -> None:
     """There is no room beyond the bound until something is acknowledged."""
-    output = agent.Output()
-    output.add(bytes(agent.KEPT))
+    output = Output()
+    output.add(bytes(KEPT))
     assert output.room == 0
     output.acknowledge(10)
     assert output.room == 10
-    output.acknowledge(agent.KEPT + 5)
+    output.acknowledge(KEPT + 5)
     assert output.safe
 
 
 def test_timers_run_in_order_of_their_time() -> None:
     """A call is made when it is due, not before, and the next one says how long to wait."""
-    timers = agent.Timers()
+    timers = Timers()
     called: list[str] = []
     assert timers.wait() is None
     timers.after(1000, lambda: called.append("late"))
@@ -301,10 +286,10 @@ def test_processes_of_a_task_are_found(tmp_path: Path) -> None:
     ]
     try:
         wait_until_executed(processes)
-        assert agent.session_of(processes[0].pid) == processes[0].pid
-        assert agent.signal_all(processes[0].pid, b"KOALA_STDOUT=/x/1/out\0", 9) == 2
+        assert session_of(processes[0].pid) == processes[0].pid
+        assert signal_all(processes[0].pid, b"KOALA_STDOUT=/x/1/out\0", 9) == 2
         assert [process.wait(timeout=10) for process in processes[:2]] == [-9, -9]
-        assert agent.session_of(processes[0].pid) is None
+        assert session_of(processes[0].pid) is None
         assert processes[2].poll() is None
     finally:
         for process in processes:
@@ -315,5 +300,5 @@ def test_processes_of_a_task_are_found(tmp_path: Path) -> None:
 def wait_until_executed(processes: list[subprocess.Popen[bytes]]) -> None:
     """Wait until each process has the environment that it was started with (with vfork it has when Popen returns)."""
     deadline = time.monotonic() + 10
-    while not all(b"KOALA_STDOUT" in agent.read_bytes(f"/proc/{process.pid}/environ") for process in processes):
+    while not all(b"KOALA_STDOUT" in read_bytes(f"/proc/{process.pid}/environ") for process in processes):
         assert time.monotonic() < deadline

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.vjm import agent
+from koala_adapter.vjm.agent.directories import claim_directory, remove_stale, remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,17 +53,17 @@ def test_any_tree_is_removed(tmp_path: Path, top: Path) -> None:
         (top / "wide" / str(number)).mkdir(parents=True)
     (top / "wide").chmod(0)
     (top / "deep" / "deep").chmod(0o500)
-    agent.remove_tree(str(top))
+    remove_tree(str(top))
     assert not top.exists()
     assert (kept / "file").exists()
-    agent.remove_tree(str(top))
+    remove_tree(str(top))
 
 
 def test_a_link_in_the_place_of_the_tree_is_not_followed(tmp_path: Path) -> None:
     """It, and what it leads to, stays."""
     (tmp_path / "kept").mkdir()
     (tmp_path / "link").symlink_to("kept")
-    agent.remove_tree(str(tmp_path / "link"))
+    remove_tree(str(tmp_path / "link"))
     assert (tmp_path / "kept").exists()
 
 
@@ -78,32 +78,32 @@ def directory(tmp_path: Path) -> Path:
 
 def test_what_the_dead_left_is_removed(tmp_path: Path, directory: Path) -> None:
     """As soon as nobody has the lock, and not before."""
-    lock = agent.claim_directory(str(directory))
+    lock = claim_directory(str(directory))
     assert lock is not None
-    agent.remove_stale(str(tmp_path))
+    remove_stale(str(tmp_path))
     assert (directory / "1").exists()
     os.close(lock)
-    agent.remove_stale(str(tmp_path))
+    remove_stale(str(tmp_path))
     assert not directory.exists()
 
 
 def test_what_is_not_proved_to_be_ours_and_dead_stays(tmp_path: Path, directory: Path) -> None:
     """Without a word of its owner, from another machine, readable by others, of another name, or only a link to one."""
-    agent.remove_stale(str(tmp_path))
+    remove_stale(str(tmp_path))
     assert directory.exists()
-    lock = agent.claim_directory(str(directory))
+    lock = claim_directory(str(directory))
     assert lock is not None
     os.close(lock)
     mine = (directory / "owner").read_bytes()
     (directory / "owner").write_bytes(b"another " + mine)
-    agent.remove_stale(str(tmp_path))
+    remove_stale(str(tmp_path))
     assert directory.exists()
     (directory / "owner").write_bytes(mine)
     directory.chmod(0o750)
-    agent.remove_stale(str(tmp_path))
+    remove_stale(str(tmp_path))
     assert directory.exists()
     directory.chmod(0o700)
     other = directory.rename(tmp_path / "koala-mine")
     directory.symlink_to(other)
-    agent.remove_stale(str(tmp_path))
+    remove_stale(str(tmp_path))
     assert (other / "1").exists()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from koala_adapter.model import ClusterName
 from koala_adapter.wiki.codec.protocol import check_host
 from koala_adapter.wiki.naming import node_names, wire_name
-from koala_adapter.wiki.runningjobsfile import Memory
+from koala_adapter.wiki.runningjobsfile import RunningJobsFile
 from koala_adapter.wiki.sources import Place
 from koala_adapter.wiki.tasklists import host_counts, next_task_list
 from tests.unit.wiki.wiki_source import MemorySource, Server, job, running
@@ -72,7 +72,7 @@ def test_ambiguous_names_carry_their_cluster() -> None:
 @pytest.mark.anyio
 async def test_ends_are_told_after_a_restart(tmp_path: Path) -> None:
     """A job that ended while no server ran is reported over by the next one, and one that still runs as running."""
-    memory = Memory(tmp_path / "running.json")
+    memory = RunningJobsFile(tmp_path / "running.json")
     server = Server(tmp_path, memory=memory)
     server.source.add(running("7", {"n1": 2}), running("8", {"n2": 2}), job("5"))
     await server.states()

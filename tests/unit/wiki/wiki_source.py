@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from koala_adapter.wiki.runningjobsfile import Memory
+    from koala_adapter.wiki.runningjobsfile import RunningJobsFile
 
 KEY = read_key("1234567890")
 CLUSTER = ClusterName("alpha")
@@ -150,7 +150,7 @@ class Server:
         source: MemorySource | None = None,
         *,
         key: Key | None = KEY,
-        memory: Memory | None = None,
+        memory: RunningJobsFile | None = None,
         **options: object,
     ) -> None:
         """``options`` of the server."""

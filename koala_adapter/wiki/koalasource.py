@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.client import Client
     from koala_adapter.api.reports import JobReport
-    from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.plugin import Lrm
     from koala_adapter.wiki.sources import Place
 
@@ -52,7 +51,7 @@ class KoalaSource(Source):
     capabilities = Capabilities()
     partitioned = True
 
-    def __init__(self, clusters: Sequence[tuple[ClusterConfig, Lrm]], client: Client) -> None:
+    def __init__(self, clusters: Sequence[tuple[ClusterName, Lrm]], client: Client) -> None:
         """The LRMs are started by their owner."""
         self._clusters = clusters
         self._client = client
@@ -62,18 +61,18 @@ class KoalaSource(Source):
         nodes: dict[ClusterName, tuple[Node, ...]] = {}
         places: dict[tuple[ClusterName, LrmJobId], str] = {}
 
-        async def one(config: ClusterConfig, lrm: Lrm) -> None:
+        async def one(cluster: ClusterName, lrm: Lrm) -> None:
             try:
-                nodes[config.cluster_name] = await lrm.nodes()
+                nodes[cluster] = await lrm.nodes()
                 for job in await lrm.jobs(name_prefix=PREFIX):
                     if job.nodes:
-                        places[config.cluster_name, job.id] = job.nodes[0]
+                        places[cluster, job.id] = job.nodes[0]
             except LrmError as error:
-                log.warning("cluster does not answer", cluster=config.name, error=str(error))
+                log.warning("cluster does not answer", cluster=cluster, error=str(error))
 
         async with anyio.create_task_group() as tasks:
-            for config, lrm in self._clusters:
-                tasks.start_soon(one, config, lrm)
+            for cluster, lrm in self._clusters:
+                tasks.start_soon(one, cluster, lrm)
         if not nodes:
             raise LrmUnavailableError("no cluster answers")
         names = _unique_names(nodes)

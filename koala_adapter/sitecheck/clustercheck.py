@@ -1,144 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``koala check`` looks at: this host first, then each cluster from the outside in."""
+"""What ``koala check`` looks at in one cluster, from the outside in."""
 
 from __future__ import annotations
 
-import os
-import socket
-import stat
-import sys
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter import __version__
-from koala_adapter.api.offline import close_lrm
-from koala_adapter.api.statedirectory import socket_path
-from koala_adapter.cli.trial import Trial
-from koala_adapter.config.sitemodel import ANY_ADDRESS, shortest_poll_interval
+from koala_adapter.config.sitemodel import shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.commands import login_name
-from koala_adapter.service.clusterdriver import make_lrm
+from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.poller import read_cluster
+from koala_adapter.sitecheck.trialplaceholder import Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from koala_adapter.cli.session import Session
-    from koala_adapter.cli.trial import TrialCenter
-    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import Queue
-    from koala_adapter.plugin import Lrm
+    from koala_adapter.plugin import Lrm, PluginDefinition
+    from koala_adapter.sitecheck.trialplaceholder import TrialCenter
 
-OLDEST_PYTHON = (3, 11)
 START_TIME = 60.0
 """Seconds that a cluster may take for each step of its check."""
-
-
-def check_host(session: Session) -> Iterator[CheckResult]:
-    """Check everything that needs no cluster; what builds on a failure is left out."""
-    yield _python()
-    yield _package()
-    plugins = _guarded("plugins", lambda: ", ".join(sorted(session.plugins)))
-    yield plugins
-    directory = _guarded("state directory", lambda: _state_directory(session))
-    yield directory
-    if directory.ok:
-        yield _service(session)
-    if plugins.ok:
-        site = _guarded("site file", lambda: _site_file(session))
-        yield site
-        if site.ok:
-            yield _address(session.site)
-
-
-def _python() -> CheckResult:
-    version = ".".join(map(str, sys.version_info[:3]))
-    ok = sys.version_info >= OLDEST_PYTHON
-    return CheckResult(
-        subject="Python", ok=ok, found=f"{version} in {sys.executable}", remedy="install Python 3.11 or newer"
-    )
-
-
-def _package() -> CheckResult:
-    try:
-        installed = metadata.version("koala-adapter")
-    except metadata.PackageNotFoundError:
-        remedy = "pip install koala-adapter: without its metadata no plugin is found"
-        return CheckResult(subject="koala-adapter", ok=False, found=f"{__version__}, not installed", remedy=remedy)
-    ok = installed == __version__
-    found = __version__ if ok else f"{__version__}, but its metadata say {installed}"
-    return CheckResult(subject="koala-adapter", ok=ok, found=found, remedy="install it again: pip install ...")
-
-
-def _guarded(subject: str, look: Callable[[], str]) -> CheckResult:
-    """Make a result of what ``look`` returns or raises."""
-    try:
-        return CheckResult(subject=subject, ok=True, found=look())
-    except KoalaError as error:
-        return CheckResult(subject=subject, ok=False, found=error.message, remedy=error.hint)
-    except OSError as error:
-        return CheckResult(subject=subject, ok=False, found=str(error))
-
-
-def _state_directory(session: Session) -> str:
-    directory: Path = session.directory
-    socket_path(directory)
-    if not directory.exists():
-        return f"{directory} (not there yet; made when needed)"
-    mode = stat.S_IMODE(directory.stat().st_mode)
-    if mode & 0o077:
-        raise KoalaError(f"{directory} is open to others (mode {mode:o})", hint=f"chmod 700 {directory}")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise KoalaError(f"{directory} is not writable", hint=f"chmod 700 {directory}")
-    return f"{directory} (private)"
-
-
-def _service(session: Session) -> CheckResult:
-    pid = session.client.pid()
-    found = "none runs; `koala run` and `koala submit` need none" if pid is None else f"runs (pid {pid})"
-    return CheckResult(subject="service", ok=True, found=found)
-
-
-def _site_file(session: Session) -> str:
-    names = ", ".join(cluster.name for cluster in session.site.enabled_clusters)
-    return f"{session.site_file} ({names or 'no cluster takes jobs of koala'})"
-
-
-def _address(site: SiteConfig) -> CheckResult:
-    """Check that the names by which nodes are to find this host mean something, at least here."""
-    center = site.control_center
-    addresses = dict.fromkeys(site.node_address(cluster) for cluster in site.enabled_clusters)
-    for address in addresses:
-        try:
-            found = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
-        except OSError as error:
-            remedy = "set control_center.address to a name or address of this host that nodes can reach"
-            said = f"{address!r} has no address here: {error.strerror or error}"
-            return CheckResult(subject="address for nodes", ok=False, found=said, remedy=remedy)
-        if center.listen in ANY_ADDRESS and found <= {"127.0.0.1", "127.0.1.1", "::1"} and not _all_local(site):
-            remedy = "set control_center.address to an address of this host that nodes can reach"
-            said = f"{address!r} is {', '.join(sorted(found))}, where every node finds only itself"
-            return CheckResult(subject="address for nodes", ok=False, found=said, remedy=remedy)
-    port = str(center.port) if center.port else "a port that is chosen once"
-    found_ = f"{', '.join(addresses) or 'none needed'}; listens on {center.listen}, {port}"
-    return CheckResult(subject="address for nodes", ok=True, found=found_)
-
-
-def _all_local(site: SiteConfig) -> bool:
-    return all(cluster.plugin == "local" for cluster in site.enabled_clusters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCheck:
     """Checks one cluster."""
 
-    session: Session
     config: ClusterConfig
+    plugins: Mapping[str, PluginDefinition]
+    directory: Path
+    """The state directory."""
     tell: Callable[[str], None]
     """Hears what is being looked at."""
     center: TrialCenter | None
@@ -151,7 +49,7 @@ class ClusterCheck:
     async def run(self) -> list[CheckResult]:
         """Return what was found; what builds on a failure is left out."""
         try:
-            lrm, _ = make_lrm(self.config, self.session.plugins, self.session.directory)
+            lrm, _ = make_lrm(self.config, self.plugins, self.directory)
         except (OSError, KoalaError) as error:
             return [CheckResult(subject="plugin", ok=False, found=str(error))]
         try:

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reports of the jobs that a running service has in its state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.api.reportbuilder import job_report
+
+if TYPE_CHECKING:
+    from koala_adapter.api.reports import JobReport
+    from koala_adapter.model import JobId
+    from koala_adapter.service.service import Service
+
+
+def live_report(service: Service, job_id: JobId) -> JobReport:
+    """Return the report of a job as it is now. Raises JobNotFoundError."""
+    directory = service.applications.directory / job_id
+    return job_report(
+        service.scheduler,
+        service.scheduler.job(job_id),
+        now=service.now(),
+        wall_offset=service.clock.offset,
+        output_directory=str(directory),
+        trouble=_trouble(service, job_id),
+        files=service.applications.results.concluded(directory),
+    )
+
+
+def report_to_keep(service: Service, job_id: JobId) -> str:
+    """Return the report of a job that has ended, as JSON."""
+    return live_report(service, job_id).to_json()
+
+
+def _trouble(service: Service, job_id: JobId) -> str:
+    over = service.state.jobs[job_id].state.final
+    journal = f"Nothing is decided until this is over: {service.trouble}." if service.trouble else ""
+    return " ".join(filter(None, (service.applications.unwritten.trouble(job_id, over=over), journal)))

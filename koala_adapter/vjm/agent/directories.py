@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private directories of agents: made, claimed, and removed whatever is in them."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import socket
+import stat
+
+from koala_adapter.vjm.agent.node import raw
+from koala_adapter.vjm.agent.processes import NO_SESSION, kill_all, read_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Optional, Tuple
+
+OWNER = "owner"  # the file in an agent's directory that says on which machine the directory's lock is to be asked
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a private directory as far as possible, following no link, however deep and however locked it is."""
+    for _ in Removal(directory).steps():
+        pass
+
+
+class Removal:
+    """Removes a tree in short steps. One directory is open at a time, so the depth does not matter."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._place = -1
+        self._way: "List[Tuple[str, Tuple[int, int], List[str]]]" = []  # name, identity, subdirectories to be emptied
+
+    def steps(self) -> "Iterator[None]":
+        """Do a step each time; what cannot be removed stays."""
+        try:
+            self._enter(open_directory(self._directory), "")
+            while self._way:
+                if self._way[-1][2]:
+                    name = self._way[-1][2].pop()
+                    with contextlib.suppress(OSError):
+                        self._enter(open_directory(name, self._place), name)
+                else:
+                    self._leave()
+                yield
+        except OSError:
+            pass
+        finally:
+            if self._place >= 0:
+                os.close(self._place)
+
+    def _enter(self, place: int, name: str) -> None:
+        """Go into a directory and remove the files in it."""
+        if self._place >= 0:
+            os.close(self._place)
+        self._place = place
+        subdirectories: "List[str]" = []
+        self._way.append((name, identity(place), subdirectories))
+        for entry in os.listdir(place):
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(os.stat(entry, dir_fd=place, follow_symlinks=False).st_mode):
+                    subdirectories.append(entry)
+                elif entry != OWNER or len(self._way) > 1:
+                    os.unlink(entry, dir_fd=place)
+
+    def _leave(self) -> None:
+        """Go to the directory above and remove the one that is empty now."""
+        name, _, _ = self._way.pop()
+        if not self._way:
+            # Last of all: who finds this file may go on where we could not.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(OWNER, dir_fd=self._place)
+            os.rmdir(raw(self._directory))
+            return
+        outer = os.open("..", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._place)
+        os.close(self._place)
+        self._place = outer
+        if identity(outer) != self._way[-1][1]:  # somebody moved it meanwhile
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        with contextlib.suppress(OSError):  # something in it stays, such as a mount point
+            os.rmdir(name, dir_fd=outer)
+
+
+def identity(descriptor: int) -> "Tuple[int, int]":
+    """Return what tells a directory from all others."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def open_directory(name: str, place: "Optional[int]" = None) -> int:
+    """Open a directory of ours that is no link, and make it readable and writable for us."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW
+    found = os.open(name, os.O_PATH | flags, dir_fd=place)
+    try:
+        if os.fstat(found).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(".", os.O_RDONLY | flags, dir_fd=found)
+    finally:
+        os.close(found)
+
+
+def machine() -> bytes:
+    """Return what tells this machine, since its last start, from all others with which it may share a directory."""
+    return read_bytes("/proc/sys/kernel/random/boot_id").strip() + b" " + raw(socket.gethostname()) + b"\n"
+
+
+def claim_directory(directory: str) -> "Optional[int]":
+    """Lock a new directory of ours for as long as somebody has the descriptor; None where that cannot be."""
+    descriptor = open_directory(directory)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(OWNER, flags, 0o600, dir_fd=descriptor), "wb") as file:
+            file.write(machine())
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def remove_stale(place: str) -> None:
+    """Remove the directories of agents of ours that were killed together with their guards."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place):
+            if re.match("koala-[0-9a-f]{32}$", name):
+                with contextlib.suppress(OSError):
+                    remove_if_stale(os.path.join(place, name))
+
+
+def remove_if_stale(directory: str) -> None:
+    """Remove an agent's directory if it is ours and was made on this machine by somebody who is dead, as its lock says.
+
+    What still runs of its tasks is ended first: nobody else watches it any more.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            return
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(OWNER, flags, dir_fd=descriptor), "rb") as file:
+            if file.read(1024) != machine():
+                return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kill_all(NO_SESSION, raw(f"KOALA_STDOUT={directory}/"))
+        remove_tree(directory)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holding a processor: contact to the control center, lease, walltime, signals, and the end.
+
+All that a placeholder without tasks needs is here and in what this imports; the rest waits for the first task.
+"""
+
+import errno
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+
+from koala_adapter.vjm.agent.connection import Channel
+from koala_adapter.vjm.agent.node import clock, random_name, say, word
+from koala_adapter.vjm.agent.settings import GRACE, Settings
+from koala_adapter.vjm.agent.timers import Timers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional, Tuple
+
+    from koala_adapter.vjm.agent.tasklist import TaskList
+
+VERSION = 1
+CONNECT_TIME = 20.0  # seconds for TCP, TLS and the answer to Hello
+LONGEST_PAUSE = 6.0  # seconds between two tries to connect, give or take half: less than the center's patience
+LEAVING_PAUSE = 0.5  # likewise, once the agent must go: it has GRACE and FLUSH for its last words
+STEADY = 30.0  # seconds after which a connection counts as good, and the pauses start small again
+PREPARE = 2.0  # seconds after which one that is held prepares for tasks, give or take half
+FLUSH = 10.0  # seconds for the last output after the tasks are gone
+FAREWELL = 2.0  # seconds for the control center to see the end of the connection
+NEAR = 30.0  # a SIGTERM so many seconds before the end of the walltime is taken for that end
+
+EXIT_RELEASED, EXIT_UNUSABLE, EXIT_REFUSED, EXIT_LEASE, EXIT_ENDED = 0, 1, 3, 4, 5
+
+
+def give_or_take_half(seconds: float) -> float:
+    """Return a time by chance, so that many agents do not all do the same at once."""
+    return seconds * (0.5 + ord(os.urandom(1)) / 256)
+
+
+def prepare_for_tasks() -> None:
+    """Import what tasks need, which takes half as long as the start: while nothing else is to be done."""
+    from koala_adapter.vjm.agent import tasklist  # noqa: F401 - for the import to come
+
+
+class Agent:
+    """Keeps channel, lease, walltime and, once there are some, tasks together."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.selector = selectors.DefaultSelector()
+        self.timers = Timers()
+        self.ending: "Optional[Tuple[str, str]]" = None  # reason and detail, once the agent must go
+        self._channel = Channel(settings, self.selector, opened=self.opened, received=self.received, closed=self.closed)
+        self._session = random_name() + random_name()
+        self._tasks: "Optional[TaskList]" = None  # what they need is not even compiled before the first
+        self._lease = settings.lease
+        self._heartbeat = CONNECT_TIME
+        self._contact = clock()
+        self._attempt = 0
+        self._opened = 0.0
+        self._failures = 0
+        self._last_failure = ""
+        self._welcomed = False
+        self._leaving: "Optional[int]" = None  # the exit status to come
+        self._mute = False  # nobody listens any more: do not wait for acknowledgements
+        self._parting = False  # all is said, and the end of the connection on its way
+        self._exit: "Optional[int]" = None
+
+    def run(self) -> int:
+        """Hold the processor until released; return the exit status."""
+        self._receive_signals()
+        self._watch_lease()
+        left = self._ends_in()
+        if left is not None:
+            self.timers.after(left - min(self.settings.end_margin, left / 2), self._walltime_ends)
+        self._dial(self._attempt)
+        try:
+            while True:
+                self.timers.run()
+                self._advance()
+                if self._exit is not None:
+                    return self._exit
+                for key, mask in self.selector.select(self.timers.wait()):
+                    key.data(mask)
+        finally:
+            if self._tasks:
+                self._tasks.finish()
+
+    @property
+    def heard(self) -> bool:
+        """Whether the control center was told everything before the end, so that no written word is needed."""
+        return self._parting
+
+    # The connection
+
+    def opened(self) -> None:
+        """The control center is at the other end: say who we are."""
+        settings = self.settings
+        self._channel.send({
+            "kind": "hello", "version": VERSION, "batch": settings.batch, "index": settings.index,
+            "token": settings.token, "session": self._session, "lrm_id": settings.lrm_id,
+            "host": word(socket.gethostname()), "address": word(self._channel.own_address()), "pid": os.getpid(),
+            "ends_in": self._ends_in(), "python": ".".join(map(str, sys.version_info[:3])),
+            "tasks": self._tasks.reports() if self._tasks else [], "resends": True,
+        })  # fmt: skip
+
+    def received(self, line: bytes) -> None:
+        """Act on a line from the control center."""
+        try:
+            message = json.loads(line.decode())
+            kind = message["kind"].replace("-", "_")
+            act = getattr(self, "_on_" + kind, None) or getattr(self._tasks, "on_" + kind, None)
+            if act is not None:
+                act(message)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OSError(errno.EPROTO, f"the control center sent what makes no sense: {error!r}") from error
+        self._contact = clock()
+
+    def closed(self, reason: str) -> None:
+        """The connection is gone, or could not be made: try again after a while."""
+        good = self._welcomed and clock() - self._opened > STEADY
+        self._failures = 1 if good else self._failures + 1
+        self._attempt += 1
+        self._welcomed = False
+        if self._parting:
+            self._depart()
+        if self._mute or self._parting:
+            return
+        if reason != self._last_failure:
+            self._last_failure = reason
+            say(f"no connection to {self.settings.host}:{self.settings.port}: {reason}; trying again")
+        pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 10))
+        if self._leaving is not None:
+            pause = min(pause, LEAVING_PAUSE)
+        attempt = self._attempt
+        self.timers.after(give_or_take_half(pause), lambda: self._dial(attempt))
+
+    def _dial(self, after: int) -> None:
+        if self._mute or after != self._attempt:
+            return
+        self._opened = clock()
+        self._attempt += 1
+        attempt = self._attempt
+        self.timers.after(CONNECT_TIME, lambda: self._give_up_dialling(attempt))
+        self._channel.dial()
+
+    def _give_up_dialling(self, attempt: int) -> None:
+        if attempt == self._attempt and not self._welcomed:
+            self._channel.close("no answer")
+
+    def _ends_in(self) -> "Optional[float]":
+        return None if self.settings.ends_at is None else max(0.0, self.settings.ends_at - clock())
+
+    # What the control center says
+
+    def _on_welcome(self, message: "Dict[str, Any]") -> None:
+        self._lease, self._heartbeat = float(message["lease"]), float(message["heartbeat"])
+        self._welcomed = True
+        self._last_failure = ""
+        if self.ending:
+            self._send_ending()
+        attempt = self._attempt
+        self.timers.after(self._heartbeat, lambda: self._beat(attempt))
+        self.timers.after(give_or_take_half(PREPARE), prepare_for_tasks)
+
+    def _on_refused(self, message: "Dict[str, Any]") -> None:
+        self._leave(EXIT_REFUSED, "cancelled", f"the control center refused: {message['reason']}", GRACE, mute=True)
+
+    def _on_pong(self, _message: "Dict[str, Any]") -> None:
+        """Being heard was the point."""
+
+    def _on_launch(self, message: "Dict[str, Any]") -> None:
+        if self._tasks is None:
+            from koala_adapter.vjm.agent.tasklist import TaskList
+            from koala_adapter.vjm.agent.workplace import Workplace
+
+            place = Workplace(self.selector, self.timers, self.settings.batch, self.ending)
+            self._tasks = TaskList(self._channel, place)
+        self._tasks.on_launch(message)
+
+    def _on_release(self, message: "Dict[str, Any]") -> None:
+        self._leave(EXIT_RELEASED, "cancelled", "released", float(message["grace"]))
+
+    # The loop's work
+
+    def _advance(self) -> None:
+        if self._tasks:
+            self._tasks.advance()
+            if self._welcomed:
+                self._tasks.send()
+        self._channel.flush()
+        if self._leaving is None or self._parting or (self._tasks and not self._tasks.complete):
+            return
+        if self._tasks:
+            self._tasks.clear()  # at once, because whoever ends us may not wait until all is said
+        if self._mute:
+            self._exit = self._leaving
+        elif self._welcomed and not self._channel.queued and (not self._tasks or self._tasks.told):
+            self._parting = True
+            self._channel.finish()
+            self.timers.after(FAREWELL, self._depart)
+
+    def _beat(self, attempt: int) -> None:
+        if attempt != self._attempt:
+            return
+        if clock() - self._contact > 3 * self._heartbeat:
+            self._channel.close("the control center has fallen silent")
+            return
+        self._channel.send({"kind": "heartbeat"})
+        self.timers.after(self._heartbeat, lambda: self._beat(attempt))
+
+    # Ends
+
+    def _watch_lease(self) -> None:
+        left = self._contact + self._lease - clock()
+        if left > 0:
+            self.timers.after(min(left, 30.0), self._watch_lease)
+            return
+        detail = f"no contact to the control center for {self._lease:g} s"
+        say(f"{detail} (last: {self._last_failure or 'silence'}); this placeholder ends")
+        self._leave(EXIT_LEASE, "lost", detail, FAREWELL, mute=True)
+
+    def _walltime_ends(self) -> None:
+        grace = min(GRACE, self.settings.end_margin / 2)
+        self._leave(EXIT_ENDED, "walltime", "the walltime of the placeholder ends", grace)
+
+    def _stopped_by(self, number: int) -> None:
+        left = self._ends_in()
+        # SIGUSR1 and SIGXCPU announce a limit (Slurm --signal, Grid Engine s_rt and s_cpu); the others say only: go.
+        limit = number in (signal.SIGUSR1, signal.SIGXCPU) or (left is not None and left < NEAR)
+        name = signal.Signals(number).name
+        self._leave(EXIT_ENDED, "walltime" if limit else "cancelled", f"the placeholder got {name}", GRACE)
+
+    def _leave(self, code: int, reason: str, detail: str, grace: float, *, mute: bool = False) -> None:
+        self._mute = self._mute or mute
+        if self._leaving is None:
+            self._leaving = code
+            self.ending = (reason, detail)
+            if code != EXIT_RELEASED:
+                say(f"ending: {detail}")
+                if self._welcomed and not mute:
+                    self._send_ending()
+            self.timers.after(grace + FLUSH, self._stop_waiting)
+            if self._channel.closed:  # the time that is left may be shorter than the pause
+                self._failures = 0
+                self._dial(self._attempt)
+        if self._tasks:
+            self._tasks.stop(reason, detail, grace)
+
+    def _send_ending(self) -> None:
+        if self.ending and self._leaving != EXIT_RELEASED:
+            self._channel.send({"kind": "ending", "reason": self.ending[0], "detail": self.ending[1]})
+
+    def _stop_waiting(self) -> None:
+        # Files go on as long as they make progress. Who released us may only be down for a while, as it is when it is
+        # started anew: what it still wants waits for it as long as the lease lasts.
+        progress = self._tasks is not None and self._tasks.progress()
+        cut_off = not self._welcomed or clock() - self._opened < FLUSH
+        away = self._leaving == EXIT_RELEASED and cut_off and self._tasks is not None and not self._tasks.safe
+        if (away or progress) and not self._mute:
+            self.timers.after(FLUSH, self._stop_waiting)
+        else:
+            self._depart()
+
+    def _depart(self) -> None:
+        if self._exit is None:
+            self._exit = self._leaving
+
+    def _receive_signals(self) -> None:
+        reader, writer = os.pipe()
+        for descriptor in (reader, writer):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writer)
+        for name in ("SIGCHLD", "SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"):
+            signal.signal(getattr(signal, name), lambda _number, _frame: None)
+        self.selector.register(reader, selectors.EVENT_READ, lambda _mask: self._signals(os.read(reader, 512)))
+
+    def _signals(self, numbers: bytes) -> None:
+        for number in sorted(set(numbers), key=lambda number: number == signal.SIGCHLD):
+            if number != signal.SIGCHLD:
+                self._stopped_by(number)
+        if self._tasks:
+            self._tasks.look()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting a process for a task."""
+
+import contextlib
+import os
+import socket
+import subprocess
+
+from koala_adapter.vjm.agent.node import random_name, raw
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List
+
+# What batch systems and MPI starters leave in the environment of a job: a task that sees it takes itself for a step of
+# that job (srun, mpiexec and MPI libraries do), or for a batch job.
+FOREIGN_PREFIXES = (
+    "KOALA_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SGE_", "PBS_", "PMI_", "PMI2_", "PMIX_", "OMPI_",
+    "PRTE_", "HYDRA_", "HYDI_", "MPIR_",
+)  # fmt: skip
+FOREIGN_NAMES = frozenset((
+    "ARC", "BATCHJOB_ID", "BATCH_JOBID", "ENVIRONMENT", "JOB_ID", "JOB_NAME", "JOB_SCRIPT", "LSB_JOBID", "NHOSTS",
+    "NQUEUES", "NSLOTS", "PE", "PE_HOSTFILE", "QUEUE", "REQNAME", "REQUEST", "RESTARTED", "TASK_ID",
+))  # fmt: skip
+
+
+class LaunchError(Exception):
+    """A task cannot be started; ``code`` is what a shell would end with (127: not found, 126: cannot be run)."""
+
+    def __init__(self, detail: str, code: int = 126) -> None:
+        Exception.__init__(self, detail)
+        self.code = code
+
+
+def task_environment(base: "Dict[str, str]", added: "List[List[str]]") -> "Dict[str, str]":
+    """Return the node's environment without the traces of its batch system, with ``added`` on top."""
+    environment = {
+        name: value
+        for name, value in base.items()
+        if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES)
+    }
+    environment.update((name, value) for name, value in added)
+    return environment
+
+
+def write_file(directory: str, target: str, mode: int, content: bytes) -> None:
+    """Write an input file below ``directory``, following no link; other ranks may write the same one just now."""
+    parts = target.split("/")
+    if "\0" in target or any(part in ("", ".", "..") for part in parts):
+        raise LaunchError(f"the input file {target!r} is not a path below the working directory")
+    place = os.open(raw(directory), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in parts[:-1]:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(raw(part), 0o755, dir_fd=place)
+            inner = os.open(raw(part), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = inner
+        temporary = ".koala-" + random_name()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=place), "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode & 0o755)
+        os.rename(raw(temporary), raw(parts[-1]), src_dir_fd=place, dst_dir_fd=place)
+    except OSError as error:
+        raise LaunchError(f"cannot write the input file {target!r} in {directory}: {error.strerror}") from error
+    finally:
+        os.close(place)
+
+
+def start(
+    argv: "List[str]", working_directory: str, environment: "Dict[str, str]", writers: "List[int]"
+) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own."""
+    try:
+        return subprocess.Popen(
+            [raw(argument) for argument in argv],
+            cwd=raw(working_directory),
+            env={raw(name): raw(value) for name, value in environment.items()},
+            stdin=subprocess.DEVNULL,
+            stdout=writers[0],
+            stderr=writers[1],
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        there = os.path.exists(raw(os.path.join(working_directory, argv[0]))) if "/" in argv[0] else False
+        what = "the interpreter of {} was not found" if there else "{}: command not found"
+        raise LaunchError(what.format(argv[0]) + f" on {socket.gethostname()}", 126 if there else 127) from None
+    except OSError as error:
+        raise LaunchError(f"{argv[0]} cannot be run on {socket.gethostname()}: {error.strerror}") from error

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a task leaves."""
+
+import binascii
+import collections
+import contextlib
+import errno
+import os
+import stat
+
+from koala_adapter.vjm.agent.node import raw
+from koala_adapter.vjm.agent.patterns import Patterns
+from koala_adapter.vjm.agent.streams import CHUNK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set, Tuple
+
+FILES = 10000  # most files of a task that are sent
+LARGEST = 2**50  # most bytes of one of them, however few a sparse file occupies
+SEEN = 100000  # most entries of its directory that are looked at for them
+LONGEST_PATH = 3500  # bytes of a path below it; what is deeper is not looked at
+NAMED = 20  # most files that are named among those which do not arrive
+LONGEST_NAME = 200  # characters of such a name
+
+
+class ResultFile:
+    """A file that a task left and that has not arrived yet."""
+
+    def __init__(self, number: int, path: str, source: str, status: os.stat_result) -> None:
+        self.number = number
+        self.path = path
+        self.source = source  # another one than ``path`` for a link
+        self.size = status.st_size
+        self.mode = stat.S_IMODE(status.st_mode) & 0o700
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again. The first piece goes alone: the answer says how much has arrived already."""
+        self.sent = 0
+        self.answered = False
+
+
+class Results:
+    """The files that a task left: sends those that are wanted, and names those that go away with its directory."""
+
+    def __init__(self, task: str, directory: str, message: "Dict[str, Any]") -> None:
+        self._task = task
+        self._directory = directory
+        self._patterns = Patterns(message["output_files"])
+        self._wanted = bool(message["output_files"])
+        self._private = message["working_directory"] is None
+        self._inputs: "Dict[str, Tuple[int, int, int]]" = {}
+        self._files: "Dict[int, ResultFile]" = {}
+        self._turn: "collections.deque[ResultFile]" = collections.deque()
+        self._found = self._arrived = self._bytes = self._left = self._omitted = 0
+        self._left_names: "List[str]" = []
+        self._omissions: "List[Dict[str, str]]" = []
+        self._collected = False
+        self.said = False  # all that there is was sent
+        self.safe = False  # and has arrived
+        self.progress = 0  # answers of the control center
+
+    @property
+    def has_files(self) -> bool:
+        """Whether files have not arrived yet."""
+        return bool(self._files)
+
+    def note_input(self, target: str) -> None:
+        """Remember an input file as it is before the task starts: unchanged, it is no result."""
+        with contextlib.suppress(OSError):
+            self._inputs[target] = self._identity(os.stat(raw(os.path.join(self._directory, target))))
+
+    @staticmethod
+    def _identity(status: os.stat_result) -> "Tuple[int, int, int]":
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def collect(self) -> None:
+        """Look, when the task is over, for what it left."""
+        try:
+            top = os.open(raw(self._directory), os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._walk(top)
+            finally:
+                os.close(top)
+        except OSError as error:
+            self._omit(".", f"cannot be read: {error.strerror}")
+        if self._found or not self._private:  # with files that arrive, somebody chose what is wanted
+            self._left, self._left_names = 0, []
+        self._collected = True
+        self.rewind()
+        if not (self._wanted or self._left or self._omitted):
+            self.said = self.safe = True
+
+    def rewind(self) -> None:
+        """Send again what has not arrived: the connection is a new one."""
+        for file in self._files.values():
+            file.rewind()
+        self._turn = collections.deque(self._files.values())
+        self.said = self.safe
+
+    def next(self) -> "Optional[Dict[str, Any]]":
+        """Return the next message that can be sent now."""
+        while self._turn:
+            file = self._turn[0]
+            try:
+                data = self._read(file)
+            except OSError as error:
+                del self._files[file.number]
+                self._turn.popleft()
+                self._omit(file.path, f"cannot be read: {error.strerror}")
+                continue
+            offset, file.sent = file.sent, file.sent + len(data)
+            if not file.answered or file.sent == file.size:
+                self._turn.popleft()
+            return {
+                "kind": "file", "task": self._task, "number": file.number, "path": base64(raw(file.path)),
+                "mode": file.mode, "size": file.size, "offset": offset, "data": base64(data),
+            }  # fmt: skip
+        if self.said or not self._collected or self._files:
+            return None
+        self.said = True
+        return {
+            "kind": "files", "task": self._task, "arrived": self._arrived, "size": self._bytes, "left": self._left,
+            "left_names": self._left_names, "omitted": self._omitted, "omissions": self._omissions,
+        }  # fmt: skip
+
+    def acknowledge(self, number: int, offset: int, refusal: str) -> None:
+        """Take the answer to a piece: how much of its file is safe, or why it is not wanted."""
+        self.progress += 1
+        file = self._files.get(number)
+        if file is None:
+            return
+        if refusal or offset >= file.size:
+            del self._files[number]
+            if file.answered and file in self._turn:
+                self._turn.remove(file)
+            if refusal:
+                self._omit(file.path, refusal)
+            else:
+                self._arrived += 1
+                self._bytes += file.size
+        elif not file.answered:
+            file.answered = True
+            file.sent = offset
+            self._turn.appendleft(file)
+
+    def _read(self, file: ResultFile) -> bytes:
+        path = raw(os.path.join(self._directory, file.source))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            data = os.pread(descriptor, min(CHUNK, file.size - file.sent), file.sent)
+        finally:
+            os.close(descriptor)
+        if not data and file.size > file.sent:
+            raise OSError(errno.ESTALE, "it became shorter while it was being sent")
+        return data
+
+    def _omit(self, path: str, reason: str) -> None:
+        self._omitted += 1
+        if len(self._omissions) < NAMED:
+            self._omissions.append({"path": speakable(path), "reason": reason[:500]})
+
+    def _walk(self, top: int) -> None:
+        seen = 0
+        # Level by level, so that what is named and granted first is near the top.
+        directories: "collections.deque[Tuple[str, Optional[Set[Tuple[int, int]]]]]" = collections.deque()
+        directories.append(("", self._patterns.start))
+        while directories:
+            path, states = directories.popleft()
+            try:
+                place = os.open(raw(path or "."), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+            except OSError as error:
+                if states is None:
+                    self._omit(path, f"cannot be read: {error.strerror}")
+                continue
+            try:
+                for name in sorted(os.listdir(place)):
+                    seen += 1
+                    if seen > SEEN:
+                        if self._wanted:
+                            self._omit(path or ".", f"not all looked at: there are more than {SEEN} files")
+                        return
+                    with contextlib.suppress(OSError):  # it is gone: somebody else works in the same directory
+                        status = os.stat(name, dir_fd=place, follow_symlinks=False)
+                        directories += self._look(
+                            path, os.fsencode(name).decode("utf-8", "surrogateescape"), status, states
+                        )
+            finally:
+                os.close(place)
+
+    def _look(
+        self, path: str, name: str, status: os.stat_result, states: "Optional[Set[Tuple[int, int]]]"
+    ) -> "List[Tuple[str, Optional[Set[Tuple[int, int]]]]]":
+        """Take a file in; return a directory that is to be looked into."""
+        matched, below = (True, None) if states is None else self._patterns.step(states, name)
+        path = f"{path}/{name}" if path else name
+        if stat.S_ISDIR(status.st_mode):
+            if not (matched or below or self._private):
+                return []
+            if len(raw(path)) > LONGEST_PATH:
+                if matched or below:
+                    self._omit(path, f"its path is longer than {LONGEST_PATH} bytes")
+                return []
+            return [(path, None if matched else below)]
+        if self._inputs.get(path) == self._identity(status):
+            return []
+        if matched:
+            self._take(path, status)
+        elif stat.S_ISREG(status.st_mode):
+            self._left += 1
+            if len(self._left_names) < NAMED:
+                self._left_names.append(speakable(path))
+        return []
+
+    def _take(self, path: str, status: os.stat_result) -> None:
+        source = path
+        if stat.S_ISLNK(status.st_mode):
+            top = os.path.realpath(raw(self._directory)) + b"/"
+            there = os.path.realpath(raw(os.path.join(self._directory, path)))
+            if not there.startswith(top):
+                self._omit(path, "a link that leads out of the directory")
+                return
+            source = there[len(top) :].decode("utf-8", "surrogateescape")
+            with contextlib.suppress(OSError):
+                status = os.stat(there)
+        if not stat.S_ISREG(status.st_mode):
+            self._omit(path, "no regular file, nor a link to one")
+        elif status.st_size > LARGEST:
+            self._omit(path, f"its size of {status.st_size} bytes is beyond all measure")
+        elif self._found == FILES:
+            self._omit(path, f"a rank may send {FILES} files")
+        else:
+            self._found += 1
+            self._files[self._found] = ResultFile(self._found, path, source, status)
+
+
+def base64(data: bytes) -> str:
+    """Return bytes as the channel has them."""
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
+def speakable(path: str) -> str:
+    """Return a path for a message: short, and without what no text can contain."""
+    text = raw(path).decode("utf-8", "replace")
+    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "\u2026"

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process on the node, from its launch to its last word."""
+
+import binascii
+import os
+import signal
+import socket
+
+from koala_adapter.vjm.agent.launching import LaunchError, start, task_environment, write_file
+from koala_adapter.vjm.agent.node import clock, raw
+from koala_adapter.vjm.agent.processes import kill_all, oom_kills, signal_all
+from koala_adapter.vjm.agent.results import Results
+from koala_adapter.vjm.agent.settings import GRACE
+from koala_adapter.vjm.agent.streams import Output, Source
+from koala_adapter.vjm.agent.workplace import Workplace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any, Dict, List, Optional, Tuple
+
+SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
+DRAIN = 2.0  # seconds for what a task left behind to close its output
+PROMPT = 2.0  # seconds before its time limit, after which the good end of a task does not wait for its files
+
+
+class Task:
+    """A process in a session of its own, with everything needed to tell how it ended."""
+
+    def __init__(self, workplace: Workplace, name: str) -> None:
+        self.name = name
+        self.outputs = {"out": Output(), "err": Output()}
+        self.end: "Optional[Dict[str, Any]]" = None
+        self.reported = False
+        self._workplace = workplace
+        self._process: "Optional[subprocess.Popen[bytes]]" = None
+        self._exited: "Optional[Tuple[float, Optional[int], Optional[int]]]" = None  # when, exit code, signal
+        self._stopping: "Optional[Tuple[str, str]]" = None
+        self._sources: "List[Source]" = []
+        self._directory: "Optional[str]" = None
+        self._prompt = False
+        self.results: "Optional[Results]" = None
+        self._mark = b""
+        self._oom_kills = oom_kills()
+
+    @property
+    def pid(self) -> "Optional[int]":
+        """Process id while the task runs."""
+        return self._process.pid if self._process and self.end is None else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the task is over and all that it wrote has been read."""
+        return self.end is not None and not self._sources
+
+    @property
+    def safe(self) -> bool:
+        """Whether the task is complete, and all its output and files were acknowledged."""
+        written = all(output.safe for output in self.outputs.values())
+        return self.complete and written and not self.delivering
+
+    @property
+    def delivering(self) -> bool:
+        """Whether files that it left are still to be sent, or to be told of."""
+        return self.results is not None and not self.results.safe
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether its directory holds files that are still to be sent."""
+        return self.results is not None and self.results.has_files
+
+    @property
+    def tellable(self) -> bool:
+        """Whether its end may be told: a good one when its files are there, a bad one, which ends others, at once."""
+        good = self.end is not None and self.end["reason"] == "exited" and self.end["exit_code"] == 0
+        return self.complete and (not good or self._prompt or self.results is None or self.results.said)
+
+    def launch(self, message: "Dict[str, Any]") -> None:
+        """Start the process; a failure becomes the task's end."""
+        try:
+            self._launch(message)
+        except LaunchError as error:
+            self.fail(str(error), error.code)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            self.fail(f"cannot start: {getattr(error, 'strerror', None) or error}", 126)
+
+    def fail(self, detail: str, code: "Optional[int]" = None, reason: str = "launch failed") -> None:
+        """End a task that never ran."""
+        for source in self._sources:
+            source.close()
+        self.results = None
+        self.end = {"reason": reason, "exit_code": code, "signal": None, "detail": detail[:500]}
+        self._tidy()
+
+    def stop(self, reason: str, detail: str, grace: float) -> None:
+        """Ask the process to end, and make it end ``grace`` seconds later."""
+        if self.pid is None or self.look():
+            return
+        if not self._stopping:
+            self._stopping = (reason, detail)
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+        self._workplace.timers.after(grace, self.kill)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes. The first is not reaped before the end, so that its number stays its own."""
+        if self.pid is not None:
+            signal_all(self.pid, self._mark, number)
+
+    def kill(self) -> None:
+        """Kill whatever is left of the task."""
+        if self.pid is not None:
+            kill_all(self.pid, self._mark)
+
+    def look(self) -> bool:
+        """Return whether the process has exited; it stays a zombie until everything of its session is gone."""
+        if self._exited is None and self.pid is not None:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                by_itself = found.si_code == os.CLD_EXITED
+                status = (found.si_status, None) if by_itself else (None, found.si_status)
+                self._exited = (clock(), *status)
+                for pause in (SETTLE, DRAIN):
+                    self._workplace.timers.after(pause, self.advance)
+        return self._exited is not None
+
+    def advance(self) -> None:
+        """Do what can be done by now: conclude an exited process, listen to pipes that have room again."""
+        if self._exited is not None and self._process is not None and self.end is None:
+            self._conclude(self._process, *self._exited)
+        for source in self._sources:
+            source.watch()
+        if self._sources and all(source.closed for source in self._sources):
+            self._sources = []
+            if self.results is not None:
+                self.results.collect()
+        if self.complete and not self.keeps_files:
+            self._tidy()
+
+    def _conclude(
+        self, process: "subprocess.Popen[bytes]", when: float, code: "Optional[int]", number: "Optional[int]"
+    ) -> None:
+        since = clock() - when
+        if self._killed(code, number) and not self._stopping and since < SETTLE:
+            return
+        if since < DRAIN and not all(source.fifo or source.closed for source in self._sources):
+            return
+        kill_all(process.pid, self._mark)
+        process.wait()
+        self._workplace.guard.forget(process.pid)
+        self.end = self._describe(code, number)
+        for source in self._sources:
+            source.finish()
+
+    def _describe(self, code: "Optional[int]", number: "Optional[int]") -> "Dict[str, Any]":
+        reason, detail = ("exited", "") if number is None else ("signalled", "")
+        if self._stopping:
+            reason, detail = self._stopping
+        elif self._killed(code, number) == signal.SIGKILL and oom_kills() > self._oom_kills:
+            reason, detail = "memory", "killed by the kernel because the memory limit of its job was reached"
+        elif self._killed(code, number) and self._workplace.ending:
+            reason, detail = self._workplace.ending
+        return {"reason": reason, "exit_code": code, "signal": number, "detail": detail}
+
+    @staticmethod
+    def _killed(code: "Optional[int]", number: "Optional[int]") -> int:
+        # A shell whose last command was killed ends by itself, and says so in this way.
+        return number or max(0, (code or 0) - 128)
+
+    def _launch(self, message: "Dict[str, Any]") -> None:
+        self._directory = directory = self._workplace.new_directory()
+        working_directory = message["working_directory"] or os.path.join(directory, "work")
+        if message["working_directory"] is None:
+            os.mkdir(working_directory, 0o700)
+        elif not os.path.isdir(raw(working_directory)):
+            raise LaunchError(f"the working directory {working_directory} does not exist on {socket.gethostname()}")
+        if message.get("output_files") or (
+            message.get("output_files") is not None and not message["working_directory"]
+        ):
+            self.results = Results(self.name, working_directory, message)
+        for file in message["files"]:
+            write_file(working_directory, file["target"], file["mode"], binascii.a2b_base64(file["content"]))
+            if self.results is not None:
+                self.results.note_input(file["target"])
+        environment = task_environment(dict(os.environ), message["environment"])
+        environment["PWD"] = working_directory
+        self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
+        writers = []
+        try:
+            for name, variable in (("out", "KOALA_STDOUT"), ("err", "KOALA_STDERR")):
+                environment[variable] = self._open_fifo(os.path.join(directory, name), self.outputs[name])
+                reader, writer = os.pipe()
+                writers.append(writer)
+                self._sources.append(Source(self._workplace.selector, reader, self.outputs[name], fifo=False))
+            self._process = start(message["argv"], working_directory, environment, writers)
+            self._workplace.guard.watch(self._process.pid)
+        finally:
+            for writer in writers:
+                os.close(writer)
+        if message["time_limit"] is not None:
+            detail = f"the time limit of {message['time_limit']:g} s was reached"
+            self._workplace.timers.after(message["time_limit"], lambda: self.stop("walltime", detail, GRACE))
+            self._workplace.timers.after(max(0.0, message["time_limit"] - PROMPT), self._be_prompt)
+
+    def _be_prompt(self) -> None:
+        self._prompt = True
+
+    def _open_fifo(self, path: str, output: Output) -> str:
+        os.mkfifo(path, 0o600)
+        # Opened for writing too, so that there is neither an end of file between two writers nor a wait for the first.
+        self._sources.append(
+            Source(self._workplace.selector, os.open(path, os.O_RDWR | os.O_NONBLOCK), output, fifo=True)
+        )
+        return path
+
+    def _tidy(self) -> None:
+        self._sources = []
+        if self._directory:
+            self._workplace.remove(self._directory)
+            self._directory = None
