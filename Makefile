@@ -23,6 +23,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.tox-installed
 	@.ci/install_debian
 	@rm -rf .tox/reports
+	@echo "Running the parts of the tests (.venv/bin/tox list), two at a time; this takes some minutes"
 	@status=0; $(VENV)/bin/tox run-parallel --parallel 2 || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
 
 lint: $(VENV)/.tox-installed

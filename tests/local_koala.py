@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from click.testing import CliRunner
 
 import koala_adapter
 import koala_local
 from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import prepare_directory
+from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
 from koala_adapter.model import BatchKey, LrmJobState
@@ -30,6 +32,8 @@ from tests.local_daemon import end_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from click.testing import Result
 
     from koala_adapter.api.reports import JobReport
     from koala_adapter.model import LrmJob, LrmJobId
@@ -114,8 +118,12 @@ class Koala:
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command line of one ``koala``."""
-        options = ["--site", str(self.site_file), "--state", str(self.state)]
-        return [sys.executable, "-m", "koala_adapter.cli", *options, *arguments]
+        return [sys.executable, "-m", "koala_adapter.cli", *self.options, *arguments]
+
+    @property
+    def options(self) -> list[str]:
+        """What each command is told of the site and the state directory."""
+        return ["--site", str(self.site_file), "--state", str(self.state)]
 
     @property
     def client(self) -> Client:
@@ -144,6 +152,13 @@ class Koala:
         )
         assert "Traceback" not in done.stderr + (done.stdout or ""), done.stderr
         assert check is None or done.returncode == check, (arguments, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def inside(self, *arguments: str, check: int | None = 0) -> Result:
+        """Run one command inside the test's process, where what it says is all that matters; otherwise as ``run``."""
+        done = CliRunner().invoke(koala, [*self.options, *arguments])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        assert check is None or done.exit_code == check, (arguments, done.exit_code, done.stdout, done.stderr)
         return done
 
     def json(self, *arguments: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala wiki serve`` and ``koala wiki ask`` on local clusters, in real processes: the whole multicluster as one."""
+"""``koala wiki serve``, in real processes, and ``koala wiki ask`` on local clusters: the whole multicluster as one."""
 
 from __future__ import annotations
 
@@ -46,14 +46,13 @@ class Scheduler:
         self._options = ("--port", str(free_port()), "--key-file", str(koala.directory / "key"))
         koala.start("wiki", "serve", *which, *self._options, "--dialect", "wiki2", "--cache", "0.2")
         eventually(lambda: self.ask("GETNODES", "0:ALL", check=None)["status"] == 0)
+        asked = koala.json("wiki", "ask", *self._options, "GETNODES", "0:ALL")
+        assert asked["status"] == 0, "so it is in a process of its own"
 
     def ask(self, *message: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON
         """Return the reply to a request."""
-        done = self._koala.run("wiki", "ask", *self._options, "--json", *message, check=None)
-        if not done.stdout:
-            return {"status": None, "text": done.stderr}
-        assert check is None or done.returncode == check, done
-        return json.loads(done.stdout)
+        done = self._koala.inside("wiki", "ask", *self._options, "--json", *message, check=check)
+        return json.loads(done.stdout) if done.stdout else {"status": None, "text": done.stderr}
 
     def records(self, *message: str) -> dict[str, str]:
         """Return the records of a list by their ids."""
@@ -109,7 +108,7 @@ def test_serve_says_what_is_wrong(koala: Koala) -> None:
         (("--cluster", "alpha", "--key-file", "/nowhere/key"), "cannot read the key file"),
         (("--cluster", "alpha", "--peer", "maui", "--key-file", str(key)), "no address or network"),
     ):
-        done = koala.run("wiki", "serve", *options, check=245)
+        done = koala.inside("wiki", "serve", *options, check=245)
         assert words in done.stderr
     key.chmod(0o644)
     assert "mode 0644" in koala.run("wiki", "serve", "--all", "--key-file", str(key), check=245).stderr

@@ -190,7 +190,7 @@ def schedule(
     told_apart = definition.capabilities.tells_holders
     plan = Plan(
         policy=policy,
-        make_queue=load_queue_policy(policy),
+        make_queue=load_queue_policy(policy, refused=lambda error: session.remark(error.message)),
         metric=metric,
         depth=depth,
         weights=parse_weights(weights),

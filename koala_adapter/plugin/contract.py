@@ -39,6 +39,8 @@ class Capabilities:
     outcome is unknown would be sent again."""
     observes_nodes: bool = True
     """``nodes`` tells the truth about idle processors (not only a configured number)."""
+    lists_others: bool = True
+    """``jobs`` without a prefix lists the jobs of all users, the waiting ones in the order of their queue."""
     hold: bool = False
     pin: bool = False
     """``start_on`` can start a held job on chosen nodes."""

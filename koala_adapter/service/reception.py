@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.service.journal import Journal
-    from koala_adapter.vjm.channel import Launch
+    from koala_adapter.vjm.channel import Launch, Signal
 
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
@@ -106,6 +106,14 @@ class Reception:
     def launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
         """Send an order to start a task. False when the agent is not connected. Raises ProtocolError."""
         return self._center.launch(placeholder, launch)
+
+    def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
+        """Have an agent come back and tell again what it knows, if it is connected."""
+        self._center.disconnect(placeholder, reason)
+
+    def signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
+        """Send a signal to a task. False when the agent is not connected."""
+        return self._center.signal(placeholder, signal)
 
     def disconnect_all(self, reason: str) -> None:
         """Have all agents come back and tell again what they know."""

@@ -97,15 +97,20 @@ async def eventually(
     seconds: float,
     interval: float = 0.2,
 ) -> T:
-    """Look until what is seen is acceptable; after ``seconds`` fail the test with what was seen."""
+    """Look until what is seen is acceptable; after ``seconds`` fail the test with what was seen.
+
+    Between two looks are ``interval`` seconds, more where looks take long: they must not hinder what is waited for.
+    """
     deadline = anyio.current_time() + seconds
     while True:
+        began = anyio.current_time()
         seen = await look()
         if accept(seen):
             return seen
-        if anyio.current_time() > deadline:
+        now = anyio.current_time()
+        if now > deadline:
             pytest.fail(f"{what}: not within {seconds:g} s; last seen: {seen}")
-        await anyio.sleep(interval)
+        await anyio.sleep(max(interval, now - began))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,11 @@ def _replaced(text: str, values: Mapping[str, str]) -> str:
     return "\n".join([*kept, *(f"{name} {value}" for name, value in values.items())]) + "\n"
 
 
+def _lists_jobs(listing: str) -> bool:
+    """Tell whether there are jobs in what `qstat -f` shows."""
+    return any(line.split(maxsplit=1)[0].isdecimal() for line in listing.splitlines() if line.strip())
+
+
 class GridEngineCell:
     """A private Grid Engine cell; use as a context manager, or call `start` and `stop`."""
 
@@ -272,11 +277,13 @@ class GridEngineCell:
 
         This takes half a minute after a restart of sge_qmaster: sge_execd is that slow to report to it again.
         """
-        if self._is_clean():
+        listing = self.run("qstat", "-f", "-u", "*", check=False)
+        if not self._accepts_jobs(listing):
+            self.return_to_use()
+            # A deletion that is sent to an sge_execd which has lost its qmaster is not repeated for minutes.
+            self.wait_ready()
+        elif not _lists_jobs(listing):
             return
-        self.return_to_use()
-        # A deletion that is sent to an sge_execd which has lost its qmaster is not repeated for minutes.
-        self.wait_ready()
         self.run("qdel", "-u", "*", check=False)
         wait_until(self._no_jobs, seconds=READY_SECONDS, what=f"no jobs left in {self.name}", details=self.logs)
 
@@ -341,12 +348,6 @@ class GridEngineCell:
         return bool(rows) and all(
             len(row) == 5 and row[2].endswith(f"/{self.slots}") and row[3] != "-NA-" for row in rows
         )
-
-    def _is_clean(self) -> bool:
-        """Tell, with a single command, whether there are no jobs and the queue is as it should be."""
-        listing = self.run("qstat", "-f", "-u", "*", check=False)
-        jobs = any(line.split(maxsplit=1)[0].isdecimal() for line in listing.splitlines() if line.strip())
-        return self._accepts_jobs(listing) and not jobs
 
     def _no_jobs(self) -> bool:
         return not self.qstat().strip()
