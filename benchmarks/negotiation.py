@@ -7,7 +7,7 @@ same bytes without looking at them: an echo in C, where there is a compiler, and
 modules on both sides, both validating against the schema, over blocking sockets. *listener*: the module for
 applications against koala's listener, which validates and reserves; by TCP with a one-time token. Milliseconds as
 measured by the application: the median of all repetitions and, on a machine that does other work too, the least; every
-server is a process of its own.
+server is a process of its own. Last, what each of 10,000 negotiations costs that are open at once in one process.
 
     python benchmarks/negotiation.py [--repeat 1000] [--rounds 5] [--json]
 """
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ PUBLISHED = (0.03, 0.04, 0.12, 0.20, 0.28)
 """Milliseconds for 1 to 5 rounds, Ghafoor and others 2005; between which machines is not said."""
 PROCESSORS = ResourceKey(type=CPU)
 WANTED = 100
+MANY = 10_000
 LIMITS = Limits(most_rounds=100, most_kept=4)
 ECHO_IN_C = r"""
 #include <signal.h>
@@ -309,6 +311,37 @@ def measured(address: Address, rounds: int, repeat: int, echo: Path | None) -> d
     return found
 
 
+def opened_at_once(many: int) -> tuple[float, float]:
+    """Return microseconds of processor time and KiB of memory of one of so many open negotiations in one process.
+
+    Each has an end of its own, and was answered with a promise from the book that all share.
+    """
+    application = make_ends()[1]
+    application.send(wish(), 0)
+    first = application.data_to_send()
+
+    def opened_by(count: int) -> list[Granter]:
+        book: ReservationBook[Promised] = ReservationBook({PROCESSORS: WANTED * count})
+        granters = []
+        for number in range(count):
+            rms = make_ends()[0]
+            granters.append(Granter(str(number), rms, book))
+            for event in rms.receive(first, 0):
+                granters[-1].handle(event, 0)
+            rms.data_to_send()
+        assert len(book.holders()) == count
+        return granters
+
+    begin = time.process_time()
+    opened_by(many)
+    taken = time.process_time() - begin
+    tracemalloc.start()
+    kept = opened_by(1000)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return taken / many * 1e6, size / len(kept) / 1024
+
+
 def compiled(directory: Path) -> Path | None:
     """Return the echo in C; None: there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
@@ -348,14 +381,17 @@ def main() -> None:
             transport: [measured(address, rounds, given.repeat, echo) for rounds in range(1, given.rounds + 1)]
             for transport, address in addresses.items()
         }
+    time_each, memory_each = opened_at_once(MANY)
     if given.json:
-        plain = {
+        plain: dict[str, object] = {
             transport: [{name: asdict(one) for name, one in row.items()} for row in rows]
             for transport, rows in results.items()
         }
+        plain["open at once"] = {"negotiations": MANY, "microseconds each": time_each, "KiB each": memory_each}
         print(json.dumps(plain, indent=2))
     else:
         shown(results)
+        print(f"{MANY} open at once: {time_each:.0f} us of processor time and {memory_each:.1f} KiB each")
 
 
 if __name__ == "__main__":
