@@ -72,6 +72,14 @@ class Client:
         """Cancel a job; returns at once with its report."""
         return from_json(JobReport, self._ask(protocol.Request(operation="cancel", job_id=job_id)))
 
+    def resize(self, job_id: str, processors: int, component: str = "") -> JobReport:
+        """Say how many processors a component of a malleable job is to have; returns at once with the job's report.
+
+        ``component``: empty for the only one that can change. Raises JobNotFoundError and JobRefusedError.
+        """
+        request = protocol.Request(operation="resize", job_id=job_id, component=component, processors=processors)
+        return from_json(JobReport, self._ask(request))
+
     def job(self, job_id: str) -> JobReport:
         """Return the report of a job. Raises JobNotFoundError."""
         return from_json(JobReport, self._ask(protocol.Request(operation="job", job_id=job_id)))

@@ -117,6 +117,9 @@ class Server:
             case "cancel":
                 service.cancel(request.job_id)
                 return _json(self._report(request.job_id))
+            case "resize":
+                service.resize(request.job_id, request.component, request.processors)
+                return _json(self._report(request.job_id))
             case "job":
                 return _json(self._report(request.job_id))
             case "jobs":

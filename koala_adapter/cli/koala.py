@@ -24,6 +24,7 @@ COMMANDS = (
     ("submit", "run", "Hand a job to the service, and start one if none runs."),
     ("status", "jobs", "Show the jobs, or one job in detail."),
     ("cancel", "jobs", "End a job and everything of it in all batch systems."),
+    ("resize", "jobs", "Bring a running malleable job to another size."),
     ("logs", "jobs", "Print what the processes of a job wrote."),
     ("explain", "jobs", "Say why a job waits, what it holds, and what would let it start."),
     ("plan", "plan", "Show where a job would go now."),

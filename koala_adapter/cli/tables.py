@@ -98,6 +98,7 @@ def job_lines(report: JobReport) -> list[str | Table]:
         f"job [bold]{report.id}[/] ({escape(report.name)}): {styled(report.state)}",
         escape(report.explanation),
         components_table(report),
+        *([changes_table(report)] if report.size_changes else []),
         (
             f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
             f"handed back {report.hand_backs} times"
@@ -105,6 +106,22 @@ def job_lines(report: JobReport) -> list[str | Table]:
         f"output in {escape(report.output_directory)}",
     ]
     return lines + [escape(line) for line in files_lines(report)]
+
+
+def changes_table(report: JobReport) -> Table:
+    """Return how the size of a job has changed while it ran, and how long after its launch."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("changed after", "component", "cluster", "processors", "why"):
+        table.add_column(heading)
+    for change in report.size_changes:
+        table.add_row(
+            seconds(change.at - (report.launched_at or change.at)),
+            escape(change.component),
+            change.cluster,
+            f"{change.before} to {change.after}",
+            escape(change.reason),
+        )
+    return table
 
 
 def files_lines(report: JobReport) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
@@ -29,10 +29,18 @@ from koala_adapter.config.fields import (
 )
 from koala_adapter.config.formatting import show_duration
 from koala_adapter.config.inputfiles import InputFileTable, collect_input_files
+from koala_adapter.config.malleablejob import (
+    LONGEST_GRACE,
+    RetireCommand,
+    SignalName,
+    SizesName,
+    malleability_problems,
+    signal_number,
+)
 from koala_adapter.config.outputfiles import MOST_PATTERNS, OutputPattern
 from koala_adapter.config.tomlfile import LONGEST_SHOWN, parse_document, read_document
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Launcher
+from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Launcher, Retirement, RunnerName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,13 +54,6 @@ HINT = "every key is described in docs/jobfile.md"
 MOST_PROCESSORS = 1_000_000
 LONGEST_WALLTIME = 315_360_000
 """Ten years, in seconds."""
-
-
-def _kind(value: object) -> object:
-    """Refuse a kind that is there for simulations only, and say so."""
-    if value == JobKind.MALLEABLE:
-        raise NotAllowedError('"rigid" or "moldable": no runner changes the size of a running job yet')
-    return value
 
 
 def _command(value: object) -> object:
@@ -91,13 +92,20 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
         default=None,
         ge=1,
         le=MOST_PROCESSORS,
-        description="Fewest processors to start with. Only in a moldable job, together with maximum.",
+        description="Fewest processors to start with and, in a malleable job, to keep. Only in a moldable or malleable "
+        "job, together with maximum.",
     )
     maximum: Whole | None = Field(
         default=None,
         ge=1,
         le=MOST_PROCESSORS,
-        description="Most processors of use. Only in a moldable job, together with minimum.",
+        description="Most processors of use. Only in a moldable or malleable job, together with minimum.",
+    )
+    initial: Whole | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_PROCESSORS,
+        description="Processors to start with where so many are idle. Only in a malleable job. Default: minimum.",
     )
     cluster: Name | None = Field(
         default=None,
@@ -110,7 +118,8 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
     flexible: Flag = Field(
         default=False,
         description="true: a placement policy that splits components (flexible-cluster-minimization, waiting-history) "
-        "may divide this one over several clusters. Other policies keep it whole.",
+        "may divide this one over several clusters. Other policies keep it whole. In a malleable job it starts on one "
+        "cluster, and grows on any.",
     )
     input_files: tuple[InputFileTable, ...] = Field(
         default=(),
@@ -126,6 +135,27 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
     environment: Environment = Field(
         default={},
         description="Environment variables for this component, beside those of the job.",
+    )
+    sizes: SizesName = Field(
+        default="any",
+        description="Sizes that it can have: any, power-of-two, or multiple-of-N; of an offer it takes as many "
+        "processors as bring it to the largest of them. Only in a malleable job.",
+    )
+    retire_signal: SignalName = Field(
+        default="TERM",
+        description="Signal that asks a worker to end, without SIG.",
+    )
+    retire_command: RetireCommand = Field(
+        default=(),
+        description="Command that asks a worker to end instead: it is run on the worker's node, in its environment, "
+        "and may take as long as retire_grace.",
+    )
+    retire_grace: WholeSeconds = Field(
+        default=30,
+        ge=0,
+        le=LONGEST_GRACE,
+        json_schema_extra=SECONDS,
+        description="After so long, a worker that was asked to end is killed.",
     )
 
     @property
@@ -148,6 +178,9 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
             )
         elif self.maximum < self.minimum:
             problems.append((("maximum",), f"found {self.maximum}, allowed is at least minimum ({self.minimum})"))
+        if self.initial is not None and not self.size[0] <= self.initial <= self.size[1]:
+            text = f"found {self.initial}, allowed is from minimum ({self.size[0]}) to maximum ({self.size[1]})"
+            problems.append((("initial",), text))
         if self.flexible and self.cluster is not None:
             problems.append((("flexible",), f'allowed in a component without cluster = "{self.cluster}" only'))
         if not self.command[0]:
@@ -161,9 +194,16 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
     """The keys at the top of a job file."""
 
     name: Title | None = Field(default=None, description="Name of the job in reports. Default: that of the file.")
-    kind: Annotated[Literal[JobKind.RIGID, JobKind.MOLDABLE], BeforeValidator(_kind)] = Field(
+    kind: JobKind = Field(
         default=JobKind.RIGID,
-        description="rigid: the sizes are as written. moldable: the scheduler chooses between minimum and maximum.",
+        description="rigid: the sizes are as written. moldable: the scheduler chooses between minimum and maximum. "
+        "malleable: it also changes the size between them while the job runs.",
+    )
+    runner: RunnerName = Field(
+        default=RunnerName.RANKS,
+        description="What runs the job. ranks: as many processes as there are placeholders, by the launcher. workers: "
+        "a head (the components with processors) that decides when the job is over, and workers (those with minimum "
+        "and maximum) that come and go while it runs.",
     )
     placement: PlacementName | None = Field(
         default=None,
@@ -271,6 +311,9 @@ def _table(
         problems, [(index, component.input_files) for index, component in components], directory, before=before
     )
     _check_together(problems, header, components)
+    if header is not None:
+        for path, text in malleability_problems(header, components):
+            problems.add(path, text)
     if site is not None:
         pinned = [(index, _cluster_name(component)) for index, component in components]
         for path, text in _site_problems(pinned, header.walltime if header else None, site):
@@ -310,7 +353,7 @@ def _check_together(
         if header is None:
             continue
         if header.kind is JobKind.RIGID and component.minimum is not None:
-            text = 'allowed in a moldable job only: write kind = "moldable" at the top, or processors here'
+            text = 'allowed in a moldable or malleable job only: write kind = "moldable" at the top, or processors here'
             problems.add(("components", index, "minimum"), text)
         first = components[0][1].launcher or header.launcher
         if (launcher := component.launcher or header.launcher) is not first:
@@ -387,7 +430,14 @@ def _job(
             input_files=files[index],
             output_files=component.output_files,
             environment=tuple(component.environment.items()),
+            initial=component.initial,
             flexible=component.flexible,
+            sizes=component.sizes,
+            retirement=Retirement(
+                signal=signal_number(component.retire_signal),
+                command=component.retire_command,
+                grace=component.retire_grace,
+            ),
         )
         for index, component in enumerate(table.components)
     )
@@ -404,4 +454,5 @@ def _job(
         maximum_tries=table.maximum_tries,
         environment=tuple(table.environment.items()),
         working_directory=table.working_directory,
+        runner=table.runner,
     )

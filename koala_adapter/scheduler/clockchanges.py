@@ -8,7 +8,7 @@ be known; timers are late by that much.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.timers import TimerKind
@@ -39,6 +39,7 @@ POINTS_IN_TIME = frozenset(
         "paused_until",
         "polled_at",
         "silent_since",
+        "sizes_asked_at",
         "smaller_since",
         "started_at",
         "submitted_at",
@@ -111,6 +112,8 @@ def _set_back(state: State, seconds: float) -> None:
     for cluster in state.clusters.values():
         for other in cluster.others_waiting:
             _move(other, seconds)
+    for job in state.jobs.values():
+        job.size_changes = [replace(change, at=change.at - seconds) for change in job.size_changes]
     _move_timers(state, lambda _kind, at, _placeholder: at - seconds)
 
 

@@ -40,6 +40,8 @@ from koala_adapter.scheduler.malleable.offers import change_timer, offer_answere
 from koala_adapter.scheduler.malleable.others import others_seen
 from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
 from koala_adapter.scheduler.malleable.shrinking import processors_released
+from koala_adapter.scheduler.malleable.wantedsizes import keep_to_wanted_sizes, size_wanted
+from koala_adapter.scheduler.malleable.workers import workers_timer
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policy import infeasibility
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
@@ -100,6 +102,7 @@ class Scheduler:
             _finish_ended(context)
         self._take_in(context, event)
         _finish_ended(context)
+        keep_to_wanted_sizes(context)
         JobManagement(RecordedSites(context)).decide()
         wake_for_scan(context)
         return context.effects.actions()
@@ -187,6 +190,8 @@ class Scheduler:
                 processors_released(context, event)
             case ev.MoreRequested():
                 more_requested(context, event)
+            case ev.SizeWanted():
+                size_wanted(context, event)
             case _:
                 pass  # TimeReached, TimersPostponed: nothing beyond the timers, which every event fires first
 
@@ -300,6 +305,8 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
         enqueue(context, record)
     elif timer.kind is TimerKind.CHANGE:
         change_timer(context, record, change_due(record, timer))
+    elif timer.kind is TimerKind.WORKERS:
+        workers_timer(context, record)
     elif timer.kind is TimerKind.WALLTIME:
         detail = f"stopped at the job's walltime of {record.job.walltime} s"
         context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))

@@ -244,6 +244,18 @@ class MoreRequested(Event):
     """True: others are shrunk for it if need be."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeWanted(Event):
+    """The owner of a running malleable job wants a component to have this many processors.
+
+    It gets no more from then on, gives up what it has beyond, and gets as many as can be had.
+    """
+
+    job_id: JobId
+    component: str
+    processors: int
+
+
 EVENT_TYPES: tuple[type[Event], ...] = (
     Configured,
     TimeReached,
@@ -268,4 +280,5 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     OfferAnswered,
     ProcessorsReleased,
     MoreRequested,
+    SizeWanted,
 )

@@ -12,6 +12,7 @@ from koala_adapter.model import JobKind
 from koala_adapter.scheduler.claiming.holds import hold_groups
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.durations import duration
 from koala_adapter.scheduler.explain_changes import giving_up, sizes
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
 LISTED = 6
 """Most clusters that one sentence tells about."""
 
@@ -38,20 +38,6 @@ def explain(
     if record.state is JobState.CLAIMING:
         return _claiming(state, record, now)
     return _launched(state, record, now)
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time as a person says it: ``45 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
-    whole = max(0, round(seconds))
-    if whole < 2 * MINUTE:
-        return f"{whole} s"
-    if whole < 2 * HOUR:
-        return f"{round(whole / MINUTE)} min"
-    if whole < 2 * DAY:
-        hours, minutes = divmod(round(whole / MINUTE), MINUTE)
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(round(whole / HOUR), 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 # ---- ended ----------------------------------------------------------------------------------------------------------
@@ -90,7 +76,10 @@ def _left(state: State, record: JobRecord) -> str:
 
 
 def _launched(state: State, record: JobRecord, now: float) -> str:
-    where = _joined(f"{claim.cluster} ({claim.processors})" for claim in record.claims)
+    held: dict[str | None, int] = {}
+    for claim in record.claims:
+        held[claim.cluster] = held.get(claim.cluster, 0) + claim.processors
+    where = _joined(f"{cluster} ({processors})" for cluster, processors in held.items() if processors)
     total = len(record.ranks) - len(record.departed)
     since = duration(now - (record.launched_at if record.launched_at is not None else now))
     if record.state is JobState.LAUNCHING:
@@ -99,7 +88,7 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
         left = record.job.walltime - (now - (record.launched_at or now))
         text = (
             f"The job has been running for {since} on {_processors(total)}: {where}; "
-            f"its walltime ends in {duration(left)}.{sizes(state, record)}"
+            f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"
         )
         if record.job.kind is JobKind.MALLEABLE:
             clusters = {claim.cluster for claim in record.claims if claim.cluster is not None}

@@ -39,6 +39,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "instance": "the service's own: it is made with the state directory",
     "exchange_always": "for experiments",
     "out_of_step": "false only while a journal from before there was this rule is replayed",
+    "growth_ends_with_job": "false only while a journal from before there was this rule is replayed",
     "bandwidth_from": "for experiments: a service sends all files from its own host",
 }
 """The parameters that have no setting, and why."""
@@ -164,6 +165,8 @@ class Parameters:
     """Exchange them also when the job that takes them does not start with it."""
     out_of_step: bool = True
     """Whoever breaks a deadlock does so out of step with other instances."""
+    growth_ends_with_job: bool = True
+    """What a running job grows by is asked for from an LRM for no longer than the job has left."""
     approach: Annotated[
         Approach,
         Setting(

@@ -25,7 +25,7 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.scheduler.actions import Rank
-from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
+from koala_adapter.scheduler.changes import SIZE_CHANGES_KEPT, Change, ChangePhase, ClusterStep, Promise, SizeChange
 from koala_adapter.scheduler.clustertable import ClusterTable
 from koala_adapter.scheduler.othersjob import OthersJob
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
@@ -138,6 +138,22 @@ class Claim:
         """Placeholders still to be submitted."""
         return self.processors - len(self.placeholders)
 
+    @property
+    def coming(self) -> int:
+        """Processors by which it may be about to grow."""
+        change = self.change
+        if change is None or change.processors < 0 or change.phase is ChangePhase.TAKING:
+            return 0
+        return change.accepted if change.phase is ChangePhase.GATHERING else change.processors
+
+    @property
+    def leaving(self) -> int:
+        """Processors that it may be about to give up."""
+        change = self.change
+        if change is None or change.processors > 0:
+            return 0
+        return change.accepted - change.done if change.phase is ChangePhase.RELEASING else -change.processors
+
     def sized(self, component: Component) -> Component:
         """Return the component of this claim in the size that the claim has: a piece of it, or the whole."""
         return component if self.piece is None else replace(component, minimum=self.piece, maximum=self.piece)
@@ -181,6 +197,18 @@ class JobRecord:
     ends: dict[int, TaskEnd] = field(default_factory=dict)
     departed: set[int] = field(default_factory=set)
     """Ranks whose processors a malleable job has given up."""
+    sizes_wanted: dict[str, int] = field(default_factory=dict)
+    """Most processors that its owner wants a component to have from now on, by its name."""
+    sizes_asked_at: float | None = None
+    """When it was asked last to give up what it has beyond them."""
+    growth_rests: bool = False
+    """It does not grow for a while: workers have ended of which nobody had asked it."""
+    worker_failures: int = 0
+    """How many of them ended badly."""
+    last_worker_end: TaskEnd | None = None
+    """How the latest of them ended."""
+    size_changes: list[SizeChange] = field(default_factory=list)
+    """The latest changes of its size, oldest first."""
     start_number: int = 0
     """Order of start among malleable jobs; 0 until it runs."""
     ended_by: PlaceholderId | None = None
@@ -211,6 +239,27 @@ class JobRecord:
     def _due(self, kind: TimerKind) -> float | None:
         due = self.timers.get(kind)
         return None if due is None else due.at
+
+    def note_size(self, claim: Claim, before: int, reason: str, now: float) -> None:
+        """Keep for people that the size of a claim has changed from ``before`` to what it is now."""
+        if claim.cluster is None or claim.processors == before:
+            return
+        change = SizeChange(
+            at=now,
+            component=claim.component,
+            cluster=claim.cluster,
+            before=before,
+            after=claim.processors,
+            reason=reason,
+        )
+        self.size_changes = [*self.size_changes, change][-SIZE_CHANGES_KEPT:]
+
+    def claim_of(self, placeholder: PlaceholderRecord) -> int | None:
+        """Return the index of the claim that a placeholder belongs, or belonged, to; None: there is none."""
+        for number, claim in enumerate(self.claims):
+            if (claim.component, claim.cluster) == (placeholder.component, placeholder.cluster):
+                return number
+        return None
 
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.service.journal import Journal
-    from koala_adapter.vjm.channel import Launch
+    from koala_adapter.vjm.channel import Launch, Signal
 
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
@@ -110,8 +110,11 @@ class Reception:
 
     def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
         """Have an agent come back and tell again what it knows, if it is connected."""
-        if self._center is not None:
-            self._center.disconnect(placeholder, reason)
+        self._center.disconnect(placeholder, reason)
+
+    def signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
+        """Send a signal to a task. False when the agent is not connected."""
+        return self._center.signal(placeholder, signal)
 
     def disconnect_all(self, reason: str) -> None:
         """Have all agents come back and tell again what they know."""

@@ -31,6 +31,7 @@ from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.reception import Reception
+from koala_adapter.service.resizing import Resizing, resizable
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.siteparameters import configuration
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
-    from koala_adapter.vjm.channel import Launch
+    from koala_adapter.vjm.channel import Launch, Signal
 
 FIRST_ANSWERS = 2.0
 """Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others
@@ -87,6 +88,7 @@ class Service:
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
         self.applications = self._new_applications()
+        self.resizing = Resizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
         self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
@@ -123,6 +125,7 @@ class Service:
             clock=self.now,
             report=self.post,
             launch=self._launch,
+            signal=self._signal,
             store=store,
         )
 
@@ -146,6 +149,9 @@ class Service:
 
     def _launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
         return self.reception.launch(placeholder, launch)
+
+    def _signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
+        return self.reception.signal(placeholder, signal)
 
     def _in_contact(self, placeholder: PlaceholderId) -> bool:
         return self.reception.in_contact(placeholder)
@@ -173,6 +179,7 @@ class Service:
             clusters=self.clusters,
             reception=self.reception,
             applications=self.applications,
+            resizing=self.resizing,
             archive=self.archive,
             scripts=lambda: self._scripts,
         )
@@ -296,6 +303,17 @@ class Service:
         record = self.scheduler.job(job_id)
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
 
+    def resize(self, job_id: str, component: str, processors: int) -> None:
+        """Have a component of a malleable job brought to a size, as far as processors can be had.
+
+        ``component``: empty for the only one that can change. Raises JobNotFoundError; JobRefusedError for a size that
+        the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
+        """
+        record = self.scheduler.job(job_id)
+        found = resizable(record, component, processors)
+        wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
+        self._loop.enter(wanted)
+
     @property
     def _scripts(self) -> ScriptMaker | None:
         reception = self.reception
@@ -336,10 +354,12 @@ class Service:
                 await self.reception.open(tasks)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
+                self.resizing.resume()
                 await self._start_clusters(tasks)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
+                tasks.start_soon(self.resizing.run)
                 task_status.started()
         finally:
             self.journal.close()

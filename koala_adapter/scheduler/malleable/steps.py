@@ -76,7 +76,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
         step.remaining = min(step.remaining, free_for_growing(context, cluster))
     for member, amount in _messages(context, cluster, policy, step):
         current.awaited += 1
-        _ask(context, member, amount)
+        _ask(context, member, amount, current.reason)
     if current.awaited:
         return
     cluster.step = None
@@ -133,11 +133,11 @@ def _messages(
     return messages
 
 
-def _ask(context: Context, member: RunningClaim, amount: int) -> None:
+def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> None:
     record = context.state.jobs[member.job_id]
     claim = record.claims[member.claim]
     change = new_change(context, amount, ChangePhase.ASKED)
-    change.in_step = True
+    change.in_step, change.reason = True, reason
     context.ledger.begin_change(claim, change, ChangePhase.ASKED)
     abandon_after(context, record, change, context.state.parameters.answer_timeout)
     kind = OfferProcessors if amount > 0 else RequestProcessors
