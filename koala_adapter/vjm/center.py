@@ -355,7 +355,7 @@ class ControlCenter:
             await anyio.sleep(pause)
 
     def _kept(self, connection: AgentConnection, files: channel.TaskFiles) -> bool:
-        """Keep what is said of files if it can be written, and tell the agent, and whoever heard that it could not be."""
+        """Keep what is said of files if it can be written; tell the agent then, and whoever heard that it could not."""
         if self._results is not None:
             try:
                 self._results.conclude(connection.placeholder, files)
