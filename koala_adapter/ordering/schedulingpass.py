@@ -16,6 +16,8 @@ from koala_adapter.ordering.entries import Happening, Kind, Phase, Start
 from koala_adapter.ordering.guards import Guard, Release, guard_for, guarded
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.allocation import Room
     from koala_adapter.ordering.entries import Entry
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 LONGEST = 200
 """A pass ends after about so many jobs that fit in sum only; the others are looked at in the next one."""
+EVERY_JOB = 1_000_000
+"""More than any queue has."""
 SOON = 1.0
 """Seconds after which a job that has run longer than it may is expected to end."""
 
@@ -36,6 +40,11 @@ class Manner:
     """Jobs behind may start before it."""
     guards: int
     """For so many of them nodes are kept in each pass."""
+
+    @classmethod
+    def of(cls, policy: str, depth: int) -> Self:
+        """Return that of a policy which reserves for so many jobs; conservative does for all."""
+        return cls(overtaking=policy != "fcfs", guards=EVERY_JOB if policy == "conservative" else depth)
 
 
 def decide(mirror: Mirror, manner: Manner, now: float) -> list[Start]:
@@ -116,7 +125,7 @@ class _Pass:
     def _start(self, entry: Entry, found: Allocation) -> Start:
         for name, count in found.nodes:
             self._rooms[name] = self._rooms[name].without(count, memory_on(entry.job, count))
-        job, former = entry.job, self._mirror.pins.get(entry.job.id)
+        job, former = entry.job, self._mirror.starts.pins.get(entry.job.id)
         pin = Pin(
             job_id=job.id,
             submitted_at=job.submitted_at,
@@ -125,9 +134,8 @@ class _Pass:
             at=self._now,
             failures=former.failures if former else 0,
         )
-        self._mirror.pins[job.id] = pin
+        self._mirror.starts.begin(pin)
         entry.phase, entry.nodes, entry.reason = Phase.STARTING, found.nodes, ""
-        entry.accepted_at, entry.doubtful = None, False
         self._tell(entry, Kind.START, "")
         return Start(job_id=job.id, allocation=found, pin=pin)
 
