@@ -227,7 +227,7 @@ static int read_declaration(Reader *in) {
         const char *value = in->attribute[i].value;
         while (place < 3 && strcmp(in->attribute[i].name, names[place])) place++;
         if (place == 3 || (place == 0 && strcmp(value, "1.0")) ||
-            (place == 1 && strcasecmp(value, "utf-8") && strcasecmp(value, "us-ascii")) ||
+            (place == 1 && strcasecmp(value, "utf-8")) ||
             (place == 2 && strcmp(value, "yes") && strcmp(value, "no")))
             return fail("a template is XML 1.0 in UTF-8");
         place++;

@@ -59,7 +59,7 @@ _ADDED = {
 """What may stand in the attributes that koala adds, on whatever element."""
 _NOT_IN_REASON = re.compile("[^ -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DECLARATION = re.compile(
-    rb"""<\?xml\s+version\s*=\s*(["'])1\.0\1(\s+encoding\s*=\s*(["'])(?:[uU][tT][fF]-?8|[uU][sS]-[aA][sS][cC][iI][iI])\3)?"""
+    rb"""<\?xml\s+version\s*=\s*(["'])1\.0\1(\s+encoding\s*=\s*(["'])[uU][tT][fF]-8\3)?"""
     rb"""(\s+standalone\s*=\s*(["'])(yes|no)\5)?\s*\?>"""
 )
 _FORBIDDEN = re.compile(rb"<!(?:DOCTYPE|ENTITY)|<\?(?!xml\s)")

@@ -41,7 +41,7 @@ _SPACE = " \t\r\n"
 _HINT = "koala negotiation schema prints what a template looks like"
 
 _DECLARATION = re.compile(
-    rb"""<\?xml\s+version\s*=\s*(["'])1\.0\1(\s+encoding\s*=\s*(["'])(?i:utf-?8|us-ascii)\3)?"""
+    rb"""<\?xml\s+version\s*=\s*(["'])1\.0\1(\s+encoding\s*=\s*(["'])(?i:utf-8)\3)?"""
     rb"""(\s+standalone\s*=\s*(["'])(yes|no)\5)?\s*\?>"""
 )
 _FORBIDDEN = re.compile(rb"<!(?:DOCTYPE|ENTITY)|<\?(?!xml\s)")
