@@ -79,7 +79,7 @@ def measure(policy: str, *, waiting: int, running: int, repeat: int) -> tuple[fl
     jobs, nodes = site(waiting, running, chance)
     queues = {"main": Queue(name="main", up=True, processors=NODE * len(nodes), default=True)}
     mirror = Mirror(lambda: make_cluster_scheduler(policy, 0, depth=4), Rules(), Starts())
-    misfit_rules = MisfitRules(overtaking=policy != "fcfs", guards=4)
+    misfit_rules = MisfitRules.of(policy, 4)
     begun = time.process_time()
     mirror.observe(Listing(read_at=1e9, jobs=tuple(jobs), nodes=tuple(nodes), queues=queues))
     started = len(decide(mirror, misfit_rules, 1e9))

@@ -81,8 +81,7 @@ class Plan:
     @property
     def misfit_rules(self) -> MisfitRules:
         """What of the policy matters for jobs that do not fit on nodes."""
-        conservative = self.policy == "conservative"
-        return MisfitRules(overtaking=self.policy != "fcfs", guards=1_000_000 if conservative else self.depth)
+        return MisfitRules.of(self.policy, self.depth)
 
     def __str__(self) -> str:
         """What a person is told of it."""

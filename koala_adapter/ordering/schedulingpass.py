@@ -16,6 +16,8 @@ from koala_adapter.ordering.entries import JobEvent, JobEventKind, Phase, Start
 from koala_adapter.ordering.guards import Guard, NodeRelease, guard_for, guarded
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from koala_adapter.model import LrmJobId
     from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.ordering.entries import Entry
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 LONGEST = 200
 """A pass ends after about so many jobs that fit in sum only; the others are looked at in the next one."""
+EVERY_JOB = 1_000_000
+"""More than any queue has."""
 SOON = 1.0
 """Seconds after which a job that has run longer than it may is expected to end."""
 
@@ -36,6 +40,11 @@ class MisfitRules:
     """Jobs behind may start before it."""
     guards: int
     """For so many of them nodes are kept in each pass."""
+
+    @classmethod
+    def of(cls, policy: str, depth: int) -> Self:
+        """Return that of a policy which reserves for so many jobs; conservative does for all."""
+        return cls(overtaking=policy != "fcfs", guards=EVERY_JOB if policy == "conservative" else depth)
 
 
 def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Start]:

@@ -13,7 +13,6 @@ import os
 import re
 import sqlite3
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -23,11 +22,12 @@ from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.batchnumbers import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
+from koala_adapter.service.defects import SetAside, sentences
 from koala_adapter.service.snapshots import head, restored, rows
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator
     from pathlib import Path
     from typing import Self
 
@@ -57,8 +57,6 @@ _NUMBER = "CAST(substr(batch, length(rtrim(batch, '0123456789')) + 1) AS INTEGER
 """The number in the name of a submission."""
 ROWS_DROPPED = 10
 """Rows of snapshots that are removed at once: some milliseconds' work."""
-TOLD_FOR = 86400.0
-"""Seconds for which the operator is told of an event that was set aside."""
 MOST_SET_ASIDE = 1000
 """Events that the scheduler failed on and that are kept, the latest ones."""
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
@@ -95,35 +93,6 @@ def _as_decided(body: str) -> str:
         for rule in _RULES_ADDED:
             parameters.setdefault(rule, False)
     return json.dumps(found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetAside:
-    """An event on which the scheduler failed, and which it therefore goes on without."""
-
-    number: int
-    time: float
-    """By the service clock."""
-    event_type: str
-    event: str
-    """The event itself, as JSON."""
-    failure: str
-    """The traceback."""
-
-    @property
-    def summary(self) -> str:
-        """The last line of the traceback: what went wrong."""
-        return self.failure.strip().rpartition("\n")[2]
-
-    def sentence(self, now: float) -> str:
-        """Say it to an operator, at a time of the service clock."""
-        what, ago = f"event {self.number} ({self.event_type})", max(0.0, now - self.time) / 60
-        return f"a defect of koala: {what} was set aside {ago:.0f} min ago: {self.summary}"
-
-
-def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
-    """Return what an operator is to be told, at a time of the service clock, of the events set aside of late."""
-    return [one.sentence(now) for one in set_aside if now - one.time <= TOLD_FOR]
 
 
 class Journal:

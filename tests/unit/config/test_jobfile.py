@@ -16,14 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.config.inputfiles import LARGEST_SUM, InputFileTable
-from koala_adapter.config.jobfile import (
-    ComponentTable,
-    JobTable,
-    check_job,
-    job_from_dict,
-    load_job,
-    load_job_text,
-)
+from koala_adapter.config.jobfile import check_job, job_from_dict, load_job, load_job_text
+from koala_adapter.config.jobmodel import ComponentTable, JobTable
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.config.sitemodel import NoSettings, SiteConfig
 from koala_adapter.errors import ConfigurationError

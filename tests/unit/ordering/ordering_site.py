@@ -43,7 +43,7 @@ class Listed:
         self.jobs: dict[str, LrmJob] = {}
         self.nodes = {f"n{n}": node(f"n{n}") for n in range(1, 5)} if nodes is None else {n.name: n for n in nodes}
         self.queues: dict[str, Queue] = {}
-        self.misfit_rules = MisfitRules(overtaking=policy != "fcfs", guards=depth)
+        self.misfit_rules = MisfitRules.of(policy, depth)
         self.mirror = Mirror(
             lambda: make_cluster_scheduler(policy, 0, depth=depth),
             rules or Rules(),
