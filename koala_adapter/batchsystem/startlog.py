@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class OriginalRequest:
     """What of a job a batch system may show differently once we have tied it to nodes."""
 
     processors: int
@@ -38,7 +38,7 @@ class Wishes:
     tasks_per_node: int | None = None
 
     @classmethod
-    def of(cls, job: LrmJob) -> Wishes:
+    def of(cls, job: LrmJob) -> OriginalRequest:
         """Return those of a job that is not tied."""
         return cls(
             processors=job.processors,
@@ -70,8 +70,8 @@ class Pin:
     submitted_at: float | None
     """Tells the job from a later one of the same number."""
     nodes: tuple[tuple[str, int], ...]
-    wishes: Wishes
-    """What its user insists on: what the batch system shows from now on is ours."""
+    wishes: OriginalRequest
+    """What its user asked for (called so on disk): what the batch system shows from now on is ours."""
     at: float
     """Like all times but ``submitted_at`` by our own clock."""
     failures: int = 0

@@ -24,14 +24,14 @@ from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.ordering.entries import Happening
+from koala_adapter.ordering.entries import JobEvent
 from koala_adapter.ordering.explainserver import ExplainServer
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.outsidescheduler import Driver
+from koala_adapter.ordering.outsidescheduler import OutsideScheduler
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher, start_plugin
-from koala_adapter.ordering.schedulingpass import Manner
+from koala_adapter.ordering.schedulingpass import MisfitRules
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.timeofday import as_read, report_as_read
 from koala_adapter.queueing.policies import METRICS, PriorityWeights, make_cluster_scheduler
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm
     from koala_adapter.queueing.policies import ClusterScheduler, MakeQueue
 
-HAPPENING = TypeAdapter(Happening)
+HAPPENING = TypeAdapter(JobEvent)
 SHADOW_REPORT = TypeAdapter(ShadowReport)
 RECORD = "starts.sqlite"
 SHORTEST = 0.2
@@ -79,9 +79,9 @@ class Plan:
         )
 
     @property
-    def manner(self) -> Manner:
+    def misfit_rules(self) -> MisfitRules:
         """What of the policy matters for jobs that do not fit on nodes."""
-        return Manner.of(self.policy, self.depth)
+        return MisfitRules.of(self.policy, self.depth)
 
     def __str__(self) -> str:
         """What a person is told of it."""
@@ -275,11 +275,11 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
     starter = Starter(LrmStarts(lrm), starts, record, clock=watcher.clock.now)
     try:
 
-        def tell(happened: Sequence[Happening]) -> None:
+        def tell(happened: Sequence[JobEvent]) -> None:
             screen.tell(happened)
             screen.show(ordertext.status(screen.cluster, overview(mirror), watcher.failure))
 
-        driver = Driver(watcher, mirror, plan.manner, starter, record, tell=tell)
+        driver = OutsideScheduler(watcher, mirror, plan.misfit_rules, starter, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(ExplainServer(mirror, path.parent, watcher.clock).serve)
@@ -333,7 +333,7 @@ class Screen:
         if self._status is not None:
             self._status.stop()
 
-    def tell(self, happened: Sequence[Happening]) -> None:
+    def tell(self, happened: Sequence[JobEvent]) -> None:
         """Show what happened."""
         for one in happened:
             if self._plan.as_json:

@@ -67,7 +67,7 @@ class Start:
     pin: Pin
 
 
-class Kind(StrEnum):
+class JobEventKind(StrEnum):
     """What may happen to a job."""
 
     SUBMITTED = "submitted"
@@ -85,11 +85,11 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class JobEvent:
     """One line of what went on."""
 
     time: float
-    kind: Kind
+    kind: JobEventKind
     job_id: LrmJobId
     user: str = ""
     processors: int = 0

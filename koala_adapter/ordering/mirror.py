@@ -15,17 +15,17 @@ from koala_adapter.batchsystem.listing import is_another
 from koala_adapter.batchsystem.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
 from koala_adapter.model import LrmJobState
 from koala_adapter.ordering.allocation import memory_on, rooms_of
-from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase
+from koala_adapter.ordering.entries import Entry, JobEvent, JobEventKind, Phase
 from koala_adapter.ordering.listedjobs import (
     WAITING,
+    JobCategory,
     Rules,
-    Standing,
     array_of,
+    category_of,
     difference,
     estimate,
     in_order,
     layout_of,
-    standing,
     turn,
 )
 from koala_adapter.ordering.suitability import Suitability
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from koala_adapter.batchsystem.listing import Listing
     from koala_adapter.batchsystem.startlog import Pin
     from koala_adapter.model import LrmJob, LrmJobId, Node
-    from koala_adapter.ordering.allocation import Room
+    from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.ordering.pools import Pools
     from koala_adapter.queueing.local_queue import ClusterScheduler
 
@@ -65,9 +65,9 @@ class Mirror:
         self.listing: Listing | None = None
         self.dirty = True
         """Something changed that may let a job start."""
-        self.rooms: dict[str, Room] = {}
+        self.rooms: dict[str, NodeRoom] = {}
         """What was free on each node that is up at the last look."""
-        self.happened: list[Happening] = []
+        self.happened: list[JobEvent] = []
         """Whoever drives this takes from here what is to be told."""
         self._make_scheduler = make_scheduler
 
@@ -86,7 +86,7 @@ class Mirror:
         same = self._examine_nodes(listing)
         seen = by_id(listing.jobs)
         for job_id in [id_ for id_ in self.entries if id_ not in seen]:
-            self._gone(self.entries[job_id], now, Kind.GONE)
+            self._gone(self.entries[job_id], now, JobEventKind.GONE)
         for job_id in [id_ for id_ in self.starts.pins if id_ not in seen]:
             self.starts.gone(job_id)
         occupying: list[Entry] = []
@@ -119,7 +119,7 @@ class Mirror:
         """Update what is kept of one job; None when it is over."""
         entry = self.entries.get(job.id)
         if entry is not None and is_another(job, entry.job.submitted_at):
-            self._gone(entry, now, Kind.GONE)
+            self._gone(entry, now, JobEventKind.GONE)
             entry = None
         pin = self._pin(job)
         if pin is not None and job.state in WAITING:
@@ -127,19 +127,19 @@ class Mirror:
         elif self.rules.one_node and job.state in WAITING:
             job = replace(job, nodes_wanted=1)
         wall = now if self.listing is None else self.listing.time_of_day
-        found, reason = standing(job, self.rules, now=wall, ours=pin is not None)
-        if found is Standing.OVER:
+        found, reason = category_of(job, self.rules, now=wall, ours=pin is not None)
+        if found is JobCategory.OVER:
             if entry is not None:
-                self._gone(entry, now, Kind.ENDED)
+                self._gone(entry, now, JobEventKind.ENDED)
             self.starts.gone(job.id)
             return None
         if entry is None:
             entry = self._new(job, pin)
-            if found is not Standing.OCCUPYING:
-                self._tell(Kind.SUBMITTED, entry, now)
+            if found is not JobCategory.OCCUPYING:
+                self._tell(JobEventKind.SUBMITTED, entry, now)
         again = job.requeues > entry.requeues
         self._update(entry, job, now)
-        if found is Standing.OCCUPYING:
+        if found is JobCategory.OCCUPYING:
             self._occupies(entry, now, again=again and job.state in RUNNING)
         elif entry.phase is not Phase.STARTING or self._start_has_failed(entry, now):
             self._waits(entry, reason, now)
@@ -175,7 +175,7 @@ class Mirror:
         if entry.local is not None and told != entry.estimate:
             self.schedulers[_pool(entry)].revise(entry.local, now, estimate=told)
             self.dirty = True
-            self._tell(Kind.CHANGED, entry, now, detail=f"walltime {told} s")
+            self._tell(JobEventKind.CHANGED, entry, now, detail=f"walltime {told} s")
         entry.estimate = told
         same = (former.processors, former.queue, former.user) == (job.processors, job.queue, job.user)
         if not same and entry.local is not None and entry.phase is Phase.WAITING:
@@ -186,14 +186,16 @@ class Mirror:
         layout = layout_of(entry.job)
         if again and entry.phase is Phase.RUNNING:
             self._leave(entry, now)
-            self._tell(Kind.ADOPTED, entry, now, nodes=layout, detail=f"{REQUEUED}, and the batch system started it")
+            self._tell(
+                JobEventKind.ADOPTED, entry, now, nodes=layout, detail=f"{REQUEUED}, and the batch system started it"
+            )
         if entry.phase is Phase.STARTING and entry.local is not None:
             other = difference(layout, entry.nodes) if entry.job.layout else ""
-            self._tell(Kind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
+            self._tell(JobEventKind.STARTED, entry, now, nodes=layout or entry.nodes, detail=other)
             self.dirty |= self.rules.one_by_one
         elif entry.phase is not Phase.RUNNING:
             self._withdraw(entry, now)
-            self._tell(Kind.ADOPTED, entry, now, nodes=layout)
+            self._tell(JobEventKind.ADOPTED, entry, now, nodes=layout)
         self.starts.shown(entry.job, now)
         entry.nodes = layout or entry.nodes
         entry.phase, entry.reason = Phase.RUNNING, ""
@@ -208,7 +210,7 @@ class Mirror:
         self._leave(entry, now)
         pause = self.starts.failed(entry.job.id, failure)
         entry.phase, entry.reason, entry.nodes = Phase.RETURNING, failure.reason, ()
-        self._tell(Kind.NOT_STARTED, entry, now, detail=f"{failure.reason}; tried again in {pause:.0f} s")
+        self._tell(JobEventKind.NOT_STARTED, entry, now, detail=f"{failure.reason}; tried again in {pause:.0f} s")
         return True
 
     def _waits(self, entry: Entry, reason: str, now: float) -> None:
@@ -229,7 +231,7 @@ class Mirror:
             self._withdraw(entry, now)
             entry.phase = Phase.LEFT_OUT
         if reason and reason.partition(";")[0] != entry.reason.partition(";")[0]:
-            self._tell(Kind.LEFT_OUT, entry, now, detail=reason)
+            self._tell(JobEventKind.LEFT_OUT, entry, now, detail=reason)
         entry.reason = reason
 
     def _queued_again(self, entry: Entry, now: float) -> None:
@@ -237,7 +239,7 @@ class Mirror:
         if entry.phase is Phase.RUNNING:
             self._leave(entry, now)
         self._withdraw(entry, now)
-        self._tell(Kind.REQUEUED, entry, now, nodes=())
+        self._tell(JobEventKind.REQUEUED, entry, now, nodes=())
         entry.phase, entry.nodes, entry.promised, entry.requeues = Phase.LEFT_OUT, (), None, entry.job.requeues
         if self.starts.requeued(entry.job.id, now) or entry.job.tied:
             entry.phase, entry.reason = Phase.RETURNING, REQUEUED
@@ -303,14 +305,14 @@ class Mirror:
         found = [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]
         return [*found, *self.starts.in_stage(Stage.GONE)]
 
-    def _gone(self, entry: Entry, now: float, kind: Kind) -> None:
+    def _gone(self, entry: Entry, now: float, kind: JobEventKind) -> None:
         ran = entry.phase in {Phase.RUNNING, Phase.STARTING}
         if ran:
             self._leave(entry, now)
         else:
             self._withdraw(entry, now)
         del self.entries[entry.job.id]
-        self._tell(Kind.ENDED if ran else kind, entry, now)
+        self._tell(JobEventKind.ENDED if ran else kind, entry, now)
 
     def _leave(self, entry: Entry, now: float) -> None:
         """Take a job that holds processors out of its policy."""
@@ -333,10 +335,12 @@ class Mirror:
         self.starts.forget(job.id)
         return None
 
-    def _tell(self, kind: Kind, entry: Entry, now: float, *, detail: str = "", nodes: Layout | None = None) -> None:
+    def _tell(
+        self, kind: JobEventKind, entry: Entry, now: float, *, detail: str = "", nodes: Layout | None = None
+    ) -> None:
         job = entry.job
         self.happened.append(
-            Happening(
+            JobEvent(
                 time=now,
                 kind=kind,
                 job_id=job.id,
@@ -352,7 +356,7 @@ class Mirror:
     def _nodes(self) -> tuple[Node, ...]:
         return () if self.listing is None else self.listing.nodes
 
-    def _free_rooms(self) -> dict[str, Room]:
+    def _free_rooms(self) -> dict[str, NodeRoom]:
         """Return what is free on each node that is up, jobs that are being started counted."""
         taken: dict[str, int] = {}
         memory: dict[str, int] = {}

@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from koala_adapter.batchsystem.listing import Listing
     from koala_adapter.batchsystem.starter import Starter
     from koala_adapter.batchsystem.startlog import StartLog
-    from koala_adapter.ordering.entries import Happening, Start
+    from koala_adapter.ordering.entries import JobEvent, Start
     from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.ordering.pacedwatcher import PacedWatcher
-    from koala_adapter.ordering.schedulingpass import Manner
+    from koala_adapter.ordering.schedulingpass import MisfitRules
 
 
-class Driver:
+class OutsideScheduler:
     """Owns the order of one batch system while it runs."""
 
     def __init__(
         self,
         watcher: PacedWatcher,
         mirror: Mirror,
-        manner: Manner,
+        misfit_rules: MisfitRules,
         starter: Starter,
         record: StartLog,
         *,
-        tell: Callable[[Sequence[Happening]], None],
+        tell: Callable[[Sequence[JobEvent]], None],
     ) -> None:
         """``tell`` hears after each look what went on, if anything, in times of day.
 
@@ -48,7 +48,7 @@ class Driver:
         """
         self._watcher = watcher
         self.mirror = mirror
-        self._manner = manner
+        self._misfit_rules = misfit_rules
         self._starter = starter
         self._record = record
         self._tell = tell
@@ -98,7 +98,7 @@ class Driver:
             tasks.start_soon(self._starter.confirm, job_id)
         starts: list[Start] = []
         if deciding and (mirror.dirty or (due is not None and due <= listing.read_at)):
-            starts = decide(mirror, self._manner, listing.read_at)
+            starts = decide(mirror, self._misfit_rules, listing.read_at)
         self._starter.note()
         for start in starts:
             tasks.start_soon(self._start, start)

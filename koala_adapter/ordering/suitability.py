@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.batchsystem.listing import Listing
     from koala_adapter.model import LrmJob, Queue
-    from koala_adapter.ordering.allocation import Room
+    from koala_adapter.ordering.allocation import NodeRoom
 
 
 class Suitability:
@@ -26,7 +26,7 @@ class Suitability:
         """Nothing has been listed yet."""
         self.pools = Pools(nodes={}, queues={}, default=None)
         self._queues: Mapping[str, Queue] = {}
-        self._rooms: tuple[Room, ...] = ()
+        self._rooms: tuple[NodeRoom, ...] = ()
         self._seen: object = None
         self._problems: dict[object, str] = {}
         """By the shape of a job."""

@@ -41,7 +41,7 @@ from koala_adapter.scheduler.malleable.others import others_seen
 from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
 from koala_adapter.scheduler.malleable.shrinking import processors_released
 from koala_adapter.scheduler.malleable.wantedsizes import keep_to_wanted_sizes, size_wanted
-from koala_adapter.scheduler.malleable.workers import workers_timer
+from koala_adapter.scheduler.malleable.workerends import workers_timer
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policy import infeasibility
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State

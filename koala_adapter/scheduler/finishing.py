@@ -13,7 +13,7 @@ from koala_adapter.scheduler.claiming.reuse import reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.malleable.growing import check_taken
 from koala_adapter.scheduler.malleable.offers import drop_changes
-from koala_adapter.scheduler.malleable.workers import all_done, is_worker, worker_ended, worker_lost
+from koala_adapter.scheduler.malleable.workerends import all_done, is_worker, worker_ended, worker_lost
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
     from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.simulation.counted_placement import CountedPlacement
-    from koala_adapter.simulation.resizing import Resizing
+    from koala_adapter.simulation.counted_resizing import CountedResizing
     from koala_adapter.simulation.simulated_cluster import Part, SimulatedCluster
     from koala_adapter.simulation.simulated_jobs import SimulatedJob
     from koala_adapter.simulation.waiting_line import Lane, WaitingLine
@@ -36,7 +36,7 @@ class CountedClusters:
         malleability: MalleabilityPolicy,
         placing: CountedPlacement,
         waiting: WaitingLine,
-        resizing: Resizing,
+        resizing: CountedResizing,
         start: Callable[[SimulatedJob, Sequence[PlacedComponent]], bool],
         released: Callable[[SimulatedCluster], None],
     ) -> None:

@@ -21,8 +21,8 @@ from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.simulation.background_load import local_users, outages
 from koala_adapter.simulation.counted_clusters import CountedClusters
 from koala_adapter.simulation.counted_placement import CountedPlacement, lane_of
+from koala_adapter.simulation.counted_resizing import CountedResizing
 from koala_adapter.simulation.engine import Engine
-from koala_adapter.simulation.resizing import Resizing
 from koala_adapter.simulation.simulated_cluster import BackgroundActivity, Part, Run, SimulatedCluster
 from koala_adapter.simulation.simulated_jobs import Outcome
 from koala_adapter.simulation.waiting_line import WaitingLine
@@ -83,7 +83,9 @@ class Multicluster:
         self._arriving = next(self._workload, None)
         self._on_end = on_end or self.outcome.jobs.append
         self._engine = Engine()
-        self._resizing = Resizing(self._engine, placeholder_delay=settings.placeholder_delay, released=self._released)
+        self._resizing = CountedResizing(
+            self._engine, placeholder_delay=settings.placeholder_delay, released=self._released
+        )
         self._waiting = WaitingLine()
         self._live: dict[int, Run] = {}
         self._ends: list[tuple[float, int, int, Run]] = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.batchsystem.starter import Starter
     from koala_adapter.wiki.inventory import Inventory
-    from koala_adapter.wiki.sources import Source, Survey
+    from koala_adapter.wiki.sources import Source, SourceListing
 
 LONGEST_REST = 15.0
 """Seconds at most that a source which fails again and again is left alone: peers poll about as often."""
@@ -28,7 +28,7 @@ LONGEST_REST = 15.0
 log = structlog.get_logger()
 
 
-class Readings:
+class FreshInventory:
     """Keeps an inventory as fresh as its readers need it, with as few questions as possible."""
 
     def __init__(
@@ -57,9 +57,9 @@ class Readings:
         breaker = CircuitBreaker(pause=min(cache, LONGEST_REST), longest_pause=LONGEST_REST)
         self._watcher = Watcher(self._read, breaker=breaker, on_trouble=self._note_trouble)
 
-    def spoil(self) -> None:
+    def invalidate(self) -> None:
         """Say that something was done to the source: no reading begun before now will do."""
-        self._watcher.spoil()
+        self._watcher.invalidate()
 
     async def fresh(self, *, within: float | None = None, now: bool = False) -> None:
         """Return when the inventory is fresh enough: read within so many seconds, None: as polls need it.
@@ -82,7 +82,7 @@ class Readings:
         else:
             log.warning("cluster does not answer", cluster=self._source.name, error=str(error))
 
-    async def _settled(self) -> tuple[Survey, bool]:
+    async def _settled(self) -> tuple[SourceListing, bool]:
         """Read, and have the starts judged; tell whether jobs were taken back, which the reading does not show."""
         read_at = anyio.current_time()
         survey = await self._source.read()

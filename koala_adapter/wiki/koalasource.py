@@ -19,7 +19,7 @@ from koala_adapter.errors import JobNotFoundError, KoalaError, LrmError, LrmNotF
 from koala_adapter.model import ClusterName, EndReason, LrmJob, LrmJobId, LrmJobState, Node
 from koala_adapter.plugin import Capabilities
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.wiki.sources import Source, Survey
+from koala_adapter.wiki.sources import Source, SourceListing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class KoalaSource(Source):
         self._clusters = clusters
         self._client = client
 
-    async def read(self) -> Survey:
+    async def read(self) -> SourceListing:
         """Read all clusters and the queue side by side. Raises LrmUnavailableError when no cluster answers."""
         nodes: dict[ClusterName, tuple[Node, ...]] = {}
         places: dict[tuple[ClusterName, LrmJobId], str] = {}
@@ -81,7 +81,7 @@ class KoalaSource(Source):
         }
         where = {key: names.get((key[0], node), node) for key, node in places.items()}
         jobs = tuple(_job(report, where) for report in await self._reports())
-        return Survey(nodes=shown, jobs=jobs)
+        return SourceListing(nodes=shown, jobs=jobs)
 
     async def _reports(self) -> list[JobReport]:
         try:

@@ -18,7 +18,7 @@ from koala_adapter.wiki.codec.replies import build_answer, build_initialized, bu
 from koala_adapter.wiki.codec.requestmessages import parse_request
 from koala_adapter.wiki.codec.requests import GetJobs, GetNodes, Initialize, WillRun
 from koala_adapter.wiki.codec.words import Dialect, Event, HostFormat, Status
-from koala_adapter.wiki.freshinventory import Readings
+from koala_adapter.wiki.freshinventory import FreshInventory
 from koala_adapter.wiki.inventory import Inventory
 from koala_adapter.wiki.notifier import Notifier
 from koala_adapter.wiki.recordbuilder import ReportingRules
@@ -74,7 +74,7 @@ class WikiResource:
         self.notifier = Notifier(options, clock=anyio.current_time)
         under_way = Starts(pins=starts.pins)
         starter = Starter(source, under_way, starts, clock=anyio.current_time)
-        self.readings = Readings(
+        self.readings = FreshInventory(
             source,
             self.inventory,
             starter,

@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class SourceListing:
     """The jobs of a source, and the nodes of each of its clusters that answered; those of others are as they were."""
 
     nodes: Mapping[ClusterName, tuple[Node, ...]]
@@ -55,7 +55,7 @@ class Source(ABC):
     """Nodes carry their cluster as PARTITION."""
 
     @abstractmethod
-    async def read(self) -> Survey:
+    async def read(self) -> SourceListing:
         """Return all nodes and jobs of all users."""
 
     @abstractmethod
@@ -124,12 +124,12 @@ class LrmSource(Source):
         """What the LRM can do, which may be known only after its start."""
         return self._lrm.capabilities
 
-    async def read(self) -> Survey:
+    async def read(self) -> SourceListing:
         """Read jobs and nodes."""
         listing = await read_listing(self._lrm, cluster=self.name, read_at=anyio.current_time())
         queue = self._queue
         shown = tuple(node for node in listing.nodes if queue is None or queue in node.queues)
-        return Survey(nodes={self._cluster: shown}, jobs=listing.jobs)
+        return SourceListing(nodes={self._cluster: shown}, jobs=listing.jobs)
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Have a held job start on these processors."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from koala_adapter.batchsystem.startlog import Pin, Wishes
+from koala_adapter.batchsystem.startlog import OriginalRequest, Pin
 from koala_adapter.batchsystem.starts import Stage
 from koala_adapter.errors import (
     JournalError,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.batchsystem.starter import Starter
     from koala_adapter.wiki.codec.requests import Request
-    from koala_adapter.wiki.freshinventory import Readings
+    from koala_adapter.wiki.freshinventory import FreshInventory
     from koala_adapter.wiki.inventory import Inventory
     from koala_adapter.wiki.options import ServerOptions
     from koala_adapter.wiki.sources import Place, Source
@@ -80,7 +80,7 @@ class Verbs:
         self,
         source: Source,
         inventory: Inventory,
-        readings: Readings,
+        readings: FreshInventory,
         starter: Starter,
         *,
         options: ServerOptions,
@@ -142,7 +142,7 @@ class Verbs:
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(self._options.reply_within):
                 await self._starter.ask(pin)
-            self._readings.spoil()
+            self._readings.invalidate()
             try:
                 await self._starter.see(pin.job_id, self._look_for_starts)
             except LrmError as error:
@@ -158,7 +158,9 @@ class Verbs:
         """Put a start on disk before it is asked for. Raises WikiError when that cannot be done."""
         job = require_job(self._inventory, id_)
         layout = tuple(host_counts([place.node for place in places]).items())
-        pin = Pin(job_id=id_, submitted_at=job.submitted_at, nodes=layout, wishes=Wishes.of(job), at=self._steady())
+        pin = Pin(
+            job_id=id_, submitted_at=job.submitted_at, nodes=layout, wishes=OriginalRequest.of(job), at=self._steady()
+        )
         self._starter.starts.begin(pin, until=anyio.current_time() + self._options.reply_within)
         try:
             self._starter.note()
@@ -224,7 +226,7 @@ class Verbs:
         with refusing():
             await self._source.cancel(LrmJobId(request.job))
         self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, cancelled=True))
-        self._readings.spoil()
+        self._readings.invalidate()
         return done(request.verb, request.job)
 
     async def _suspend(self, request: SuspendJob) -> str:
@@ -257,7 +259,7 @@ class Verbs:
             raise WikiError("Invalid TIMELIMIT value: whole minutes are wanted", status=Status.BAD_REQUEST)
         with refusing():
             await self._source.set_walltime(LrmJobId(request.job), 60 * int(limit))
-        self._readings.spoil()
+        self._readings.invalidate()
         return done(request.verb, request.job)
 
     async def _notify(self, request: NotifyJob) -> str:
@@ -274,7 +276,7 @@ class Verbs:
         places = [self._inventory.nodes[host].place for host in request.hosts]
         with refusing():
             await self._source.add_tasks(LrmJobId(request.job), places)
-        self._readings.spoil()
+        self._readings.invalidate()
         return f"{len(places)} tasks added"
 
     async def _release_tasks(self, request: ReleaseTasks) -> str:
@@ -285,7 +287,7 @@ class Verbs:
         places = [self._inventory.nodes[tasks[index]].place for index in dict.fromkeys(request.tasks)]
         with refusing():
             await self._source.release_tasks(LrmJobId(request.job), places)
-        self._readings.spoil()
+        self._readings.invalidate()
         return f"{len(places)} tasks removed"
 
     async def _know(self, job: str) -> None:
@@ -308,7 +310,7 @@ class Verbs:
         """Have a job's state changed, and return once it shows, or after half of the time that an answer may take."""
         with refusing():
             await change(LrmJobId(request.job))
-            self._readings.spoil()
+            self._readings.invalidate()
             with anyio.move_on_after(self._options.reply_within / 2):
                 await self._see(request.job, seen)
         return done(request.verb, request.job)

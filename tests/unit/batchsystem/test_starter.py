@@ -12,7 +12,7 @@ import pytest
 
 from koala_adapter.batchsystem import starter
 from koala_adapter.batchsystem.starter import Starter
-from koala_adapter.batchsystem.startlog import Pin, StartLog, Wishes
+from koala_adapter.batchsystem.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.batchsystem.starts import Patience, Stage, Starts, placed_elsewhere
 from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 JOB = LrmJobId("1")
 NODES = (("n1", 4), ("n2", 2))
-PIN = Pin(job_id=JOB, submitted_at=None, nodes=NODES, wishes=Wishes(processors=6), at=0.0)
+PIN = Pin(job_id=JOB, submitted_at=None, nodes=NODES, wishes=OriginalRequest(processors=6), at=0.0)
 
 
 class Killed(BaseException):

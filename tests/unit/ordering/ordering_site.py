@@ -11,7 +11,7 @@ from koala_adapter.batchsystem.starts import Patience, Stage, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.schedulingpass import Manner, decide
+from koala_adapter.ordering.schedulingpass import MisfitRules, decide
 from koala_adapter.queueing.policies import make_cluster_scheduler
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from koala_adapter.batchsystem.startlog import Pin
     from koala_adapter.errors import LrmError
     from koala_adapter.model import Queue
-    from koala_adapter.ordering.entries import Happening, Kind, Start
+    from koala_adapter.ordering.entries import JobEvent, JobEventKind, Start
 
 PATIENCE = Patience(start=10.0, backoff=5.0, refused=60.0, longest=600.0)
 
@@ -43,7 +43,7 @@ class Listed:
         self.jobs: dict[str, LrmJob] = {}
         self.nodes = {f"n{n}": node(f"n{n}") for n in range(1, 5)} if nodes is None else {n.name: n for n in nodes}
         self.queues: dict[str, Queue] = {}
-        self.manner = Manner.of(policy, depth)
+        self.misfit_rules = MisfitRules.of(policy, depth)
         self.mirror = Mirror(
             lambda: make_cluster_scheduler(policy, 0, depth=depth),
             rules or Rules(),
@@ -88,7 +88,7 @@ class Listed:
         """Let time pass, list everything, and return what is to be started."""
         self.now += after
         self.observe()
-        return decide(self.mirror, self.manner, self.now)
+        return decide(self.mirror, self.misfit_rules, self.now)
 
     def observe(self) -> None:
         """List everything as it is; what runs is confirmed."""
@@ -127,7 +127,7 @@ class Listed:
         for job_id in job_ids:
             del self.jobs[job_id]
 
-    def told(self, kind: Kind) -> list[Happening]:
+    def told(self, kind: JobEventKind) -> list[JobEvent]:
         """Return what was told of a kind so far."""
         return [one for one in self.mirror.happened if one.kind is kind]
 

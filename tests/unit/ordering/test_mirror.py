@@ -10,7 +10,7 @@ import pytest
 from koala_adapter.batchsystem.starts import Stage
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
-from koala_adapter.ordering.entries import Kind, Phase
+from koala_adapter.ordering.entries import JobEventKind, Phase
 from koala_adapter.ordering.listedjobs import Rules
 from tests.unit.ordering.ordering_site import PATIENCE, Listed, node
 
@@ -26,7 +26,7 @@ def test_jobs_are_started_in_order_and_backfilled() -> None:
     site.submit("3", 8, 500)
     site.submit("4", 8, 90)
     assert site.step() == ["1", "4"]
-    assert [(one.job_id, one.at) for one in site.told(Kind.RESERVED)] == [("2", 1101.0)]
+    assert [(one.job_id, one.at) for one in site.told(JobEventKind.RESERVED)] == [("2", 1101.0)]
     site.end("4")
     assert site.step() == []
     site.end("1")
@@ -34,8 +34,8 @@ def test_jobs_are_started_in_order_and_backfilled() -> None:
     site.end("2")
     assert site.step() == ["3"]
     assert site.step() == []
-    assert {one.job_id for one in site.told(Kind.STARTED)} == {"1", "3"}
-    assert [one.job_id for one in site.told(Kind.ENDED)] == ["4", "1", "2"]
+    assert {one.job_id for one in site.told(JobEventKind.STARTED)} == {"1", "3"}
+    assert [one.job_id for one in site.told(JobEventKind.ENDED)] == ["4", "1", "2"]
 
 
 def test_first_come_first_served_overtakes_nobody() -> None:
@@ -47,7 +47,7 @@ def test_first_come_first_served_overtakes_nobody() -> None:
     site.submit("3", 16, nodes_wanted=2, requested_nodes=("n1", "n2"))
     site.submit("4", 1)
     assert site.step() == []
-    assert "16 processors on 2 nodes" in site.told(Kind.PASSED_OVER)[0].detail
+    assert "16 processors on 2 nodes" in site.told(JobEventKind.PASSED_OVER)[0].detail
     site.end("1", "2")
     assert site.step() == ["3", "4"]
 
@@ -64,7 +64,7 @@ def test_a_job_that_fits_in_sum_only_is_passed_over_and_not_starved(policy: str)
     site.submit("longer", 8, 5000)
     site.submit("short", 4, 50)
     assert site.step() == ["long", "short"]
-    assert "wide" in {one.job_id for one in site.told(Kind.PASSED_OVER)}
+    assert "wide" in {one.job_id for one in site.told(JobEventKind.PASSED_OVER)}
     site.end("r1", "r2", "r3", "r4")
     assert "wide" in site.step(100)
 
@@ -134,7 +134,7 @@ def test_elements_of_an_array_one_after_the_other() -> None:
         site.submit(f"7.{number}", 4, array_index=number)
     site.submit("8.1", 4, array_index=1)
     assert site.step() == ["7.1", "8.1"]
-    assert "one at a time" in site.told(Kind.PASSED_OVER)[0].detail
+    assert "one at a time" in site.told(JobEventKind.PASSED_OVER)[0].detail
     assert site.step() == ["7.2"]
 
 
@@ -144,7 +144,7 @@ def test_others_starts_and_ends_are_taken_in() -> None:
     site.submit("1", 24, state=LrmJobState.RUNNING, hold=None, layout=(("n1", 8), ("n2", 8), ("n3", 8)))
     site.submit("2", 16)
     assert site.step() == []
-    assert [one.job_id for one in site.told(Kind.ADOPTED)] == ["1"]
+    assert [one.job_id for one in site.told(JobEventKind.ADOPTED)] == ["1"]
     site.end("2")
     site.submit("3", 8)
     assert site.step() == ["3"]
@@ -204,7 +204,7 @@ def test_a_changed_walltime_is_a_changed_promise() -> None:
     site.submit("4", 8, 300)
     site.end("3")
     assert site.step() == ["4"]
-    assert {one.job_id for one in site.told(Kind.CHANGED)} == {"1", "3"}
+    assert {one.job_id for one in site.told(JobEventKind.CHANGED)} == {"1", "3"}
 
 
 def test_a_start_is_counted_before_it_shows() -> None:
@@ -252,7 +252,7 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     assert site.mirror.to_take_back() == []
     assert site.look(6.0) == []
     assert site.mirror.to_take_back() == ["1"]
-    assert "did not start within 11 s (Resources)" in site.told(Kind.NOT_STARTED)[0].detail
+    assert "did not start within 11 s (Resources)" in site.told(JobEventKind.NOT_STARTED)[0].detail
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
     site.taken_back(start.job_id)
     assert site.look() == []
@@ -287,7 +287,7 @@ def test_where_a_started_job_is_found_is_told(layout: tuple[tuple[str, int], ...
     nodes = tuple(name for name, _ in layout)
     site.change("1", state=LrmJobState.RUNNING, hold=None, layout=layout, nodes=nodes, started_at=site.now)
     site.look()
-    assert [one.detail for one in site.told(Kind.STARTED)] == [said]
+    assert [one.detail for one in site.told(JobEventKind.STARTED)] == [said]
 
 
 def test_a_refused_start_waits_longer() -> None:
@@ -318,8 +318,8 @@ def test_an_unanswered_start_is_judged_by_what_shows() -> None:
     site.taken_back(first.job_id)
     site.look()
     assert site.mirror.entries[first.job_id].phase is Phase.LEFT_OUT
-    assert [one.job_id for one in site.told(Kind.NOT_STARTED)] == ["1"]
-    assert [one.job_id for one in site.told(Kind.STARTED)] == ["2"]
+    assert [one.job_id for one in site.told(JobEventKind.NOT_STARTED)] == ["1"]
+    assert [one.job_id for one in site.told(JobEventKind.STARTED)] == ["2"]
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -423,7 +423,7 @@ def test_ended_jobs_in_the_listing_are_over() -> None:
     site.change("1", state=LrmJobState.ENDED, layout=())
     site.submit("2", 32)
     assert site.step() == ["2"]
-    assert [one.job_id for one in site.told(Kind.SUBMITTED)] == ["1", "2"]
+    assert [one.job_id for one in site.told(JobEventKind.SUBMITTED)] == ["1", "2"]
 
 
 def _history(policy: str, steps: tuple[float, ...]) -> list[list[str]]:
@@ -487,9 +487,9 @@ def test_the_patience_with_a_start_does_not_depend_on_the_clock(step: float) -> 
     site.accept(start.job_id)
     site.set_by = step
     site.look(9)
-    assert not site.told(Kind.NOT_STARTED)
+    assert not site.told(JobEventKind.NOT_STARTED)
     site.look(2)
-    assert len(site.told(Kind.NOT_STARTED)) == 1
+    assert len(site.told(JobEventKind.NOT_STARTED)) == 1
     site.taken_back(start.job_id)
     site.set_by = 0.0
     assert [one.job_id for one in site.look(6)] == ["1"]

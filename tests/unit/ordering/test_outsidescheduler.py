@@ -17,14 +17,14 @@ from koala_adapter.errors import JobNotFoundError, JournalError, LrmRejectedErro
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.net.unixsocket import reachable
-from koala_adapter.ordering.entries import Kind
+from koala_adapter.ordering.entries import JobEventKind
 from koala_adapter.ordering.explainserver import ExplainServer, ask_explanation
 from koala_adapter.ordering.explanations import explain, overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.outsidescheduler import Driver
+from koala_adapter.ordering.outsidescheduler import OutsideScheduler
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher
-from koala_adapter.ordering.schedulingpass import Manner
+from koala_adapter.ordering.schedulingpass import MisfitRules
 from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from koala_adapter.ordering.entries import Happening
+    from koala_adapter.ordering.entries import JobEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -112,16 +112,18 @@ class Driven:
 
     def __init__(self, directory: Path, lrm: StartingLrm | None = None) -> None:
         self.lrm = lrm or StartingLrm()
-        self.happened: list[Happening] = []
+        self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
         self.record = StartLog(directory / "starts.sqlite")
         patience = Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0)
         starts = Starts(patience, pins=self.record.pins)
         self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
-        manner = Manner(overtaking=True, guards=1)
+        misfit_rules = MisfitRules(overtaking=True, guards=1)
         starter = Starter(LrmStarts(self.lrm), starts, self.record, clock=watcher.clock.now)
-        self.driver = Driver(watcher, self.mirror, manner, starter, self.record, tell=self.happened.extend)
+        self.driver = OutsideScheduler(
+            watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -137,7 +139,7 @@ class Driven:
             while not met():  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
 
-    def kinds(self, job_id: str) -> list[Kind]:
+    def kinds(self, job_id: str) -> list[JobEventKind]:
         """Return what was told of a job."""
         return [one.kind for one in self.happened if one.job_id == job_id]
 
@@ -148,12 +150,12 @@ async def test_jobs_are_started_one_after_the_other(tmp_path: Path) -> None:
     driven.lrm.add("1")
     driven.lrm.add("2", 3)
     async with driven.running():
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
         assert all(pin.started for pin in driven.record.pins)
         driven.lrm.change("1", LrmJobState.ENDED)
-        await driven.until(lambda: Kind.STARTED in driven.kinds("2"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("2"))
     assert driven.lrm.started == [("1", ("n1",) * 8), ("2", ("n1",) * 3)]
-    assert driven.kinds("1") == [Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.ENDED]
+    assert driven.kinds("1") == [JobEventKind.SUBMITTED, JobEventKind.START, JobEventKind.STARTED, JobEventKind.ENDED]
 
 
 async def test_once_returns_when_what_it_started_shows(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ async def test_once_returns_when_what_it_started_shows(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         await driven.driver.run(once=True)
     assert [job for job, _ in driven.lrm.started] == ["1"]
-    assert Kind.STARTED in driven.kinds("1")
+    assert JobEventKind.STARTED in driven.kinds("1")
 
 
 async def test_a_silent_batch_system_costs_time_only(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ async def test_a_silent_batch_system_costs_time_only(tmp_path: Path) -> None:
         driven.lrm.errors["jobs"] = ValueError("a defect")
         await driven.until(lambda: driven.lrm.polls >= 4)
         driven.lrm.errors["jobs"] = None
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
     assert driven.troubles[-1] == ""
 
 
@@ -193,7 +195,7 @@ async def test_a_start_without_an_answer(tmp_path: Path, error: Exception, taken
     async with driven.running():
         await driven.until(lambda: bool(driven.lrm.started))
         driven.lrm.errors["start_on"] = None
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
         await anyio.sleep(0.1)
     assert len(driven.lrm.started) == (1 if taken else 2)
 
@@ -204,12 +206,12 @@ async def test_a_refused_start_lets_others_go_first(tmp_path: Path) -> None:
     driven.lrm.add("1")
     driven.lrm.errors["start_on"] = LrmRejectedError("access denied")
     async with driven.running():
-        await driven.until(lambda: Kind.NOT_STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.NOT_STARTED in driven.kinds("1"))
         driven.lrm.errors["start_on"] = None
         driven.lrm.add("2")
-        await driven.until(lambda: Kind.STARTED in driven.kinds("2"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("2"))
         driven.lrm.change("2", LrmJobState.ENDED)
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
 
 
 async def test_a_start_that_does_not_show_is_held_again(tmp_path: Path) -> None:
@@ -222,9 +224,9 @@ async def test_a_start_that_does_not_show_is_held_again(tmp_path: Path) -> None:
         await driven.until(lambda: driven.lrm.order.count("hold") >= 2)
         driven.lrm.errors["hold"] = None
         driven.lrm.becomes = LrmJobState.RUNNING
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
     assert driven.lrm.held == ["1"]
-    assert driven.kinds("1").count(Kind.NOT_STARTED) == 1
+    assert driven.kinds("1").count(JobEventKind.NOT_STARTED) == 1
 
 
 async def test_a_start_that_shows_is_confirmed_once(tmp_path: Path) -> None:
@@ -254,10 +256,15 @@ async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None
     async with driven.running():
         await driven.until(lambda: driven.lrm.sent_back == ["1"])
         driven.lrm.layout = (("n1", 8), ("n2", 8))
-        await driven.until(lambda: driven.kinds("1").count(Kind.STARTED) == 2)
+        await driven.until(lambda: driven.kinds("1").count(JobEventKind.STARTED) == 2)
         await anyio.sleep(0.1)
     assert driven.lrm.sent_back == ["1"]
-    assert driven.kinds("1")[-4:] == [Kind.REQUEUED, Kind.LEFT_OUT, Kind.START, Kind.STARTED]
+    assert driven.kinds("1")[-4:] == [
+        JobEventKind.REQUEUED,
+        JobEventKind.LEFT_OUT,
+        JobEventKind.START,
+        JobEventKind.STARTED,
+    ]
     assert len(driven.lrm.started) == 2
 
 
@@ -273,7 +280,7 @@ async def test_stopped_it_holds_again_what_does_not_run(tmp_path: Path) -> None:
     driven.lrm.becomes = LrmJobState.RUNNING
     following = Driven(tmp_path, driven.lrm)
     async with following.running():
-        await following.until(lambda: Kind.STARTED in following.kinds("1"))
+        await following.until(lambda: JobEventKind.STARTED in following.kinds("1"))
 
 
 async def test_nothing_is_started_that_is_not_on_record(tmp_path: Path) -> None:

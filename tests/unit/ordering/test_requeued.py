@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from koala_adapter.model import HoldOwner, LrmJobState
-from koala_adapter.ordering.entries import Kind, Phase
+from koala_adapter.ordering.entries import JobEventKind, Phase
 from tests.unit.ordering.ordering_site import Listed
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def test_it_is_held_and_untied_before_it_may_start_again(held: bool) -> None:  #
     (again,) = site.look()
     assert (again.job_id, again.pin.wishes.requested_nodes) == ("1", ("n2",))
     assert [one.kind for one in site.mirror.happened if one.job_id == "1"] == [
-        Kind.SUBMITTED,
-        Kind.START,
-        Kind.STARTED,
-        Kind.REQUEUED,
-        Kind.START,
+        JobEventKind.SUBMITTED,
+        JobEventKind.START,
+        JobEventKind.STARTED,
+        JobEventKind.REQUEUED,
+        JobEventKind.START,
     ]
 
 
@@ -107,11 +107,11 @@ def test_what_the_batch_system_starts_first_is_adopted() -> None:
     other = "n4" if before[0] != "n4" else "n3"
     site.change("1", state=LrmJobState.RUNNING, layout=((other, 8),), nodes=(other,), started_at=site.now + 0.5)
     assert site.look() == []
-    assert site.told(Kind.ADOPTED)[0].detail == "it was queued again, and the batch system started it"
+    assert site.told(JobEventKind.ADOPTED)[0].detail == "it was queued again, and the batch system started it"
     assert entry_of(site, id_).nodes == ((other, 8),)
     assert [job.started_at for job in site.mirror.schedulers[0].running] == [site.now - 0.5]
     site.look()
-    assert len(site.told(Kind.ADOPTED)) == 1
+    assert len(site.told(JobEventKind.ADOPTED)) == 1
 
 
 def test_what_a_plugin_shows_as_tied_is_freed_without_a_record() -> None:
@@ -132,7 +132,7 @@ def test_what_the_batch_system_started_itself_is_left_to_it() -> None:
     queue_again(site, held=False, submitted_at=site.now)
     assert site.look() == []
     assert site.mirror.to_take_back() == []
-    assert "not in hold" in site.told(Kind.LEFT_OUT)[0].detail
+    assert "not in hold" in site.told(JobEventKind.LEFT_OUT)[0].detail
 
 
 def test_a_later_job_of_the_same_number_is_another() -> None:
@@ -140,5 +140,5 @@ def test_a_later_job_of_the_same_number_is_another() -> None:
     site, id_ = ran(8)
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, layout=(), nodes=(), submitted_at=5000.0)
     assert [one.job_id for one in site.look()] == ["1"]
-    assert site.told(Kind.REQUEUED) == []
+    assert site.told(JobEventKind.REQUEUED) == []
     assert not site.mirror.starts.pins[id_].started

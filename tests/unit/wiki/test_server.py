@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.batchsystem.startlog import Pin, StartLog, Wishes
+from koala_adapter.batchsystem.startlog import OriginalRequest, Pin, StartLog
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.protocol import Dialect
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Server:
 
 def on_record(id_: str) -> Pin:
     """Return what is on record of the start of a job by an earlier process."""
-    wishes = Wishes(processors=1)
+    wishes = OriginalRequest(processors=1)
     return Pin(job_id=LrmJobId(id_), submitted_at=NOW - 60, nodes=(("n1", 1),), wishes=wishes, at=NOW - 1)
 
 

@@ -15,7 +15,7 @@ from koala_adapter.plugin import Capabilities
 from koala_adapter.wiki.codec.protocol import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
 from koala_adapter.wiki.options import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.sources import Source, Survey
+from koala_adapter.wiki.sources import Source, SourceListing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ class MemorySource(Source):
         """Have these jobs."""
         self.job_list.update((str(one.id), one) for one in jobs)
 
-    async def read(self) -> Survey:
+    async def read(self) -> SourceListing:
         """Return all."""
         self.reads += 1
         await anyio.sleep(self.slow)
@@ -92,7 +92,7 @@ class MemorySource(Source):
             active = (found for found in self.job_list.values() if found.state is LrmJobState.RUNNING)
             used = sum(count for found in active for where, count in found.layout if where == one.name)
             nodes.append(replace(one, processors_used=max(used, one.processors_used)))
-        return Survey(nodes={CLUSTER: tuple(nodes)}, jobs=tuple(self.job_list.values()))
+        return SourceListing(nodes={CLUSTER: tuple(nodes)}, jobs=tuple(self.job_list.values()))
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Let a job run there."""
