@@ -178,8 +178,8 @@ class CountedClusters:
         carry_out(self._malleability, cluster.running, step, self._resizing.ask)
         if cluster.making_room:
             self._awaited.append(cluster)
-        elif cluster.free > before:
+        if cluster.free > before:  # some may have given theirs up at once, others stand still first
             self._released(cluster)
-        else:
+        elif not cluster.making_room:
             self._gave_nothing.add(cluster)
             self.changed = True

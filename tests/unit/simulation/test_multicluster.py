@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koala_adapter.dynaco.decide import AnySize, PowerOfTwo
@@ -428,7 +428,18 @@ random_jobs = st.lists(
 )
 
 
+RIGID = (1, 0, False, False, 0.0)
+SHRUNK_AT_ONCE_AND_LATER = [
+    *((gap, *RIGID) for gap in (0.0, 0.0, 0.0, 17.0, 32.0, 32.0, 40.0, 44.0, 0.0, 0.0, 10.0)),
+    (0.0, 1, 1, True, False, 2.0),
+    (25.0, 1, 1, True, False, 0.0),
+    (1.0, 3, 0, False, False, 0.0),
+]
+"""The last one needs what one application gives up at once, and another after standing still."""
+
+
 @examples(40)
+@example(SHRUNK_AT_ONCE_AND_LATER, "pwa", "egs", 0.0, (0.5, 0.0, 0))
 @given(
     random_jobs,
     st.sampled_from(["none", "pra", "pwa"]),
