@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from koala_adapter.dynaco.decide import PowerOfTwo
 from koala_adapter.scheduler.malleable.approaches import Approach
-from koala_adapter.simulation.acceptance import PowerOfTwo
 from koala_adapter.simulation.application_models import Application, Interpolated
 from koala_adapter.simulation.multicluster import Multicluster, Settings
 from koala_adapter.simulation.platform import ClusterModel, Platform

@@ -16,10 +16,11 @@ import time
 from dataclasses import replace
 
 from koala_adapter.batchsystem.listing import Listing
+from koala_adapter.batchsystem.starts import Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.schedulingpass import Manner, decide
+from koala_adapter.ordering.schedulingpass import MisfitRules, decide
 from koala_adapter.queueing.policies import POLICIES, make_cluster_scheduler
 
 SEED = 1
@@ -77,11 +78,11 @@ def measure(policy: str, *, waiting: int, running: int, repeat: int) -> tuple[fl
     chance = random.Random(SEED)
     jobs, nodes = site(waiting, running, chance)
     queues = {"main": Queue(name="main", up=True, processors=NODE * len(nodes), default=True)}
-    mirror = Mirror(lambda: make_cluster_scheduler(policy, 0, depth=4), Rules())
-    manner = Manner(overtaking=policy != "fcfs", guards=4)
+    mirror = Mirror(lambda: make_cluster_scheduler(policy, 0, depth=4), Rules(), Starts())
+    misfit_rules = MisfitRules.of(policy, 4)
     begun = time.process_time()
     mirror.observe(Listing(read_at=1e9, jobs=tuple(jobs), nodes=tuple(nodes), queues=queues))
-    started = len(decide(mirror, manner, 1e9))
+    started = len(decide(mirror, misfit_rules, 1e9))
     first = time.process_time() - begun
     whole, deciding = [], []
     for turn in range(1, repeat + 1):
@@ -95,7 +96,7 @@ def measure(policy: str, *, waiting: int, running: int, repeat: int) -> tuple[fl
         begun = time.process_time()
         mirror.observe(listing)
         seen = time.process_time()
-        started += len(decide(mirror, manner, 1e9 + turn))
+        started += len(decide(mirror, misfit_rules, 1e9 + turn))
         ended = time.process_time()
         whole.append(ended - begun)
         deciding.append(ended - seen)

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 from docs.statediagram import drawing
 from koala_adapter.config.inputfiles import InputFileTable
-from koala_adapter.config.jobfile import ComponentTable, JobHeader
+from koala_adapter.config.jobmodel import ComponentTable, JobHeader
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
 from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
 from koala_adapter.negotiation.states import RECEIVED, SENT

@@ -49,6 +49,25 @@ class PluginError(ConfigurationError):
     """A plugin cannot be loaded or breaks the contract of :mod:`koala_adapter.plugin`."""
 
 
+LONGEST_PROBLEM = 300
+"""Characters of what is wrong with the answer of a policy: it may have been made up from anything."""
+
+
+class PolicyAnswerError(PluginError):
+    """What a site's own policy answers cannot be followed; the message names it, its entry point and what is wrong."""
+
+    @classmethod
+    def raised(cls, policy: str, error: Exception) -> PolicyAnswerError:
+        """Say that a policy failed instead of answering."""
+        return cls.of(policy, f"raises {type(error).__name__}: {error}")
+
+    @classmethod
+    def of(cls, policy: str, problem: str) -> PolicyAnswerError:
+        """Say what is wrong with the answer of a policy; ``policy`` describes it to a person."""
+        message = f"the answer of {policy} was refused: it {' '.join(problem.split())[:LONGEST_PROBLEM]}"
+        return cls(message, hint="mend the policy, or uninstall its distribution; see docs/policies.md")
+
+
 class SimulationError(KoalaError):
     """A trace, a platform or an experiment cannot be simulated; the message names file and line, or the setting."""
 

@@ -37,6 +37,27 @@ class Launcher(StrEnum):
     MPI = "mpi"
 
 
+class RunnerName(StrEnum):
+    """What runs an application in held placeholders, and knows how its size can change."""
+
+    RANKS = "ranks"
+    """The launcher alone: as many processes as there are placeholders, from the start to the end."""
+    WORKERS = "workers"
+    """A head that stays, and workers that find it by themselves: one comes or goes without the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retirement:
+    """How a worker is asked to end: by a signal, or by a command that is run beside it; then there is a time limit."""
+
+    signal: int = 15
+    """Sent to all processes of the worker when there is no ``command``."""
+    command: tuple[str, ...] = ()
+    """Run on the worker's node, in its environment; empty: none."""
+    grace: int = 30
+    """Seconds after which a worker that is still there is killed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
     """A file of the submitter that every rank of a component finds in its working directory before it starts."""
@@ -68,7 +89,14 @@ class Component:
     initial: int | None = None
     """Processors that a component of a malleable job starts with, where so many are idle; None: its minimum."""
     flexible: bool = False
-    """The placement policy may split it over several clusters (KOALA's flexible request), if it does so at all."""
+    """The placement policy may split it over several clusters (KOALA's flexible request), if it does so at all.
+
+    In a malleable job it may grow on any cluster.
+    """
+    sizes: str = "any"
+    """Sizes that it can have while the job runs: ``any``, ``power-of-two`` or ``multiple-of-N``."""
+    retirement: Retirement = Retirement()
+    """How a worker among its processes is asked to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +120,17 @@ class Job:
     environment: tuple[tuple[str, str], ...] = ()
     working_directory: str | None = None
     """Directory on the nodes in which ranks start; None: a private temporary directory of each placeholder."""
+    runner: RunnerName = RunnerName.RANKS
+
+    def changes_size(self, name: str) -> bool:
+        """Tell whether a component may change its size while the job runs."""
+        component = self.component(name)
+        return self.kind is JobKind.MALLEABLE and component.minimum < component.maximum
+
+    def is_head(self, name: str) -> bool:
+        """Tell whether a component is (part of) the head of a job with workers: it stays as it is to the end."""
+        component = self.component(name)
+        return self.runner is RunnerName.WORKERS and component.minimum == component.maximum
 
     @property
     def launcher(self) -> Launcher:
@@ -212,6 +251,8 @@ class LrmJob:
     """Earliest start: its begin time. None: at once."""
     dependent: bool = False
     """It waits for other jobs, and may not be started before them."""
+    blocked: bool = False
+    """It waits for something else than free processors, such as a limit or a licence, as far as the LRM tells."""
     hold: HoldOwner | None = None
     """Who holds it; only when ``state`` is HELD."""
     layout: tuple[tuple[str, int], ...] = ()

@@ -18,9 +18,11 @@ from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.plugin import Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
-from koala_drmaa import PLUGIN, DrmaaLrm, DrmaaSettings
+from koala_drmaa import PLUGIN
 from koala_drmaa.environment import Loading
+from koala_drmaa.lrm import DrmaaLrm
 from koala_drmaa.scripts import ScriptDelivery
+from koala_drmaa.settings import DrmaaSettings
 from tests.fakes.gridengine.cell import FakeCell
 
 if TYPE_CHECKING:
@@ -226,7 +228,8 @@ async def test_helper_does_not_outlive_its_parent(cell: FakeCell, tmp_path: Path
         import sys, time, anyio
         from pathlib import Path
         from koala_adapter.testing import new_context
-        from koala_drmaa import DrmaaLrm, DrmaaSettings
+        from koala_drmaa.lrm import DrmaaLrm
+        from koala_drmaa.settings import DrmaaSettings
 
         async def main():
             settings = DrmaaSettings.model_validate_json(sys.argv[2])

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.config.sitefile import ClusterConfig
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import BatchKey, EndReason, LrmJobState
+from koala_adapter.plugin.commands import login_name
+from koala_adapter.service.poller import read_cluster
 from koala_local import process
 from tests.local_daemon import end_daemon
 from tests.test_local_daemon import job_of, start_trial, state_of
@@ -49,6 +52,22 @@ async def wait_gone(trial: Trial, pid: int) -> None:
         return bool(process.process_birth(pid))
 
     await trial.until(alive, lambda lives: not lives, what=f"end of process {pid}")
+
+
+async def test_others_that_wait_are_counted(trial: Trial) -> None:
+    """What waits behind a full cluster counts for whoever does not call it his own; what is in hold does not."""
+    running = await trial.submit(count=2)
+    await trial.wait_states(running, LrmJobState.RUNNING, LrmJobState.RUNNING)
+    waiting, _ = await trial.submit(count=3), await trial.submit(held=True)
+    settings = ClusterConfig.model_validate({"name": "a", "plugin": "local"})
+
+    async def others_of(prefix: str) -> tuple[int, ...]:
+        user = login_name()
+        reading = await read_cluster(settings, trial.lrm, name_prefix=prefix, user=user, read_at=0.0, others=True)
+        return reading.others_waiting
+
+    assert await others_of("koala-k-") == (1, 1, 1)
+    assert await others_of(waiting.key) == ()
 
 
 STRAY = 'setsid sh -c \'echo $$ > "$0/.stray"; mv "$0/.stray" "$0/stray"; exec sleep 300\' "$d" &'

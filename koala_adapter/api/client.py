@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from koala_adapter.api import protocol as requests
+from koala_adapter.api import protocol
 from koala_adapter.api.jsonvalues import from_json
 from koala_adapter.api.reports import JobReport
 from koala_adapter.api.statedirectory import socket_path
@@ -43,7 +43,7 @@ class Client:
     def pid(self, patience: float = TIMEOUT) -> int | None:
         """Return the process id of the service; None when none answers within ``patience`` seconds."""
         try:
-            return int(self._ask(requests.Request(operation="ping"), timeout=patience)["pid"])
+            return int(self._ask(protocol.Request(operation="ping"), timeout=patience)["pid"])
         except ServiceUnavailableError:
             return None
 
@@ -65,48 +65,56 @@ class Client:
 
     def submit(self, job: Job) -> str:
         """Submit a job and return its id (the one in ``job`` is not used)."""
-        result = self._ask(requests.Request(operation="submit", job=asdict(job)))
+        result = self._ask(protocol.Request(operation="submit", job=asdict(job)))
         return str(result["job_id"])
 
     def cancel(self, job_id: str) -> JobReport:
         """Cancel a job; returns at once with its report."""
-        return from_json(JobReport, self._ask(requests.Request(operation="cancel", job_id=job_id)))
+        return from_json(JobReport, self._ask(protocol.Request(operation="cancel", job_id=job_id)))
+
+    def resize(self, job_id: str, processors: int, component: str = "") -> JobReport:
+        """Say how many processors a component of a malleable job is to have; returns at once with the job's report.
+
+        ``component``: empty for the only one that can change. Raises JobNotFoundError and JobRefusedError.
+        """
+        request = protocol.Request(operation="resize", job_id=job_id, component=component, processors=processors)
+        return from_json(JobReport, self._ask(request))
 
     def job(self, job_id: str) -> JobReport:
         """Return the report of a job. Raises JobNotFoundError."""
-        return from_json(JobReport, self._ask(requests.Request(operation="job", job_id=job_id)))
+        return from_json(JobReport, self._ask(protocol.Request(operation="job", job_id=job_id)))
 
     def jobs(self, limit: int = 50) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
-        found = self._ask(requests.Request(operation="jobs", limit=limit))
+        found = self._ask(protocol.Request(operation="jobs", limit=limit))
         return [from_json(JobReport, one) for one in found]
 
     def clusters(self) -> list[ClusterReport]:
         """Return the clusters."""
         from koala_adapter.api.clusterreports import ClusterReport  # noqa: PLC0415 - most clients do not ask for them
 
-        return [from_json(ClusterReport, one) for one in self._ask(requests.Request(operation="clusters"))]
+        return [from_json(ClusterReport, one) for one in self._ask(protocol.Request(operation="clusters"))]
 
     def plan(self, job: Job) -> PlanReport:
         """Return where a job would go now."""
         from koala_adapter.api.clusterreports import PlanReport  # noqa: PLC0415 - most clients do not ask for one
 
-        return from_json(PlanReport, self._ask(requests.Request(operation="plan", job=asdict(job))))
+        return from_json(PlanReport, self._ask(protocol.Request(operation="plan", job=asdict(job))))
 
     def script(self, job: Job, cluster: str) -> list[SampleSubmission]:
         """Return the exact submissions of a job to a cluster, not sent."""
         from koala_adapter.service.samplesubmission import SampleSubmission  # noqa: PLC0415 - most clients do not ask for one
 
-        found = self._ask(requests.Request(operation="script", job=asdict(job), cluster=cluster))
+        found = self._ask(protocol.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 
     def defects(self) -> list[str]:
         """Return what is to be told of the events on which koala failed of late."""
-        return [str(one) for one in self._ask(requests.Request(operation="defects"))]
+        return [str(one) for one in self._ask(protocol.Request(operation="defects"))]
 
     def stop(self) -> None:
         """Ask the service to end; its jobs go on and are found again by the next one."""
-        self._ask(requests.Request(operation="stop"))
+        self._ask(protocol.Request(operation="stop"))
 
     def follow(self, job_id: str, *, patience: float, on_lost: Callable[[], None]) -> Iterator[JobReport]:
         """Watch a job; when the service goes away, call ``on_lost`` and wait ``patience`` seconds for the next one.
@@ -126,7 +134,7 @@ class Client:
         """Yield the report of a job now and after each change, until it is over."""
         with self._connect(timeout=None) as connection, connection.makefile("rb") as lines:
             last = False
-            request = requests.encode(requests.Request(operation="watch", job_id=job_id))
+            request = protocol.encode(protocol.Request(operation="watch", job_id=job_id))
             while not last:
                 try:
                     connection.sendall(request)
@@ -139,7 +147,7 @@ class Client:
     def _ask(self, request: Request, *, timeout: float = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
         with self._connect(timeout=timeout) as connection, connection.makefile("rb") as lines:
             try:
-                connection.sendall(requests.encode(request))
+                connection.sendall(protocol.encode(request))
                 return self._reply(lines.readline()).result
             except OSError as error:
                 raise self._unavailable(error) from error
@@ -147,8 +155,8 @@ class Client:
     def _reply(self, line: bytes) -> Reply:
         if not line:
             raise self._unavailable("it closed the connection")
-        reply = requests.decode_reply(line)
-        requests.raise_refusal(reply)
+        reply = protocol.decode_reply(line)
+        protocol.raise_refusal(reply)
         return reply
 
     def _connect(self, timeout: float | None) -> socket.socket:

@@ -30,6 +30,8 @@ class ClusterReport:
     largest_requests_per_minute: int
     requests_per_minute: int
     """The bound on them."""
+    others_waiting: int = 0
+    """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
-from koala_adapter.service.journal import Journal, SetAside, sentences
+from koala_adapter.service.defects import SetAside, sentences
+from koala_adapter.service.journal import Journal
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.poller import read_cluster
 from koala_adapter.service.results import read_ledger

@@ -14,7 +14,7 @@ from koala_adapter.errors import KoalaError, ProtocolError
 LINE_LIMIT = 16 * 1024 * 1024
 """Longest request or reply, bytes."""
 OPERATIONS = frozenset(
-    {"submit", "cancel", "job", "jobs", "watch", "clusters", "plan", "script", "defects", "ping", "stop"}
+    {"submit", "cancel", "resize", "job", "jobs", "watch", "clusters", "plan", "script", "defects", "ping", "stop"}
 )
 
 
@@ -22,9 +22,9 @@ OPERATIONS = frozenset(
 class Request:
     """What a client asks.
 
-    ``submit`` (job: text of a job as JSON), ``cancel``, ``job``, ``jobs``, ``watch`` (a reply at each change until the
-    job is over), ``clusters``, ``plan``, ``script``, ``defects`` (of koala itself, one sentence
-    each), ``ping``, ``stop``.
+    ``submit`` (job: text of a job as JSON), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
+    ``watch`` (a reply at each change until the job is over), ``clusters``, ``plan``, ``script``, ``defects`` (of koala
+    itself, one sentence each), ``ping``, ``stop``.
     """
 
     operation: str
@@ -32,6 +32,9 @@ class Request:
     job: dict[str, Any] | None = None
     cluster: str = ""
     limit: int = 50
+    component: str = ""
+    """Empty: the only one that can change its size."""
+    processors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

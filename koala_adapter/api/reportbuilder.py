@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from koala_adapter.api.clusterreports import ClusterReport, PlannedComponent, PlanReport
-from koala_adapter.api.reports import ComponentReport, HoldReport, JobReport
+from koala_adapter.api.reports import ComponentReport, HoldReport, JobReport, SizeChangeReport
 from koala_adapter.scheduler.claiming.holds import hold_groups
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.explain import explain
@@ -92,13 +92,28 @@ def job_report(
         queue_position=position,
         tries=record.tries,
         hand_backs=record.hand_backs,
-        components=tuple(_component(scheduler.state, record, claim, now) for claim in record.claims),
+        components=tuple(
+            _component(scheduler.state, record, claim, now)
+            for claim in record.claims
+            if claim.processors or not record.ranks  # a flexible component may have grown nowhere else
+        ),
         outcome=record.outcome,
         explanation=" ".join(filter(None, (explained, trouble))),
         placeholders_left=record.live,
         output_directory=output_directory,
         trouble=trouble,
         files=files_report(record, files),
+        size_changes=tuple(
+            SizeChangeReport(
+                at=one.at + wall_offset,
+                component=one.component,
+                cluster=one.cluster,
+                before=one.before,
+                after=one.after,
+                reason=one.reason,
+            )
+            for one in record.size_changes
+        ),
     )
 
 
@@ -156,4 +171,5 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         requests=window.total,
         largest_requests_per_minute=window.largest,
         requests_per_minute=window.per_minute,
+        others_waiting=0 if record is None else sum(job.processors for job in record.others_waiting),
     )

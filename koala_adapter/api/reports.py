@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 
+from koala_adapter.model import JobKind
 from koala_adapter.scheduler.outcome import JobOutcome, JobState  # noqa: TC001 - read at run time
 from koala_adapter.service.filesreport import NO_FILES, FilesReport
 
@@ -21,6 +22,20 @@ class HoldReport:
     placeholders: int
     since: float
     """When the first of them was seen so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeChangeReport:
+    """A change of the size of a component while the job ran."""
+
+    at: float
+    """Seconds since the epoch, by people's clocks."""
+    component: str
+    cluster: str
+    before: int
+    """Processors that it had on this cluster."""
+    after: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +88,8 @@ class JobReport:
     ``explanation``, too."""
     files: FilesReport = NO_FILES
     """Files that the ranks left."""
+    size_changes: tuple[SizeChangeReport, ...] = ()
+    """The latest changes of the size of a malleable job, oldest first."""
 
     @property
     def over(self) -> bool:
@@ -80,7 +97,13 @@ class JobReport:
         return self.outcome is not None and self.placeholders_left == 0
 
     def processes(self, component: str | None = None, rank: int | None = None) -> int:
-        """Return how many processes it has: in all, of one component, or of one rank of each component."""
+        """Return how many processes it has: in all, of one component, or of one rank of each component.
+
+        A malleable job counts as having several: it may have had them, or get them yet.
+        """
+        if self.kind == JobKind.MALLEABLE:
+            names = {one.name for one in self.components if component in (None, one.name)}
+            return len(names) if rank is not None else max(2, len(names))
         sizes: dict[str, int] = {}
         for one in self.components:  # pieces of a component on several clusters have its name
             sizes[one.name] = sizes.get(one.name, 0) + one.processors

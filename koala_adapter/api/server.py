@@ -12,7 +12,7 @@ import structlog
 from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from koala_adapter.api import protocol as requests
+from koala_adapter.api import protocol
 from koala_adapter.api.livereports import live_report
 from koala_adapter.api.reportbuilder import (
     CLUSTER_REPORT,
@@ -86,28 +86,28 @@ class Server:
             buffered = BufferedByteReceiveStream(stream)
             with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.DelimiterNotFound):
                 while True:
-                    line = await buffered.receive_until(b"\n", requests.LINE_LIMIT)
+                    line = await buffered.receive_until(b"\n", protocol.LINE_LIMIT)
                     await self._answer(stream, line)
 
     async def _answer(self, stream: SocketStream, line: bytes) -> None:
         try:
-            request = requests.decode_request(line)
+            request = protocol.decode_request(line)
             if request.operation == "watch":
                 async for reply in self._watch(request):
-                    await stream.send(requests.encode(reply))
+                    await stream.send(protocol.encode(reply))
                 return
             if request.operation in CHANGING:
                 await self._service.ready()
-            reply = requests.Reply(result=self._result(request))
-            await stream.send(requests.encode(reply))
+            reply = protocol.Reply(result=self._result(request))
+            await stream.send(protocol.encode(reply))
             if request.operation == "stop":
                 self.stop_wanted.set()
         except KoalaError as error:
-            await stream.send(requests.encode(requests.refusal(error)))
+            await stream.send(protocol.encode(protocol.refusal(error)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             # A defect of ours costs this answer, not the service and all its jobs.
             log.exception("a request failed", request=line[:200])
-            await stream.send(requests.encode(requests.refusal(KoalaError(f"the service failed: {error!r}"))))
+            await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
 
     def _result(self, request: Request) -> Any:  # noqa: ANN401, PLR0911 - JSON of many shapes, one return for each
         service = self._service
@@ -116,6 +116,9 @@ class Server:
                 return {"job_id": service.submit(lambda id_, now: self._job(request, id_, now))}
             case "cancel":
                 service.cancel(request.job_id)
+                return _json(self._report(request.job_id))
+            case "resize":
+                service.resize(request.job_id, request.component, request.processors)
                 return _json(self._report(request.job_id))
             case "job":
                 return _json(self._report(request.job_id))
@@ -159,11 +162,11 @@ class Server:
         reports = [report for report in archived if report.id not in known] + live
         return sorted(reports, key=in_order)[-limit:]
 
-    async def _watch(self, request: Request) -> AsyncIterator[requests.Reply]:
+    async def _watch(self, request: Request) -> AsyncIterator[protocol.Reply]:
         while True:
             changed = self._service.changed
             report = self._report(request.job_id)
-            yield requests.Reply(result=_json(report), last=report.over)
+            yield protocol.Reply(result=_json(report), last=report.over)
             if report.over:
                 return
             await changed.wait()

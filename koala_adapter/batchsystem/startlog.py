@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class OriginalRequest:
     """What of a job a batch system may show differently once we have tied it to nodes."""
 
     processors: int
@@ -38,7 +38,7 @@ class Wishes:
     tasks_per_node: int | None = None
 
     @classmethod
-    def of(cls, job: LrmJob) -> Wishes:
+    def of(cls, job: LrmJob) -> OriginalRequest:
         """Return those of a job that is not tied."""
         return cls(
             processors=job.processors,
@@ -70,8 +70,8 @@ class Pin:
     submitted_at: float | None
     """Tells the job from a later one of the same number."""
     nodes: tuple[tuple[str, int], ...]
-    wishes: Wishes
-    """What its user insists on: what the batch system shows from now on is ours."""
+    wishes: OriginalRequest
+    """What its user asked for (called so on disk): what the batch system shows from now on is ours."""
     at: float
     """Like all times but ``submitted_at`` by our own clock."""
     failures: int = 0
@@ -130,10 +130,6 @@ class StartLog:
     def note(self, pin: Pin) -> None:
         """Put a start on record; on return that is on disk. Raises JournalError: then it must not be asked for."""
         self.store({**self._stored, pin.job_id: pin})
-
-    def remove(self, job_id: LrmJobId) -> None:
-        """Take a start off the record: the job runs, or is held, or is gone. Raises JournalError."""
-        self.store({job: pin for job, pin in self._stored.items() if job != job_id})
 
     def store(self, pins: Mapping[LrmJobId, Pin]) -> None:
         """Make the record equal to ``pins``; on return that is on disk. Raises JournalError: then nothing changed."""

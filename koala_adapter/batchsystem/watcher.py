@@ -50,7 +50,7 @@ class Watcher(Generic[T]):
         """Tell whether it is left alone now, because it has failed again and again."""
         return not self.breaker.may_ask(anyio.current_time())
 
-    def spoil(self) -> None:
+    def invalidate(self) -> None:
         """Say that something was done to the batch system: no look begun before now will do."""
         self._changed_at = anyio.current_time()
 

@@ -98,8 +98,9 @@ def run(
     Example:
       koala experiment run vjm-deadlock --out results
     """
-    from koala_adapter.cli.simulating import progress_display, told
-    from koala_adapter.simulation.experiments.framework import load_experiment, tally
+    from koala_adapter.cli.simulationdisplay import progress_display, told
+    from koala_adapter.scheduler.knownpolicies import OWN
+    from koala_adapter.simulation.experiments.framework import ALSO, load_experiment, tally
     from koala_adapter.simulation.figures import check_matplotlib
     from koala_adapter.simulation.report import write_experiment
 
@@ -109,7 +110,12 @@ def run(
     directory = out or Path("experiments") / name
     with progress_display(session.moving) as display:
         options = chosen.options(
-            seeds=seeds, seed=seed, settings=values, processes=processes or os.cpu_count() or 1, progress=told(display)
+            seeds=seeds,
+            seed=seed,
+            settings=values,
+            processes=processes or os.cpu_count() or 1,
+            progress=told(display),
+            policies=session.policies if values.get(ALSO) else OWN,
         )
         directory.mkdir(parents=True, exist_ok=True)  # what cannot be written to is better told before a long run
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that ask or tell the service something about jobs: status, cancel, explain, logs, clusters.
+"""Commands that ask or tell the service something about jobs: status, cancel, resize, explain, logs, clusters.
 
 Without a service, those that only ask read the journal and say so.
 """
@@ -123,6 +123,30 @@ def cancel(session: Session, job_id: str, no_wait: bool, as_json: bool) -> None:
     else:
         left = f", {report.placeholders_left} placeholders still ending" if report.placeholders_left else ""
         session.console.print(f"job {report.id}: {report.state.value}{left}")
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@click.argument("processors", type=click.IntRange(min=1))
+@click.option("--component", metavar="NAME", default="", help="Which one, if several can change their size.")
+@json_option
+@pass_session
+@command_body
+def resize(session: Session, job_id: str, processors: int, component: str, as_json: bool) -> None:
+    r"""Bring a running malleable job to another size.
+
+    It gives up at once what it has beyond that, gets as many processors as can be had, and no more from then on. The
+    bounds of its job file hold. `koala status ID` shows how it gets on.
+
+    \b
+    Example:
+      koala resize 12 8
+    """
+    report = session.client.resize(job_id, processors, component)
+    if as_json:
+        session.print_json(asdict(report))
+    else:
+        session.console.print(report.explanation, markup=False, soft_wrap=True)
 
 
 def _until_over(session: Session, job_id: str) -> Iterator[JobReport]:

@@ -7,24 +7,26 @@ import time
 from typing import TYPE_CHECKING
 
 from koala_adapter.cli.tables import seconds
-from koala_adapter.ordering.entries import Kind, Phase
+from koala_adapter.ordering.entries import JobEventKind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.ordering.entries import Happening
+    from koala_adapter.ordering.entries import JobEvent
     from koala_adapter.ordering.explanations import Explanation, Overview
     from koala_adapter.ordering.shadow import Difference, ShadowReport
 
 STYLES = {
-    Kind.START: "cyan",
-    Kind.STARTED: "green",
-    Kind.NOT_STARTED: "red",
-    Kind.PASSED_OVER: "yellow",
-    Kind.LEFT_OUT: "yellow",
-    Kind.RESERVED: "magenta",
+    JobEventKind.START: "cyan",
+    JobEventKind.STARTED: "green",
+    JobEventKind.NOT_STARTED: "red",
+    JobEventKind.PASSED_OVER: "yellow",
+    JobEventKind.LEFT_OUT: "yellow",
+    JobEventKind.RESERVED: "magenta",
 }
-QUIET = frozenset({Kind.SUBMITTED, Kind.ENDED, Kind.GONE, Kind.ADOPTED, Kind.CHANGED})
+QUIET = frozenset(
+    {JobEventKind.SUBMITTED, JobEventKind.ENDED, JobEventKind.GONE, JobEventKind.ADOPTED, JobEventKind.CHANGED}
+)
 """What is shown dim: it was not our doing."""
 DAY = 86_400.0
 
@@ -46,7 +48,7 @@ def places(nodes: tuple[tuple[str, int], ...]) -> str:
     return ",".join(f"{name}:{count}" for name, count in nodes)
 
 
-def line(happening: Happening) -> str:
+def line(happening: JobEvent) -> str:
     """Return one line for a person."""
     one = happening
     what = _processors(one.processors)
@@ -57,7 +59,7 @@ def line(happening: Happening) -> str:
     return f"{moment(one.time)}  {one.kind.value:<11}  {one.job_id:<8}  {one.user:<8}  {what}  {more}".rstrip()
 
 
-def style(happening: Happening) -> str:
+def style(happening: JobEvent) -> str:
     """Return the style of its line."""
     return "dim" if happening.kind in QUIET else STYLES.get(happening.kind, "")
 

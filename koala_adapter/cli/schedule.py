@@ -13,7 +13,9 @@ import click
 from pydantic import TypeAdapter
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
+from koala_adapter.batchsystem.starter import LrmStarts, Starter
 from koala_adapter.batchsystem.startlog import StartLog
+from koala_adapter.batchsystem.starts import PATIENCE, Patience, Starts
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.queuepolicy import QueuePolicy
 from koala_adapter.cli.session import command_body, json_option, pass_session
@@ -22,15 +24,14 @@ from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
-from koala_adapter.ordering.entries import Happening
+from koala_adapter.ordering.entries import JobEvent
 from koala_adapter.ordering.explainserver import ExplainServer
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.outsidescheduler import Driver
+from koala_adapter.ordering.outsidescheduler import OutsideScheduler
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher, start_plugin
-from koala_adapter.ordering.patience import PATIENCE, Patience
-from koala_adapter.ordering.schedulingpass import Manner
+from koala_adapter.ordering.schedulingpass import MisfitRules
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.timeofday import as_read, report_as_read
 from koala_adapter.queueing.policies import METRICS, PriorityWeights, make_cluster_scheduler
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm
     from koala_adapter.queueing.policies import ClusterScheduler, MakeQueue
 
-HAPPENING = TypeAdapter(Happening)
+HAPPENING = TypeAdapter(JobEvent)
 SHADOW_REPORT = TypeAdapter(ShadowReport)
 RECORD = "starts.sqlite"
 SHORTEST = 0.2
@@ -78,10 +79,9 @@ class Plan:
         )
 
     @property
-    def manner(self) -> Manner:
+    def misfit_rules(self) -> MisfitRules:
         """What of the policy matters for jobs that do not fit on nodes."""
-        conservative = self.policy == "conservative"
-        return Manner(overtaking=self.policy != "fcfs", guards=1_000_000 if conservative else self.depth)
+        return MisfitRules.of(self.policy, self.depth)
 
     def __str__(self) -> str:
         """What a person is told of it."""
@@ -190,7 +190,7 @@ def schedule(
     told_apart = definition.capabilities.tells_holders
     plan = Plan(
         policy=policy,
-        make_queue=load_queue_policy(policy),
+        make_queue=load_queue_policy(policy, refused=lambda error: session.remark(error.message)),
         metric=metric,
         depth=depth,
         weights=parse_weights(weights),
@@ -270,14 +270,16 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
     record = StartLog(path)
     watcher = PacedWatcher(lrm, pace, on_trouble=screen.trouble, clock=ServiceClock(before=record.clock))
     record.note_clock(watcher.clock.reading())
-    mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)
+    starts = Starts(plan.patience, pins=record.pins)
+    mirror = Mirror(plan.make_scheduler, plan.rules, starts)
+    starter = Starter(LrmStarts(lrm), starts, record, clock=watcher.clock.now)
     try:
 
-        def tell(happened: Sequence[Happening]) -> None:
+        def tell(happened: Sequence[JobEvent]) -> None:
             screen.tell(happened)
             screen.show(ordertext.status(screen.cluster, overview(mirror), watcher.failure))
 
-        driver = Driver(lrm, watcher, mirror, plan.manner, record, tell=tell)
+        driver = OutsideScheduler(watcher, mirror, plan.misfit_rules, starter, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(ExplainServer(mirror, path.parent, watcher.clock).serve)
@@ -331,7 +333,7 @@ class Screen:
         if self._status is not None:
             self._status.stop()
 
-    def tell(self, happened: Sequence[Happening]) -> None:
+    def tell(self, happened: Sequence[JobEvent]) -> None:
         """Show what happened."""
         for one in happened:
             if self._plan.as_json:
@@ -359,7 +361,7 @@ class Screen:
 
     def farewell(self, found: Overview) -> None:
         """Say what becomes of the jobs when nobody schedules any more."""
-        running, waiting = found.running + found.starting, found.waiting + found.left_out
+        running, waiting = found.running, found.starting + found.waiting + found.left_out
         self._session.remark(
             f"koala schedules {self.cluster} no more; jobs that run on: {running}, "
             f"that wait until it is started again: {waiting}"

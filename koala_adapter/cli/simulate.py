@@ -74,8 +74,9 @@ def simulate(
       koala simulate *.swf.gz -p fcfs -p easy -p conservative --out comparison
       koala simulate model:lublin --jobs 20000 --processors 256 --seed 7 --json
     """
-    from koala_adapter.cli import simulating
+    from koala_adapter.cli import simulationdisplay as display
     from koala_adapter.policies.loading import load_queue_policy
+    from koala_adapter.simulation.compared_cases import trace_names, write_page
     from koala_adapter.simulation.comparison import Case
     from koala_adapter.simulation.figures import check_matplotlib
     from koala_adapter.simulation.replay import Policy
@@ -84,8 +85,8 @@ def simulate(
         raise click.UsageError("--platform and --processors both say how many processors there are: give one.")
     if out is not None:
         check_matplotlib()
-    sites = () if platform is None else simulating.clusters_of(session, platform)
-    names = simulating.trace_names(traces)
+    sites = () if platform is None else display.clusters_of(session, platform)
+    names = trace_names(traces)
     ordered_by = {
         name: Policy(name=name, metric=metric, depth=depth, make=load_queue_policy(name)) for name in policies
     }
@@ -97,14 +98,14 @@ def simulate(
         for trace in names
         for policy in ordered_by
     ]  # fmt: skip
-    outcomes = simulating.run_cases(session, cases, processes or os.cpu_count() or 1)
+    outcomes = display.run_shown(session, cases, processes or os.cpu_count() or 1)
     if as_json:
         session.print_json([outcome.to_json() for outcome in outcomes])
     else:
-        simulating.show_notes(session, outcomes)
-        session.console.print(simulating.outcomes_table(outcomes))
+        display.show_notes(session, outcomes)
+        session.console.print(display.outcomes_table(outcomes))
     if out is not None and outcomes:
-        page = simulating.write_page(out, cases, outcomes)
+        page = write_page(out, cases, outcomes)
         session.remark(f"the page is {page}")
     if len(outcomes) < len(cases) or any(outcome.interrupted for outcome in outcomes):
         session.remark("interrupted: this is what there is so far")

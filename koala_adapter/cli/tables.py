@@ -98,6 +98,7 @@ def job_lines(report: JobReport) -> list[str | Table]:
         f"job [bold]{report.id}[/] ({escape(report.name)}): {styled(report.state)}",
         escape(report.explanation),
         components_table(report),
+        *([changes_table(report)] if report.size_changes else []),
         (
             f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
             f"handed back {report.hand_backs} times"
@@ -105,6 +106,22 @@ def job_lines(report: JobReport) -> list[str | Table]:
         f"output in {escape(report.output_directory)}",
     ]
     return lines + [escape(line) for line in files_lines(report)]
+
+
+def changes_table(report: JobReport) -> Table:
+    """Return how the size of a job has changed while it ran, and how long after its launch."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("changed after", "component", "cluster", "processors", "why"):
+        table.add_column(heading)
+    for change in report.size_changes:
+        table.add_row(
+            seconds(change.at - (report.launched_at or change.at)),
+            escape(change.component),
+            change.cluster,
+            f"{change.before} to {change.after}",
+            escape(change.reason),
+        )
+    return table
 
 
 def files_lines(report: JobReport) -> list[str]:
@@ -179,6 +196,12 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
             str(report.threshold),
             "never" if report.polled_at is None else seconds(max(0.0, now - report.polled_at)),
             f"{report.largest_requests_per_minute}/{report.requests_per_minute}",
-            "[green]open[/]" if report.closed is None else f"[red]{escape(report.closed)}[/]",
+            _cluster_state(report),
         )
     return table
+
+
+def _cluster_state(report: ClusterReport) -> str:
+    if report.closed is not None:
+        return f"[red]{escape(report.closed)}[/]"
+    return f"[green]open[/]{f', {report.others_waiting} wanted by others who wait' if report.others_waiting else ''}"

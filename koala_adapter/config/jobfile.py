@@ -1,38 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Job files: what to run, on how many processors, and where it may run.
 
-The models below are the reference: docs/jobfile.md and docs/job.schema.json are made from them. A Job as a plain
-dictionary, for the service's socket and the journal, is made and read here too.
+A Job as a plain dictionary, for the service's socket and the journal, is made and read here too.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError
 
-from koala_adapter.config.diagnosis import Problems, inconsistent, not_among
-from koala_adapter.config.fields import (
-    SECONDS,
-    AbsolutePath,
-    Environment,
-    Flag,
-    Name,
-    NotAllowedError,
-    PlacementName,
-    PlainText,
-    Title,
-    Whole,
-    WholeSeconds,
-)
+from koala_adapter.config.diagnosis import Problems, not_among
 from koala_adapter.config.formatting import show_duration
-from koala_adapter.config.inputfiles import InputFileTable, collect_input_files
-from koala_adapter.config.outputfiles import MOST_PATTERNS, OutputPattern
-from koala_adapter.config.tomlfile import LONGEST_SHOWN, parse_document, read_document
+from koala_adapter.config.inputfiles import collect_input_files
+from koala_adapter.config.jobmodel import ComponentTable, JobHeader, JobTable
+from koala_adapter.config.malleablejob import (
+    malleability_problems,
+    signal_number,
+)
+from koala_adapter.config.tomlfile import parse_document, read_document
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Launcher
+from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Retirement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,169 +31,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import InputFile
 
 HINT = "every key is described in docs/jobfile.md"
-MOST_PROCESSORS = 1_000_000
-LONGEST_WALLTIME = 315_360_000
-"""Ten years, in seconds."""
-
-
-def _kind(value: object) -> object:
-    """Refuse a kind that is there for simulations only, and say so."""
-    if value == JobKind.MALLEABLE:
-        raise NotAllowedError('"rigid" or "moldable": no runner changes the size of a running job yet')
-    return value
-
-
-def _command(value: object) -> object:
-    """Refuse a command given as one text: where its words end would be a guess."""
-    if not isinstance(value, str):
-        return value
-    try:
-        words = shlex.split(value)
-    except ValueError:
-        words = []
-    if not words or any(character in value for character in "|&;<>$`*?~"):
-        words = ["/bin/sh", "-c", value]
-    if len(value) > LONGEST_SHOWN:
-        words = ["./simulate", "--steps", "100"]
-    raise NotAllowedError(f"a list of texts, such as command = {json.dumps(words, ensure_ascii=False)}")
-
-
-class ComponentTable(BaseModel, frozen=True, extra="forbid"):
-    """A part of the job that runs in one cluster."""
-
-    name: Name | None = Field(
-        default=None,
-        description="Name in reports and file names. Default: c1, c2 and so on, in the order of the file.",
-    )
-    command: Annotated[tuple[PlainText, ...], BeforeValidator(_command)] = Field(
-        min_length=1,
-        description='Program and arguments, as a list: ["./simulate", "--steps", "100"]. No shell reads it.',
-    )
-    processors: Whole | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_PROCESSORS,
-        description="Processors, one rank on each. Either this or minimum and maximum.",
-    )
-    minimum: Whole | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_PROCESSORS,
-        description="Fewest processors to start with. Only in a moldable job, together with maximum.",
-    )
-    maximum: Whole | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_PROCESSORS,
-        description="Most processors of use. Only in a moldable job, together with minimum.",
-    )
-    cluster: Name | None = Field(
-        default=None,
-        description="Cluster that this component must run in. Default: the placement policy chooses.",
-    )
-    launcher: Launcher | None = Field(
-        default=None,
-        description="How the ranks are started. Default: that of the job. All components of a job must agree.",
-    )
-    flexible: Flag = Field(
-        default=False,
-        description="true: a placement policy that splits components (flexible-cluster-minimization, waiting-history) "
-        "may divide this one over several clusters. Other policies keep it whole.",
-    )
-    input_files: tuple[InputFileTable, ...] = Field(
-        default=(),
-        description="Files that each rank finds in its working directory: paths relative to the job file, or tables "
-        '{ source = "data/a.txt", target = "a.txt" }.',
-    )
-    output_files: tuple[OutputPattern, ...] = Field(
-        default=(),
-        max_length=MOST_PATTERNS,
-        description="Files that are fetched from each rank when it has ended, however it ended: paths or glob patterns "
-        'below its working directory, such as ["result-*", "logs/**/*.txt"]. Directories are fetched whole.',
-    )
-    environment: Environment = Field(
-        default={},
-        description="Environment variables for this component, beside those of the job.",
-    )
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Fewest and most processors."""
-        return self.processors or self.minimum or 1, self.processors or self.maximum or 1
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        problems: list[tuple[KeyPath, str]] = []
-        if self.processors is not None:
-            problems.extend(
-                ((key,), "given together with processors: allowed is either processors, or minimum and maximum")
-                for key in ("minimum", "maximum")
-                if getattr(self, key) is not None
-            )
-        elif self.minimum is None or self.maximum is None:
-            problems.append(
-                ((), "the size is missing: allowed is processors, or (in a moldable job) minimum and maximum")
-            )
-        elif self.maximum < self.minimum:
-            problems.append((("maximum",), f"found {self.maximum}, allowed is at least minimum ({self.minimum})"))
-        if self.flexible and self.cluster is not None:
-            problems.append((("flexible",), f'allowed in a component without cluster = "{self.cluster}" only'))
-        if not self.command[0]:
-            problems.append((("command", 0), "found an empty text, allowed is the name or path of a program"))
-        if problems:
-            raise inconsistent(*problems)
-        return self
-
-
-class JobHeader(BaseModel, frozen=True, extra="forbid"):
-    """The keys at the top of a job file."""
-
-    name: Title | None = Field(default=None, description="Name of the job in reports. Default: that of the file.")
-    kind: Annotated[Literal[JobKind.RIGID, JobKind.MOLDABLE], BeforeValidator(_kind)] = Field(
-        default=JobKind.RIGID,
-        description="rigid: the sizes are as written. moldable: the scheduler chooses between minimum and maximum.",
-    )
-    placement: PlacementName | None = Field(
-        default=None,
-        description="Placement policy, koala's own or an installed one. Default: that of the site.",
-    )
-    walltime: WholeSeconds = Field(
-        ge=1,
-        le=LONGEST_WALLTIME,
-        json_schema_extra=SECONDS,
-        description="How long the job may run, from the launch of its ranks.",
-    )
-    priority: Whole = Field(
-        default=0,
-        ge=-1000,
-        le=1000,
-        description="Higher goes first; equal ones go in order of submission.",
-    )
-    maximum_tries: Whole | None = Field(
-        default=None,
-        ge=1,
-        le=1_000_000,
-        description="Placement tries after which the submission fails. Default: the number of the site.",
-    )
-    working_directory: AbsolutePath | None = Field(
-        default=None,
-        description="Directory on the nodes in which ranks start, and which stays. Default: a private temporary one "
-        "for each rank, which is removed at its end: see output_files.",
-    )
-    launcher: Launcher = Field(
-        default=Launcher.PROCESS,
-        description="process: each rank starts by itself. mpi: all ranks of all components form one MPI_COMM_WORLD.",
-    )
-    environment: Environment = Field(default={}, description="Environment variables for all ranks.")
-
-
-class JobTable(JobHeader, frozen=True, extra="forbid"):
-    """A whole job file."""
-
-    components: tuple[ComponentTable, ...] = Field(
-        min_length=1,
-        description="The parts of the job, one [[components]] table for each: see there.",
-    )
 
 
 def load_job(path: Path, *, job_id: JobId, user: str, submitted_at: float, site: SiteConfig | None = None) -> Job:
@@ -271,6 +96,9 @@ def _table(
         problems, [(index, component.input_files) for index, component in components], directory, before=before
     )
     _check_together(problems, header, components)
+    if header is not None:
+        for path, text in malleability_problems(header, components):
+            problems.add(path, text)
     if site is not None:
         pinned = [(index, _cluster_name(component)) for index, component in components]
         for path, text in _site_problems(pinned, header.walltime if header else None, site):
@@ -310,7 +138,7 @@ def _check_together(
         if header is None:
             continue
         if header.kind is JobKind.RIGID and component.minimum is not None:
-            text = 'allowed in a moldable job only: write kind = "moldable" at the top, or processors here'
+            text = 'allowed in a moldable or malleable job only: write kind = "moldable" at the top, or processors here'
             problems.add(("components", index, "minimum"), text)
         first = components[0][1].launcher or header.launcher
         if (launcher := component.launcher or header.launcher) is not first:
@@ -387,7 +215,14 @@ def _job(
             input_files=files[index],
             output_files=component.output_files,
             environment=tuple(component.environment.items()),
+            initial=component.initial,
             flexible=component.flexible,
+            sizes=component.sizes,
+            retirement=Retirement(
+                signal=signal_number(component.retire_signal),
+                command=component.retire_command,
+                grace=component.retire_grace,
+            ),
         )
         for index, component in enumerate(table.components)
     )
@@ -404,4 +239,5 @@ def _job(
         maximum_tries=table.maximum_tries,
         environment=tuple(table.environment.items()),
         working_directory=table.working_directory,
+        runner=table.runner,
     )

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.config.fields import DURATION_PATTERN
-from koala_adapter.config.jobfile import JobTable
+from koala_adapter.config.jobmodel import JobTable
 from koala_adapter.config.sitemodel import SiteConfig
 
 if TYPE_CHECKING:

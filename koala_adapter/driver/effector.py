@@ -50,8 +50,11 @@ class Effector(Protocol):
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """Take note that the outcome of a job is another one."""
 
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """Tell the operator what is wrong with a policy of the site."""
 
-def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901 - one plain line per kind of action
+
+def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901, PLR0912 - one plain line per kind of action
     """Have an action carried out."""
     match action:
         case act.SubmitPlaceholders():
@@ -76,5 +79,7 @@ def carry_out(action: Action, effector: Effector) -> None:  # noqa: C901 - one p
             effector.finish_job(action)
         case act.CorrectOutcome():
             effector.correct_outcome(action)
+        case act.ReportRefusedAnswer():
+            effector.report_refused_answer(action)
         case _:
             assert_never(action)

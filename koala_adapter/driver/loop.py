@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from koala_adapter.driver.effector import carry_out
-from koala_adapter.driver.recovery import EventStore, failure_text, rebuilt, report_defect
+from koala_adapter.driver.recovery import EventStore, failure_text, numbered_batches, rebuild, report_defect
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError, RecoveryError
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler.events import TimeReached, TimersPostponed
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from koala_adapter.driver.effector import Effector
     from koala_adapter.driver.recovery import MakeScheduler
     from koala_adapter.errors import KoalaError
     from koala_adapter.scheduler import Scheduler
     from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.batchnumbers import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
 
@@ -80,8 +81,11 @@ class LoopOwner(Protocol):
     def snapshot_begun(self) -> None:
         """Hear that events wait until a snapshot is complete: :meth:`EventLoop.write_snapshot_group`."""
 
-    def state_rebuilt(self) -> None:
-        """Hear that an event was set aside: what agents and batch systems told by it must be asked for again."""
+    def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
+        """Hear that events were set aside: what agents and batch systems told by them must be asked for again.
+
+        The first is the latest of all. Where there are more, the state is no longer that in which it happened.
+        """
 
     def failed(self, error: KoalaError) -> None:
         """Hear that the state cannot be built again. Nothing is done any more; all that was journaled is there."""
@@ -111,6 +115,8 @@ class EventLoop:
         self._make = make
         self._events: deque[Event] = deque()
         self._actions: deque[Action] = deque()
+        self._batches: deque[NumberedBatch] = deque()
+        """Submissions that the journal does not know yet, which nothing is asked of the world before."""
         self._failed_on: tuple[int, Event, str] | None = None
         """Event that has left the state half changed and is not set aside yet, with its number and the traceback."""
         self._snapshot_interval = snapshot_interval
@@ -230,11 +236,14 @@ class EventLoop:
     @property
     def _has_work(self) -> bool:
         events = self._events and not self.in_snapshot
-        return bool(self._failed_on or self._sync_wanted or self._actions or events)
+        return bool(self._failed_on or self._sync_wanted or self._batches or self._actions or events)
 
     def _go_on(self) -> None:
         if self._failed_on is not None:
             self._set_aside(*self._failed_on)
+        elif self._batches:
+            self._store.note_batch(self._batches[0])
+            self._batches.popleft()
         elif self._sync_wanted:
             self._store.sync()
             self._sync_wanted = False
@@ -263,6 +272,7 @@ class EventLoop:
             self._failed_on = (number, event, failure_text(error))
             return False
         self._actions.extend(actions)
+        self._batches.extend(numbered_batches(self.scheduler.state, actions))
         self._sync_wanted |= any(isinstance(one, act.SubmitPlaceholders | act.LaunchJob) for one in actions)
         try:
             self._owner.handled(event)
@@ -279,14 +289,14 @@ class EventLoop:
         """Go on without an event on which the scheduler failed."""
         self._store.set_aside(number, event, failure)
         report_defect(number, event, failure)
-        self.scheduler = rebuilt(self._store, self._make)
+        self.scheduler, further = rebuild(self._store, self._make)
         self._failed_on = None
         if isinstance(event, TimersPostponed):
             raise RecoveryError("the scheduler fails whenever time passes", hint="nothing was lost; see the log")
         if isinstance(event, TimeReached):
             # What was due is due still, and would fail again at once, and every other event with it.
             self._events.appendleft(TimersPostponed(time=event.time, seconds=POSTPONEMENT))
-        self._owner.state_rebuilt()
+        self._owner.state_rebuilt([event, *further])
 
     def _stop(self, error: RecoveryError) -> None:
         self.stopped, self.trouble = True, error.message

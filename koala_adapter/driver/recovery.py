@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import structlog
 
 from koala_adapter.errors import JobRefusedError, RecoveryError
-from koala_adapter.scheduler.events import BatchUncertain, PlaceholderSilent
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.scheduler.batchnumbers import NumberedBatch, RecordedBatches
 from koala_adapter.scheduler.outcome import PlaceholderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable
 
-    from koala_adapter.model import BatchKey
+    from koala_adapter.model import BatchKey, PlaceholderId
     from koala_adapter.scheduler import Scheduler
+    from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
 
@@ -41,23 +44,46 @@ class EventStore(Protocol):
         Raises JournalBlockedError.
         """
 
+    def note_batch(self, batch: NumberedBatch) -> None:
+        """Keep which submission has a name, until a snapshot holds all that came before. Raises JournalBlockedError."""
+
+    def batches(self) -> list[NumberedBatch]:
+        """Return the submissions that were noted since the latest snapshot, at least, in the order of their numbers."""
+
+    def largest_batch_number(self) -> int:
+        """Return the largest number in the name of a submission that is known here, from whatever is kept."""
+
 
 def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
-    """Return the scheduler after snapshot and events; an event on which it fails is set aside, and all begun anew.
+    """Return the scheduler of :func:`rebuild`."""
+    return rebuild(store, make)[0]
 
-    Raises RecoveryError when too many fail, and then sets none aside; raises JournalError.
+
+def rebuild(store: EventStore, make: MakeScheduler) -> tuple[Scheduler, list[Event]]:
+    """Return the scheduler after snapshot and events, and the events on which it failed.
+
+    Each of these is set aside, and all begun anew. Whatever is left out, submissions have the names that they were made
+    under, and no other ever gets one of these. Raises RecoveryError when too many fail, and then sets none aside;
+    raises JournalError.
     """
     failures: dict[int, tuple[Event, str]] = {}
     while len(failures) <= MOST_FAILURES:
         state, events = store.recover()
         scheduler = make(state)
+        recorded = RecordedBatches(store.batches(), after=scheduler.state.batches_made)
+        made: list[NumberedBatch] = []
         with closing(events):
-            failed = _replay(scheduler, (one for one in events if one[0] not in failures))
+            failed = _replay(scheduler, (one for one in events if one[0] not in failures), recorded, made)
         if failed is None:
             for number, (event, failure) in failures.items():
                 store.set_aside(number, event, failure)
                 report_defect(number, event, failure)
-            return scheduler
+            known = {batch.key for batch in store.batches()}
+            for batch in made:
+                if batch.key not in known:
+                    store.note_batch(batch)
+            scheduler.skip_batch_numbers(store.largest_batch_number())
+            return scheduler, [event for event, _ in failures.values()]
         number, event, failure = failed
         failures[number] = (event, failure)
     message = f"the state cannot be built from the journal: the scheduler fails on more than {MOST_FAILURES} events"
@@ -67,11 +93,13 @@ def rebuilt(store: EventStore, make: MakeScheduler) -> Scheduler:
     )
 
 
-def _replay(scheduler: Scheduler, events: Iterable[tuple[int, Event]]) -> tuple[int, Event, str] | None:
-    """Have all events handled; return the first on which the scheduler failed, with how."""
+def _replay(
+    scheduler: Scheduler, events: Iterable[tuple[int, Event]], recorded: RecordedBatches, made: list[NumberedBatch]
+) -> tuple[int, Event, str] | None:
+    """Have all events handled; return the first on which the scheduler failed, with how. ``made`` takes submissions."""
     for number, event in events:
         try:
-            scheduler.handle(event)
+            made += numbered_batches(scheduler.state, scheduler.handle(event, recorded))
         except JobRefusedError:  # and nothing was changed, as when it happened
             continue
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a defect
@@ -79,21 +107,55 @@ def _replay(scheduler: Scheduler, events: Iterable[tuple[int, Event]]) -> tuple[
     return None
 
 
-def doubts(state: State, *, now: float, why: str, under_way: Collection[BatchKey]) -> list[Event]:
+def numbered_batches(state: State, actions: Iterable[Action]) -> list[NumberedBatch]:
+    """Return the submissions among the actions that an event has just led to."""
+    found = (state.batches[one.batch] for one in actions if isinstance(one, SubmitPlaceholders))
+    return [
+        NumberedBatch(
+            key=batch.key,
+            submitted_at=batch.submitted_at,
+            job_id=batch.job_id,
+            component=batch.component,
+            cluster=batch.cluster,
+            count=batch.count,
+        )
+        for batch in found
+    ]
+
+
+def tellers(state: State, event: Event) -> list[PlaceholderId]:
+    """Return the placeholders whose agents told what an event is about: nobody else can tell it again."""
+    match event:
+        case ev.PlaceholderHeld() | ev.PlaceholderSilent() | ev.PlaceholderEnding():
+            return [event.placeholder]
+        case ev.RankStarted() | ev.RankEnded() | ev.OfferAnswered() | ev.ProcessorsReleased() | ev.MoreRequested():
+            record = state.jobs.get(event.job_id)
+            return [] if record is None else [placeholder.id for placeholder in state.placeholders_of(record)]
+    return []
+
+
+def doubts(
+    state: State,
+    *,
+    now: float,
+    why: str,
+    under_way: Collection[BatchKey],
+    in_contact: Callable[[PlaceholderId], bool] = lambda _: False,
+) -> list[Event]:
     """Return the events that doubt what only a process knew, or an event that is set aside told.
 
-    Submissions whose outcome is not known, but for those ``under_way`` that this process is sending, and agents, all of
-    which have yet to come back.
+    Submissions whose outcome is not known, but for those ``under_way`` that this process is sending, and agents that
+    have yet to come back: those that are not ``in_contact``.
     """
     found: list[Event] = [
-        BatchUncertain(time=now, batch=batch.key, reason=f"{why} meanwhile")
+        ev.BatchUncertain(time=now, batch=batch.key, reason=f"{why} meanwhile")
         for batch in state.batches.values()
         if batch.lrm_ids is None and batch.key not in under_way
     ]
     found += [
-        PlaceholderSilent(time=now, placeholder=placeholder.id, detail=why)
+        ev.PlaceholderSilent(time=now, placeholder=placeholder.id, detail=why)
         for placeholder in state.placeholders.values()
-        if placeholder.host and placeholder.state is not PlaceholderState.ENDING
+        if placeholder.host and placeholder.state is not PlaceholderState.ENDING and not in_contact(placeholder.id)
     ]
     return found
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class NodeRoom:
     """What is left of a node for jobs to come."""
 
     node: Node
@@ -29,10 +29,10 @@ class Room:
     memory_mib: int | None = None
     """None: not known, and so no limit."""
 
-    def without(self, processors: int, memory_mib: int) -> Room:
+    def without(self, processors: int, memory_mib: int) -> NodeRoom:
         """Return what is left when a job has taken something."""
         memory = None if self.memory_mib is None else max(0, self.memory_mib - memory_mib)
-        return Room(node=self.node, processors=max(0, self.processors - processors), memory_mib=memory)
+        return NodeRoom(node=self.node, processors=max(0, self.processors - processors), memory_mib=memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class _Share:
     """Free ones, of which its tasks may use less."""
 
 
-def rooms_of(nodes: Iterable[Node], taken: Mapping[str, int], memory_taken: Mapping[str, int]) -> dict[str, Room]:
+def rooms_of(nodes: Iterable[Node], taken: Mapping[str, int], memory_taken: Mapping[str, int]) -> dict[str, NodeRoom]:
     """Return what is left of each node that is up.
 
     ``taken``: processors that jobs hold or are about to get there, by node, ``memory_taken`` likewise in MiB. Where
@@ -87,7 +87,7 @@ def rooms_of(nodes: Iterable[Node], taken: Mapping[str, int], memory_taken: Mapp
         used = max(node.processors_used, taken.get(node.name, 0))
         memory_used = max(node.memory_used_mib or 0, memory_taken.get(node.name, 0))
         memory = None if node.memory_mib is None else max(0, node.memory_mib - memory_used)
-        rooms[node.name] = Room(node=node, processors=max(0, node.processors - used), memory_mib=memory)
+        rooms[node.name] = NodeRoom(node=node, processors=max(0, node.processors - used), memory_mib=memory)
     return rooms
 
 
@@ -98,7 +98,7 @@ def memory_on(job: LrmJob, processors: int) -> int:
     return max(job.memory_per_node_mib or 0, (job.memory_per_processor_mib or 0) * processors)
 
 
-def allocate(job: LrmJob, rooms: Iterable[Room]) -> Allocation | Misfit:
+def allocate(job: LrmJob, rooms: Iterable[NodeRoom]) -> Allocation | Misfit:
     """Return nodes for a job, or why there are none. It fits whenever there is any way to fit it.
 
     Few nodes are taken, and of those that hold the whole job the one it fills best, so that large rooms stay large.
@@ -126,7 +126,7 @@ def _per_task(job: LrmJob) -> int:
     return job.processors_per_task if whole else 1
 
 
-def _shares(job: LrmJob, rooms: Iterable[Room], per_task: int) -> list[_Share]:
+def _shares(job: LrmJob, rooms: Iterable[NodeRoom], per_task: int) -> list[_Share]:
     """Return the nodes that a job may use. A loop over thousands of nodes for each of hundreds of jobs: it is short."""
     wishes = (job.features, job.excluded_nodes, job.tasks_per_node, job.memory_per_node_mib)
     plain = not any(wishes) and not job.memory_per_processor_mib
@@ -152,7 +152,7 @@ def _unusable(job: LrmJob, node: Node) -> bool:
     return foreign or node.name in job.excluded_nodes or not set(job.features) <= set(node.features)
 
 
-def _tasks_in(job: LrmJob, room: Room, per_task: int) -> int:
+def _tasks_in(job: LrmJob, room: NodeRoom, per_task: int) -> int:
     """Return how many tasks of a job have room on a node."""
     tasks = room.processors // per_task
     if job.tasks_per_node is not None:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.model import LrmJob
-    from koala_adapter.ordering.allocation import Room
+    from koala_adapter.ordering.allocation import NodeRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class NodeRelease:
     """What comes free on a node when a running job ends, at the latest."""
 
     at: float
@@ -38,7 +38,7 @@ class Guard:
     spare: dict[str, int]
     """Processors, by node of the job, that are over even when it has started."""
 
-    def limit(self, room: Room, ends_at: float) -> int:
+    def limit(self, room: NodeRoom, ends_at: float) -> int:
         """Return the processors that a job that ends then may have of this room."""
         if ends_at <= self.at:
             return room.processors
@@ -52,7 +52,7 @@ class Guard:
                     self.spare[name] = max(0, self.spare[name] - processors)
 
 
-def guard_for(job: LrmJob, rooms: Mapping[str, Room], releases: Sequence[Release]) -> Guard | None:
+def guard_for(job: LrmJob, rooms: Mapping[str, NodeRoom], releases: Sequence[NodeRelease]) -> Guard | None:
     """Return what protects the earliest start of a job on nodes; None when it fits not even when all has ended.
 
     ``releases`` in order of time. What has room after some releases has it after more of them, so the first is found
@@ -75,7 +75,7 @@ def guard_for(job: LrmJob, rooms: Mapping[str, Room], releases: Sequence[Release
     return Guard(at, {name: then[name].processors - count for name, count in found.nodes})
 
 
-def _after(rooms: Mapping[str, Room], releases: Iterable[Release]) -> dict[str, Room]:
+def _after(rooms: Mapping[str, NodeRoom], releases: Iterable[NodeRelease]) -> dict[str, NodeRoom]:
     """Return the rooms as they are once some running jobs have ended."""
     after = dict(rooms)
     for release in releases:
@@ -85,7 +85,7 @@ def _after(rooms: Mapping[str, Room], releases: Iterable[Release]) -> dict[str, 
     return after
 
 
-def guarded(room: Room, guards: Iterable[Guard], ends_at: float) -> Room:
+def guarded(room: NodeRoom, guards: Iterable[Guard], ends_at: float) -> NodeRoom:
     """Return what a job that ends at some time may use of a room."""
     allowed = min((guard.limit(room, ends_at) for guard in guards), default=room.processors)
     return room if allowed == room.processors else room.without(room.processors - allowed, 0)

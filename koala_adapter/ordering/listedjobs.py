@@ -27,7 +27,7 @@ WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _DIGITS = re.compile(r"(\d+)")
 
 
-class Standing(Enum):
+class JobCategory(Enum):
     """What a listed job is to us."""
 
     OURS = "ours to start"
@@ -52,19 +52,19 @@ class Rules:
     """Seconds for jobs that say nothing where the queue has no limit either."""
 
 
-def standing(job: LrmJob, rules: Rules, *, now: float, ours: bool = False) -> tuple[Standing, str]:
+def category_of(job: LrmJob, rules: Rules, *, now: float, ours: bool = False) -> tuple[JobCategory, str]:
     """Return what a job is to us, and the reason when it is left out.
 
     ``now``: the time of day. ``ours``: we put it in hold again ourselves.
     """
     if job.state is LrmJobState.ENDED:
-        return Standing.OVER, ""
+        return JobCategory.OVER, ""
     if job.state in OCCUPYING:
-        return Standing.OCCUPYING, ""
+        return JobCategory.OCCUPYING, ""
     if job.state not in WAITING:
-        return Standing.LEFT_OUT, f"its state is not known to us: {job.raw_state or job.state.value}"
+        return JobCategory.LEFT_OUT, f"its state is not known to us: {job.raw_state or job.state.value}"
     problem = _hold_problem(job, rules, ours=ours) or _other_problem(job, now)
-    return (Standing.LEFT_OUT, problem) if problem else (Standing.OURS, "")
+    return (JobCategory.LEFT_OUT, problem) if problem else (JobCategory.OURS, "")
 
 
 def _hold_problem(job: LrmJob, rules: Rules, *, ours: bool) -> str:

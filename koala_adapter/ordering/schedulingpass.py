@@ -10,26 +10,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.batchsystem.startlog import Pin, Wishes
+from koala_adapter.batchsystem.startlog import OriginalRequest, Pin
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on
-from koala_adapter.ordering.entries import Happening, Kind, Phase, Start
-from koala_adapter.ordering.guards import Guard, Release, guard_for, guarded
+from koala_adapter.ordering.entries import JobEvent, JobEventKind, Phase, Start
+from koala_adapter.ordering.guards import Guard, NodeRelease, guard_for, guarded
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from koala_adapter.model import LrmJobId
-    from koala_adapter.ordering.allocation import Room
+    from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.ordering.entries import Entry
     from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.queueing.local_queue import ClusterScheduler, LocalJob
 
 LONGEST = 200
 """A pass ends after about so many jobs that fit in sum only; the others are looked at in the next one."""
+EVERY_JOB = 1_000_000
+"""More than any queue has."""
 SOON = 1.0
 """Seconds after which a job that has run longer than it may is expected to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
+class MisfitRules:
     """What of a policy matters for jobs that do not fit on nodes."""
 
     overtaking: bool
@@ -37,15 +41,20 @@ class Manner:
     guards: int
     """For so many of them nodes are kept in each pass."""
 
+    @classmethod
+    def of(cls, policy: str, depth: int) -> Self:
+        """Return that of a policy which reserves for so many jobs; conservative does for all."""
+        return cls(overtaking=policy != "fcfs", guards=EVERY_JOB if policy == "conservative" else depth)
 
-def decide(mirror: Mirror, manner: Manner, now: float) -> list[Start]:
+
+def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Start]:
     """Return the jobs to start now. They count as starting from here on; nothing is due before something changes."""
     mirror.dirty = False
     rooms = mirror.rooms
     starts: list[Start] = []
     for number, scheduler in enumerate(mirror.schedulers):
         there = {name: room for name, room in rooms.items() if mirror.pools.nodes.get(name) == number}
-        starts += _Pass(mirror, scheduler, manner, there, now).run()
+        starts += _Pass(mirror, scheduler, misfit_rules, there, now).run()
     _tell_reserved(mirror, now)
     return starts
 
@@ -54,11 +63,16 @@ class _Pass:
     """One pass over one pool."""
 
     def __init__(
-        self, mirror: Mirror, scheduler: ClusterScheduler, manner: Manner, rooms: dict[str, Room], now: float
+        self,
+        mirror: Mirror,
+        scheduler: ClusterScheduler,
+        misfit_rules: MisfitRules,
+        rooms: dict[str, NodeRoom],
+        now: float,
     ) -> None:
         self._mirror = mirror
         self._scheduler = scheduler
-        self._manner = manner
+        self._misfit_rules = misfit_rules
         self._rooms = rooms
         self._now = now
         self._guards: list[Guard] = []
@@ -77,7 +91,7 @@ class _Pass:
                     continue
                 self._scheduler.end(local, self._now)
                 self._passed_over.append(entry)
-                stopped = not self._manner.overtaking
+                stopped = not self._misfit_rules.overtaking
             if stopped or len(self._passed_over) == before or len(self._passed_over) > LONGEST:
                 break
         for entry in self._passed_over:
@@ -102,7 +116,7 @@ class _Pass:
             entry.passed_over = ""
             return found
         self._pass_over(entry, found.reason + ("; other nodes are kept for jobs before it" if self._guards else ""))
-        if len(self._guards) < self._manner.guards:
+        if len(self._guards) < self._misfit_rules.guards:
             kept = guard_for(entry.job, self._rooms, self._releases())
             if kept is not None:
                 self._guards.append(kept)
@@ -110,28 +124,27 @@ class _Pass:
 
     def _pass_over(self, entry: Entry, reason: str) -> None:
         if reason != entry.passed_over:
-            self._tell(entry, Kind.PASSED_OVER, reason)
+            self._tell(entry, JobEventKind.PASSED_OVER, reason)
         entry.passed_over = reason
 
     def _start(self, entry: Entry, found: Allocation) -> Start:
         for name, count in found.nodes:
             self._rooms[name] = self._rooms[name].without(count, memory_on(entry.job, count))
-        job, former = entry.job, self._mirror.pins.get(entry.job.id)
+        job, former = entry.job, self._mirror.starts.pins.get(entry.job.id)
         pin = Pin(
             job_id=job.id,
             submitted_at=job.submitted_at,
             nodes=found.nodes,
-            wishes=Wishes.of(job),
+            wishes=OriginalRequest.of(job),
             at=self._now,
             failures=former.failures if former else 0,
         )
-        self._mirror.pins[job.id] = pin
+        self._mirror.starts.begin(pin)
         entry.phase, entry.nodes, entry.reason = Phase.STARTING, found.nodes, ""
-        entry.accepted_at, entry.doubtful = None, False
-        self._tell(entry, Kind.START, "")
+        self._tell(entry, JobEventKind.START, "")
         return Start(job_id=job.id, allocation=found, pin=pin)
 
-    def _releases(self) -> list[Release]:
+    def _releases(self) -> list[NodeRelease]:
         """Return what comes free when the jobs that hold processors end, in order of time."""
         found = []
         for entry in self._mirror.entries.values():
@@ -139,14 +152,14 @@ class _Pass:
                 began = self._now if entry.local.started_at is None else entry.local.started_at
                 at = max(began + entry.estimate, self._now + SOON)
                 found += [
-                    Release(at=at, node=name, processors=count, memory_mib=memory_on(entry.job, count))
+                    NodeRelease(at=at, node=name, processors=count, memory_mib=memory_on(entry.job, count))
                     for name, count in entry.nodes
                 ]
         return sorted(found, key=lambda release: release.at)
 
-    def _tell(self, entry: Entry, kind: Kind, detail: str) -> None:
+    def _tell(self, entry: Entry, kind: JobEventKind, detail: str) -> None:
         self._mirror.happened.append(
-            Happening(
+            JobEvent(
                 time=self._now,
                 kind=kind,
                 job_id=entry.job.id,
@@ -171,9 +184,9 @@ def _tell_reserved(mirror: Mirror, now: float) -> None:
             if entry.promised is None:
                 entry.promised = at
                 mirror.happened.append(
-                    Happening(
+                    JobEvent(
                         time=now,
-                        kind=Kind.RESERVED,
+                        kind=JobEventKind.RESERVED,
                         job_id=entry.job.id,
                         user=entry.job.user,
                         processors=entry.job.processors,

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import LrmJobState, NodeState
-from koala_adapter.ordering.entries import Happening, Kind
-from koala_adapter.ordering.listedjobs import Rules, Standing, estimate, standing
+from koala_adapter.ordering.entries import JobEvent, JobEventKind
+from koala_adapter.ordering.listedjobs import JobCategory, Rules, category_of, estimate
 from koala_adapter.ordering.pools import Pools, pools_of
-from koala_adapter.ordering.shadowreplay import ObservedJob, Replay
+from koala_adapter.ordering.shadowreplay import ObservedJob, ShadowReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -111,7 +111,7 @@ class Shadow:
         """Time from which is replayed."""
         self._now = 0.0
         self._left_out = 0
-        self.happened: list[Happening] = []
+        self.happened: list[JobEvent] = []
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -151,10 +151,10 @@ class Shadow:
 
     def _examine(self, job: LrmJob, listing: Listing, now: float, *, first: bool) -> bool:
         seen = self._seen.get(job.id)
-        found, _ = standing(job, self._rules, now=listing.time_of_day)
-        self._left_out += found is Standing.LEFT_OUT
+        found, _ = category_of(job, self._rules, now=listing.time_of_day)
+        self._left_out += found is JobCategory.LEFT_OUT
         if seen is None:
-            if found is Standing.OVER and (first or job.started_at is None or job.id in self._done):
+            if found is JobCategory.OVER and (first or job.started_at is None or job.id in self._done):
                 self._done.add(job.id)
                 return False
             seen = self._new(job, listing)
@@ -162,11 +162,11 @@ class Shadow:
                 return False
         before = (seen.ready_at, seen.started_at, seen.estimate)
         seen.estimate = estimate(job, listing.queues, self._rules)
-        if found is Standing.OURS and seen.ready_at is None:
+        if found is JobCategory.OURS and seen.ready_at is None:
             seen.ready_at = now if first else max(seen.submitted_at, self._from)
         if job.state in {LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.ENDING, LrmJobState.ENDED}:
             self._started(seen, job, listing, now, first=first)
-        if found is Standing.OVER:
+        if found is JobCategory.OVER:
             self._end(seen, now if job.ends_at is None else min(listing.moment(job.ends_at), now))
             return True
         return before != (seen.ready_at, seen.started_at, seen.estimate)
@@ -197,7 +197,7 @@ class Shadow:
             # It came and started between two looks, or was let go and started.
             eligible = 0.0 if job.eligible_at is None else listing.moment(job.eligible_at)
             seen.ready_at = max(self._from, min(seen.started_at, max(seen.submitted_at, eligible)))
-        self._say(Kind.STARTED, seen, seen.started_at, "by the batch system")
+        self._say(JobEventKind.STARTED, seen, seen.started_at, "by the batch system")
 
     def _end(self, seen: ObservedJob, at: float) -> None:
         seen.ended_at = at
@@ -212,7 +212,7 @@ class Shadow:
         for pool in range(self._pools.count):
             jobs = [seen for seen in (*self._over, *self._seen.values()) if seen.pool == pool]
             sizes = [(at, counts[pool]) for at, counts in self._sizes]
-            Replay(self._make_scheduler(), jobs, sizes, since=self._from, until=now).run()
+            ShadowReplay(self._make_scheduler(), jobs, sizes, since=self._from, until=now).run()
 
     def _fold(self, now: float) -> None:
         """Forget jobs that are over in both worlds, when there are too many; what is decided by now stays."""
@@ -239,11 +239,11 @@ class Shadow:
                     "not yet" if seen.started_at is None else f"{abs(gain):.0f} s {'later' if gain > 0 else 'before'}"
                 )
                 same = seen.started_at is not None and abs(gain) <= SAME
-                self._say(Kind.START, seen, seen.ours, f"the batch system {'as well' if same else theirs}")
+                self._say(JobEventKind.START, seen, seen.ours, f"the batch system {'as well' if same else theirs}")
 
-    def _say(self, kind: Kind, seen: ObservedJob, at: float, detail: str) -> None:
+    def _say(self, kind: JobEventKind, seen: ObservedJob, at: float, detail: str) -> None:
         self.happened.append(
-            Happening(
+            JobEvent(
                 time=at, kind=kind, job_id=seen.id, user=seen.user, processors=seen.processors, detail=detail, at=None
             )
         )

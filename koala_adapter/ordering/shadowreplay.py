@@ -54,7 +54,7 @@ _END, _SIZE, _WITHDRAW, _SUBMIT, _WAKE = range(5)
 """Order of what happens at the same time."""
 
 
-class Replay:
+class ShadowReplay:
     """The jobs of one pool, once through its policy."""
 
     def __init__(

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from koala_adapter.ordering.entries import Happening
+    from koala_adapter.ordering.entries import JobEvent
     from koala_adapter.ordering.explanations import Explanation, Overview
     from koala_adapter.ordering.shadow import Difference, ShadowReport
 
-_Told = TypeVar("_Told", "Explanation", "Overview", "Happening", "Difference")
+_Told = TypeVar("_Told", "Explanation", "Overview", "JobEvent", "Difference")
 
 _TIMES = ("time", "at", "reserved_at", "promised_at", "read_at", "ours", "theirs")
 """Fields that hold a time of our clock. When a job started is told in the words of its batch system."""

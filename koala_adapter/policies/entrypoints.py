@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 
 HINT = "see docs/policies.md"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledPolicy:
+    """A policy that keeps the contract as far as its definition goes."""
+
+    definition: PolicyDefinition
+    described: str
+    """Its entry point and distribution, as a person is told."""
 
 
 @cache
@@ -32,13 +42,13 @@ def policy_names(kind: PolicyKind) -> tuple[str, ...]:
 
 def load_definitions(
     kind: PolicyKind, own: Iterable[str], entry_points: Iterable[metadata.EntryPoint] | None = None
-) -> Mapping[str, PolicyDefinition]:
+) -> Mapping[str, InstalledPolicy]:
     """Return the policies of a kind by name; ``own``: what koala's own are called, which nobody replaces.
 
     Raises PluginError, naming the distribution at fault, when one cannot be imported or breaks the contract, and for
     an entry point that is of no kind.
     """
-    known, found = frozenset(own), dict[str, PolicyDefinition]()
+    known, found = frozenset(own), dict[str, InstalledPolicy]()
     for entry_point in installed() if entry_points is None else entry_points:
         where = described(entry_point)
         begins = entry_point.name.partition(".")[0]
@@ -52,7 +62,7 @@ def load_definitions(
             whose = "koala's own" if definition.name in known else "another installed one"
             message = f"{where}: {definition.name!r} is the name of {whose}"
             raise PluginError(message, hint="rename it, or uninstall its distribution")
-        found[definition.name] = definition
+        found[definition.name] = InstalledPolicy(definition=definition, described=where)
     return found
 
 

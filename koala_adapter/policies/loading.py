@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.errors import ConfigurationError, PluginError
 from koala_adapter.policies.definition import PolicyKind
 from koala_adapter.policies.entrypoints import HINT, load_definitions
+from koala_adapter.queueing.checkedqueue import CheckedQueues
 from koala_adapter.queueing.local_queue import ClusterScheduler
 from koala_adapter.queueing.policies import POLICIES as QUEUE_POLICIES
 from koala_adapter.queueing.priority import ARRIVAL
 from koala_adapter.scheduler.knownpolicies import Policies
+from koala_adapter.scheduler.malleable.checkedmalleability import CheckedMalleability
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES, MalleabilityPolicy
+from koala_adapter.scheduler.placement.checkedplacement import CheckedPlacement
 from koala_adapter.scheduler.placement.ownpolicies import POLICIES as PLACEMENT_POLICIES
 from koala_adapter.scheduler.placement.policy import PlacementPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from importlib.metadata import EntryPoint
 
-    from koala_adapter.policies.definition import PolicyDefinition
+    from koala_adapter.errors import PolicyAnswerError
+    from koala_adapter.policies.entrypoints import InstalledPolicy
     from koala_adapter.queueing.policies import MakeQueue
 
 
@@ -33,14 +37,25 @@ def load_policies(entry_points: Iterable[EntryPoint] | None = None) -> Policies:
     placement = load_definitions(PolicyKind.PLACEMENT, PLACEMENT_POLICIES, points)
     malleability = load_definitions(PolicyKind.MALLEABILITY, MALLEABILITY_POLICIES, points)
     return Policies(
-        placement={name: _made(one, PlacementPolicy) for name, one in placement.items()},
-        malleability={name: _made(one, MalleabilityPolicy) for name, one in malleability.items()},
+        placement={
+            name: CheckedPlacement(_made(one, PlacementPolicy), one.described) for name, one in placement.items()
+        },
+        malleability={
+            name: CheckedMalleability(_made(one, MalleabilityPolicy), one.described)
+            for name, one in malleability.items()
+        },
     )
 
 
-def load_queue_policy(name: str, entry_points: Iterable[EntryPoint] | None = None) -> MakeQueue | None:
+def load_queue_policy(
+    name: str,
+    entry_points: Iterable[EntryPoint] | None = None,
+    *,
+    refused: Callable[[PolicyAnswerError], None] | None = None,
+) -> MakeQueue | None:
     """Return what makes queues under an installed policy; None for one of koala's own.
 
+    ``refused`` hears of answers that cannot be followed; None: PolicyAnswerError is raised where they are given.
     Raises ConfigurationError when there is none of that name, and PluginError for one that cannot be made.
     """
     if name in QUEUE_POLICIES:
@@ -49,14 +64,13 @@ def load_queue_policy(name: str, entry_points: Iterable[EntryPoint] | None = Non
     if name not in found:
         known = ", ".join((*QUEUE_POLICIES, *sorted(found)))
         raise ConfigurationError(f"there is no policy {name!r}", hint=f"policies are {known}")
-    definition = found[name]
-    _made(definition, ClusterScheduler, 1, weights=ARRIVAL)
-    make: MakeQueue = definition.factory
-    return make
+    chosen = found[name]
+    _made(chosen, ClusterScheduler, 1, weights=ARRIVAL)
+    return CheckedQueues(make=chosen.definition.factory, described=chosen.described, refused=refused)
 
 
-def _made(definition: PolicyDefinition, kind: type[Any], *arguments: object, **options: object) -> Any:  # noqa: ANN401 - of the kind that is asked for
-    where = f"policy '{definition.kind}.{definition.name}' ({definition.factory!r})"
+def _made(chosen: InstalledPolicy, kind: type[Any], *arguments: object, **options: object) -> Any:  # noqa: ANN401 - of the kind that is asked for
+    definition, where = chosen.definition, chosen.described
     try:
         made: Any = definition.factory(*arguments, **options)
     except Exception as error:

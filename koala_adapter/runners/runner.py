@@ -62,6 +62,10 @@ class Application:
         return Counter(rank.component for rank in self.ranks)
 
     @cached_property
+    def _head(self) -> Rank | None:
+        return next((rank for rank in self.ranks if self.job.is_head(rank.component)), None)
+
+    @cached_property
     def ranks_in(self) -> Mapping[PlaceholderId, Rank]:
         """The ranks by their placeholders."""
         return {rank.placeholder: rank for rank in self.ranks}
@@ -80,6 +84,8 @@ class Application:
             "KOALA_CLUSTER": rank.cluster or self.clusters[rank.component],
             "KOALA_ADDRESSES": self._addresses,
         }
+        if self._head is not None:
+            own["KOALA_HEAD_ADDRESS"] = self._head.address or self._head.host
         return tuple({**dict(self.job.environment), **dict(component.environment), **own}.items())
 
     def component(self, rank: Rank) -> Component:

@@ -153,6 +153,13 @@ class CorrectOutcome:
     outcome: JobOutcome
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRefusedAnswer:
+    """Tell the operator that an answer of a site's own policy cannot be followed. Told once, until it is another."""
+
+    reason: str
+
+
 Action: TypeAlias = (
     SubmitPlaceholders
     | EndPlaceholders
@@ -165,6 +172,7 @@ Action: TypeAlias = (
     | ReadPlaceholderOutput
     | FinishJob
     | CorrectOutcome
+    | ReportRefusedAnswer
 )
 """All that the scheduler can want: :func:`koala_adapter.driver.effector.carry_out` knows each."""
 

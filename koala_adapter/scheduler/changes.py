@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from koala_adapter.model import JobId, PlaceholderId
+from koala_adapter.model import ClusterName, JobId, PlaceholderId
 from koala_adapter.scheduler.malleable.policies import Step
 from koala_adapter.scheduler.timers import Due
 
@@ -46,12 +46,32 @@ class Change:
     """Placeholders gathered for it that the application has not been told of."""
     ranks: list[int] = field(default_factory=list)
     """Ranks that it is taking in."""
+    reason: str = ""
+    """What it is for, for people."""
     in_step: bool = False
     """The step of the cluster waits for its answer."""
     shrunk_others: bool = False
     """Others were asked to make room for it: that is done once."""
     due: Due | None = None
     """When it is given up; None: never, or that is past."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeChange:
+    """A change of the size of a running component, as it is told afterwards."""
+
+    at: float
+    """When it was over."""
+    component: str
+    cluster: ClusterName
+    before: int
+    """Processors that the component had on this cluster."""
+    after: int
+    reason: str
+
+
+SIZE_CHANGES_KEPT = 20
+"""So many of the latest changes of a job are kept."""
 
 
 @dataclass(slots=True)
@@ -65,6 +85,8 @@ class ClusterStep:
     """What the processors are for, for people."""
     value: int = 0
     """Processors that it began with."""
+    withheld: int = 0
+    """Processors that were free, too, and more than one step may give out."""
 
 
 @dataclass(frozen=True, slots=True)

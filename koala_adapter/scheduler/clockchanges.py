@@ -8,7 +8,7 @@ be known; timers are late by that much.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.timers import TimerKind
@@ -16,6 +16,7 @@ from koala_adapter.scheduler.timers import TimerKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from koala_adapter.scheduler.othersjob import OthersJob
     from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
     from koala_adapter.scheduler.timetable import Timetable
 
@@ -25,6 +26,7 @@ AWAITS_AGENTS = frozenset({TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind
 """Timers that judge by what agents have not said."""
 POINTS_IN_TIME = frozenset(
     {
+        "doubted_at",
         "ending_since",
         "ends_at",
         "finished_at",
@@ -37,6 +39,7 @@ POINTS_IN_TIME = frozenset(
         "paused_until",
         "polled_at",
         "silent_since",
+        "sizes_asked_at",
         "smaller_since",
         "started_at",
         "submitted_at",
@@ -106,10 +109,15 @@ def _set_back(state: State, seconds: float) -> None:
     for table in (state.jobs, state.placeholders, state.batches, state.clusters):
         for record in table.values():
             _move(record, seconds)
+    for cluster in state.clusters.values():
+        for other in cluster.others_waiting:
+            _move(other, seconds)
+    for job in state.jobs.values():
+        job.size_changes = [replace(change, at=change.at - seconds) for change in job.size_changes]
     _move_timers(state, lambda _kind, at, _placeholder: at - seconds)
 
 
-def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord, seconds: float) -> None:
+def _move(record: JobRecord | PlaceholderRecord | BatchRecord | ClusterRecord | OthersJob, seconds: float) -> None:
     for one in fields(record):
         if one.name in POINTS_IN_TIME:
             noted = getattr(record, one.name)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.model import ClusterName, Component
+    from koala_adapter.scheduler.batchnumbers import Contents, RecordedBatches
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
     from koala_adapter.scheduler.ledger import Ledger
     from koala_adapter.scheduler.outcome import JobOutcome
@@ -44,6 +45,8 @@ class Context:
     """The cluster that the event is a reading of."""
     roster: Roster = field(default_factory=Roster)
     """Running malleable jobs."""
+    recorded: RecordedBatches | None = None
+    """What was submitted when this event was handled for the first time, and later; None: this is the first time."""
     lost_stubs: list[PlaceholderRecord] = field(default_factory=list)
     """Placeholders gathered for growing jobs that are gone or going, to be dealt with once the event's own handling is
     through."""
@@ -53,6 +56,16 @@ class Context:
     def __post_init__(self) -> None:
         """Read what the ledger writes."""
         self.state = self.ledger.state
+
+    def batch_number(self, contents: Contents) -> int:
+        """Return the number of a submission: that which it was given before, or one that was never handed out."""
+        state, largest, number = self.state, 0, None
+        if self.recorded is not None:
+            largest, number = self.recorded.largest, self.recorded.number_of(contents)
+        if number is None:
+            number = max(state.batches_made, largest) + 1
+        state.batches_made = max(state.batches_made, number)
+        return number
 
     def view(self, cluster: ClusterRecord) -> ClusterView:
         """Return what a placement policy may know of a cluster."""

@@ -37,8 +37,11 @@ from koala_adapter.scheduler.malleable.growing import stub_lost
 from koala_adapter.scheduler.malleable.growthrequests import more_requested
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
+from koala_adapter.scheduler.malleable.others import others_seen
 from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
 from koala_adapter.scheduler.malleable.shrinking import processors_released
+from koala_adapter.scheduler.malleable.wantedsizes import keep_to_wanted_sizes, size_wanted
+from koala_adapter.scheduler.malleable.workerends import workers_timer
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policy import infeasibility
 from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
@@ -47,8 +50,9 @@ from koala_adapter.scheduler.timers import Timer, TimerKind
 from koala_adapter.scheduler.timetable import Timetable, change_due
 
 if TYPE_CHECKING:
-    from koala_adapter.model import Job
+    from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.batchnumbers import RecordedBatches
     from koala_adapter.scheduler.placement.policy import PlacementResult
     from koala_adapter.scheduler.records import PlaceholderRecord
 
@@ -74,8 +78,10 @@ class Scheduler:
         """Time at which a TimeReached event is wanted; None when nothing is awaited."""
         return self.timetable.next_at
 
-    def handle(self, event: ev.Event) -> list[Action]:
+    def handle(self, event: ev.Event, recorded: RecordedBatches | None = None) -> list[Action]:
         """Take in one event and return what is to be done now.
+
+        ``recorded``: the submissions made before, when the event is handled again.
 
         Before anything is changed, raises JobRefusedError for a job whose id is known already, and ConfigurationError
         for a configuration with a policy that is not here. Events may be out of order by a minute; a clock set back by
@@ -86,7 +92,7 @@ class Scheduler:
         if isinstance(event, ev.Configured):
             self.policies.require_malleability(event.parameters, *event.clusters)
         now = advance(self.state, self.timetable, event.time)
-        context = self._context(now)
+        context = self._context(now, recorded)
         if isinstance(event, ev.Configured):
             give_time(self.state, self.timetable, context.now)
         elif isinstance(event, ev.TimersPostponed):
@@ -96,6 +102,7 @@ class Scheduler:
             _finish_ended(context)
         self._take_in(context, event)
         _finish_ended(context)
+        keep_to_wanted_sizes(context)
         JobManagement(RecordedSites(context)).decide()
         wake_for_scan(context)
         return context.effects.actions()
@@ -116,7 +123,15 @@ class Scheduler:
         """Return the 1-based place of a job in the placement queue; None when it is not there."""
         return self._queue.place_in_order(job_id)
 
-    def _context(self, now: float) -> Context:
+    def shrinks_for_others(self, cluster: ClusterName) -> bool:
+        """Tell whether malleable jobs that run on a cluster are shrunk for jobs of others that wait there."""
+        return self.state.parameters.approach.shrinks_for_waiting and cluster in self._roster
+
+    def skip_batch_numbers(self, largest: int) -> None:
+        """Hand out no number for a submission that is not larger than this one."""
+        self.state.batches_made = max(self.state.batches_made, largest)
+
+    def _context(self, now: float, recorded: RecordedBatches | None = None) -> Context:
         return Context(
             ledger=self.ledger,
             timetable=self.timetable,
@@ -124,6 +139,7 @@ class Scheduler:
             now=now,
             policies=self.policies,
             roster=self._roster,
+            recorded=recorded,
         )
 
     # ---- events ---------------------------------------------------------------------------------------------------
@@ -174,6 +190,8 @@ class Scheduler:
                 processors_released(context, event)
             case ev.MoreRequested():
                 more_requested(context, event)
+            case ev.SizeWanted():
+                size_wanted(context, event)
             case _:
                 pass  # TimeReached, TimersPostponed: nothing beyond the timers, which every event fires first
 
@@ -249,6 +267,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
         cluster.idle = cluster.ours_polled = 0
         return
     cluster.processors, cluster.idle, cluster.ours_polled = event.processors, event.idle, event.ours
+    others_seen(context, cluster, event.others_waiting)
     if _measure(cluster, context.now):
         refuse_impossible(context)
     if cluster.room > 0 or event.cluster in context.roster:
@@ -286,6 +305,8 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
         enqueue(context, record)
     elif timer.kind is TimerKind.CHANGE:
         change_timer(context, record, change_due(record, timer))
+    elif timer.kind is TimerKind.WORKERS:
+        workers_timer(context, record)
     elif timer.kind is TimerKind.WALLTIME:
         detail = f"stopped at the job's walltime of {record.job.walltime} s"
         context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))

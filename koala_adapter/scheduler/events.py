@@ -74,6 +74,9 @@ class ClusterPolled(Event):
     """Processors a new job could get now."""
     ours: int
     """Processors that our own placeholders occupied in the same reading."""
+    others_waiting: tuple[int, ...] = ()
+    """Processors that each waiting job of others asks for, in the order of their queue. Known only where running
+    malleable jobs would be shrunk for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +244,18 @@ class MoreRequested(Event):
     """True: others are shrunk for it if need be."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeWanted(Event):
+    """The owner of a running malleable job wants a component to have this many processors.
+
+    It gets no more from then on, gives up what it has beyond, and gets as many as can be had.
+    """
+
+    job_id: JobId
+    component: str
+    processors: int
+
+
 EVENT_TYPES: tuple[type[Event], ...] = (
     Configured,
     TimeReached,
@@ -265,4 +280,5 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     OfferAnswered,
     ProcessorsReleased,
     MoreRequested,
+    SizeWanted,
 )

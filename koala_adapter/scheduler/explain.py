@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.model import JobKind
 from koala_adapter.scheduler.claiming.holds import hold_groups
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.durations import duration
 from koala_adapter.scheduler.explain_changes import giving_up, sizes
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
 LISTED = 6
 """Most clusters that one sentence tells about."""
 
@@ -37,20 +38,6 @@ def explain(
     if record.state is JobState.CLAIMING:
         return _claiming(state, record, now)
     return _launched(state, record, now)
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time as a person says it: ``45 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
-    whole = max(0, round(seconds))
-    if whole < 2 * MINUTE:
-        return f"{whole} s"
-    if whole < 2 * HOUR:
-        return f"{round(whole / MINUTE)} min"
-    if whole < 2 * DAY:
-        hours, minutes = divmod(round(whole / MINUTE), MINUTE)
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    days, hours = divmod(round(whole / HOUR), 24)
-    return f"{days} d {hours} h" if hours else f"{days} d"
 
 
 # ---- ended ----------------------------------------------------------------------------------------------------------
@@ -89,7 +76,10 @@ def _left(state: State, record: JobRecord) -> str:
 
 
 def _launched(state: State, record: JobRecord, now: float) -> str:
-    where = _joined(f"{claim.cluster} ({claim.processors})" for claim in record.claims)
+    held: dict[str | None, int] = {}
+    for claim in record.claims:
+        held[claim.cluster] = held.get(claim.cluster, 0) + claim.processors
+    where = _joined(f"{cluster} ({processors})" for cluster, processors in held.items() if processors)
     total = len(record.ranks) - len(record.departed)
     since = duration(now - (record.launched_at if record.launched_at is not None else now))
     if record.state is JobState.LAUNCHING:
@@ -98,8 +88,11 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
         left = record.job.walltime - (now - (record.launched_at or now))
         text = (
             f"The job has been running for {since} on {_processors(total)}: {where}; "
-            f"its walltime ends in {duration(left)}.{sizes(record)}"
+            f"its walltime ends in {duration(left)}.{sizes(state, record, now)}"
         )
+        if record.job.kind is JobKind.MALLEABLE:
+            clusters = {claim.cluster for claim in record.claims if claim.cluster is not None}
+            text += "".join(sorted({_sentence(state.clusters[name].refused_answer) for name in clusters}))
     silent = [p for p in state.placeholders_of(record) if p.silent_since is not None]
     if silent:
         oldest = min(p.silent_since for p in silent if p.silent_since is not None)
@@ -195,7 +188,13 @@ def _waiting(state: State, queue_position: int | None, record: JobRecord, now: f
     elif state.guarded == record.job.id:
         said = _joined(f"{count} on {name}" for name, count in state.kept_room.items())
         kept = f" Because it has waited long, what comes free is kept for it ({said})."
-    return f"{place} and needs {need}. {_clusters(state, record, now, policies)}{kept}"
+    return f"{place} and needs {need}. {_clusters(state, record, now, policies)}{kept}{_refused_answer(state, record)}"
+
+
+def _refused_answer(state: State, record: JobRecord) -> str:
+    """Say what is wrong with a job's policy, one of the site's own. Of jobs that need the same only the first asks."""
+    asked = (one.refused_answer for one in state.jobs.values() if one.job.placement == record.job.placement)
+    return _sentence(record.refused_answer or next(filter(None, asked), ""))
 
 
 def _needs(job: Job, policies: Policies) -> list[str]:
@@ -258,6 +257,10 @@ def _kept_there(state: State, record: JobRecord, cluster: ClusterRecord, now: fl
 
 def _processors(count: int) -> str:
     return f"{count} processor" if count == 1 else f"{count} processors"
+
+
+def _sentence(said: str) -> str:
+    return f" {said[0].upper()}{said[1:]}." if said else ""
 
 
 def _by_cluster(placeholders: Iterable[PlaceholderRecord]) -> dict[ClusterName, int]:

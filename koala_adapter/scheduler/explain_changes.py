@@ -7,28 +7,62 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.durations import duration
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.roster import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from koala_adapter.model import ClusterName
-    from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.model import ClusterName, Component
+    from koala_adapter.scheduler.changes import Change, SizeChange
+    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, State
 
 
-def sizes(record: JobRecord) -> str:
+CHANGES_TOLD = 3
+"""So many of the latest changes of size are told."""
+
+
+def sizes(state: State, record: JobRecord, now: float) -> str:
     """Say what sizes a running malleable job can have, how they change, and why it does not grow; nothing of others."""
     if record.job.kind is not JobKind.MALLEABLE:
         return ""
-    said = []
-    for claim in record.claims:
-        minimum, maximum = bounds(record, claim)
-        changing = "" if claim.change is None else f"; {_change(claim.change)}"
-        said.append(f" It can have {minimum} to {maximum} processors on {claim.cluster}{changing}.")
+    said = [_sizes(state, record, one) for one in record.job.components if record.job.changes_size(one.name)]
+    past = [_past(change, now) for change in record.size_changes[-CHANGES_TOLD:]]
+    history = f" It {'; '.join(past)}." if past else ""
+    rests = " No further workers are started for a while, as some have ended by themselves." * record.growth_rests
     trouble = f" Last trouble: {record.last_trouble}." if record.last_trouble else ""
-    return "".join(said) + trouble
+    return f"{''.join(said)}{history}{rests}{trouble}"
+
+
+def _sizes(state: State, record: JobRecord, component: Component) -> str:
+    claims = [claim for claim in record.claims if claim.component == component.name and claim.cluster is not None]
+    where = f"on {claims[0].cluster}" if len(claims) == 1 else "on all clusters together"
+    who = "It" if len(record.job.components) == 1 else component.name
+    clusters = [(claim, state.clusters[claim.cluster]) for claim in claims if claim.cluster is not None]
+    changing = "".join(
+        f"; {_change(claim.change)}{'' if len(claims) == 1 else f' on {claim.cluster}'}"
+        f"{_shrunk_for(cluster, claim.change)}"
+        for claim, cluster in clusters
+        if claim.change is not None
+    )
+    others = "".join(f" {wanted_by_others(cluster)}." for _, cluster in clusters if cluster.others_waiting)
+    return f" {who} can have {component.minimum} to {component.maximum} processors {where}{changing}.{others}"
+
+
+def _past(change: SizeChange, now: float) -> str:
+    """Say what has become of a size: ``grew from 2 to 6 on beta 12 s ago (processors are free)``."""
+    ago = f"{duration(now - change.at)} ago"
+    reason = f" ({change.reason})" if change.reason else ""
+    if change.after > change.before:
+        return f"grew from {change.before} to {change.after} on {change.cluster} {ago}{reason}"
+    return f"gave {change.before - change.after} of {change.before} back on {change.cluster} {ago}{reason}"
+
+
+def wanted_by_others(cluster: ClusterRecord) -> str:
+    """Say how many processors of a cluster others want that wait in its queue."""
+    count = sum(job.processors for job in cluster.others_waiting)
+    wanted = f"{count} processor of {cluster.name} is" if count == 1 else f"{count} processors of {cluster.name} are"
+    return f"{wanted} wanted by others who wait in its queue"
 
 
 def giving_up(state: State, names: Iterable[ClusterName]) -> list[ClusterName]:
@@ -39,6 +73,12 @@ def giving_up(state: State, names: Iterable[ClusterName]) -> list[ClusterName]:
         if step is not None and step.step.direction is Direction.SHRINK:
             shrinking.append(name)
     return shrinking
+
+
+def _shrunk_for(cluster: ClusterRecord | None, change: Change) -> str:
+    """Say what a job has been asked to give up processors for."""
+    step = None if cluster is None or not change.in_step or change.processors > 0 else cluster.step
+    return "" if step is None or step.step.direction is Direction.GROW else f" ({step.reason})"
 
 
 def _change(change: Change) -> str:

@@ -13,6 +13,7 @@ from koala_adapter.scheduler.claiming.reuse import reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.malleable.growing import check_taken
 from koala_adapter.scheduler.malleable.offers import drop_changes
+from koala_adapter.scheduler.malleable.workerends import all_done, is_worker, worker_ended, worker_lost
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
         if rank not in range(len(record.ranks)) or rank in record.departed:
             return
         record.started.add(rank)
+        if is_worker(record, rank):
+            worker_ended(context, record, rank, end)
+            return
         record.ends[rank] = end
         if record.job.kind is JobKind.MALLEABLE:
             check_taken(context, record)
@@ -82,7 +86,7 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
         settle_suspicion(context, record)
     elif (record.job.launcher is Launcher.MPI) != (rank is None):
         return
-    elif rank is None or len(record.ends) + len(record.departed) == len(record.ranks):
+    elif rank is None or all_done(record):
         finish(context, record, JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0))
 
 
@@ -128,6 +132,10 @@ def placeholder_failed(context: Context, record: JobRecord, placeholder: Placeho
     """End a launched job one of whose placeholders is gone, unless the rank in it had already done its work."""
     rank = next((rank for rank in record.ranks if rank.placeholder == placeholder.id), None)
     if rank is None or (rank.rank in record.ends and record.ends[rank.rank].ok):
+        return
+    if is_worker(record, rank.rank):
+        if rank.rank not in record.departed:
+            worker_lost(context, record, rank.rank, placeholder, end)
         return
     if not record.state.final:
         record.ended_by = placeholder.id

@@ -39,6 +39,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "instance": "the service's own: it is made with the state directory",
     "exchange_always": "for experiments",
     "out_of_step": "false only while a journal from before there was this rule is replayed",
+    "growth_ends_with_job": "false only while a journal from before there was this rule is replayed",
     "bandwidth_from": "for experiments: a service sends all files from its own host",
 }
 """The parameters that have no setting, and why."""
@@ -164,6 +165,8 @@ class Parameters:
     """Exchange them also when the job that takes them does not start with it."""
     out_of_step: bool = True
     """Whoever breaks a deadlock does so out of step with other instances."""
+    growth_ends_with_job: bool = True
+    """What a running job grows by is asked for from an LRM for no longer than the job has left."""
     approach: Annotated[
         Approach,
         Setting(
@@ -202,6 +205,38 @@ class Parameters:
             most=86_400,
         ),
     ] = 300.0
+    grow_pause: Annotated[
+        float,
+        Setting(
+            "For so long after malleable jobs of a cluster were shrunk nothing is offered to those that run there. "
+            "What applications ask for themselves is granted all the same.",
+            "seconds",
+            least=0,
+            most=86_400,
+        ),
+    ] = 0.0
+    shrink_pause: Annotated[
+        float,
+        Setting(
+            "For so long after malleable jobs of a cluster have grown none of those that run there is asked to "
+            "shrink, but for an application that insists on more. While jobs wait in the placement queue, nothing is "
+            "offered there for so long, either.",
+            "seconds",
+            least=0,
+            most=86_400,
+        ),
+    ] = 0.0
+    largest_change: Annotated[
+        int | None,
+        Setting(
+            "Most processors by which one step may grow or shrink the malleable jobs of a cluster; the next step "
+            "follows when all have answered and released what they give up. It bounds neither what applications "
+            "insist on nor what equipartition moves between jobs. Folding doubles no larger job, and may halve one. "
+            "Default: no bound.",
+            least=1,
+            most=10_000_000,
+        ),
+    ] = None
     finished_kept: Annotated[
         int,
         Setting(

@@ -25,8 +25,9 @@ from koala_adapter.model import (
     TaskEnd,
 )
 from koala_adapter.scheduler.actions import Rank
-from koala_adapter.scheduler.changes import Change, ClusterStep, Promise
+from koala_adapter.scheduler.changes import SIZE_CHANGES_KEPT, Change, ChangePhase, ClusterStep, Promise, SizeChange
 from koala_adapter.scheduler.clustertable import ClusterTable
+from koala_adapter.scheduler.othersjob import OthersJob
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.timers import Due, TimerKind
@@ -137,6 +138,22 @@ class Claim:
         """Placeholders still to be submitted."""
         return self.processors - len(self.placeholders)
 
+    @property
+    def coming(self) -> int:
+        """Processors by which it may be about to grow."""
+        change = self.change
+        if change is None or change.processors < 0 or change.phase is ChangePhase.TAKING:
+            return 0
+        return change.accepted if change.phase is ChangePhase.GATHERING else change.processors
+
+    @property
+    def leaving(self) -> int:
+        """Processors that it may be about to give up."""
+        change = self.change
+        if change is None or change.processors > 0:
+            return 0
+        return change.accepted - change.done if change.phase is ChangePhase.RELEASING else -change.processors
+
     def sized(self, component: Component) -> Component:
         """Return the component of this claim in the size that the claim has: a piece of it, or the whole."""
         return component if self.piece is None else replace(component, minimum=self.piece, maximum=self.piece)
@@ -169,6 +186,8 @@ class JobRecord:
     """How often held processors were handed back because others were missing."""
     exchanges: int = 0
     """Held processors that it gave to other jobs for their places in LRM queues, instead of handing them back."""
+    refused_answer: str = ""
+    """Why the latest answer of its placement policy, one of the site's own, is not followed; empty when it is."""
     last_trouble: str = ""
     """What went wrong last, for ``koala explain``."""
     ranks: tuple[Rank, ...] = ()
@@ -178,6 +197,18 @@ class JobRecord:
     ends: dict[int, TaskEnd] = field(default_factory=dict)
     departed: set[int] = field(default_factory=set)
     """Ranks whose processors a malleable job has given up."""
+    sizes_wanted: dict[str, int] = field(default_factory=dict)
+    """Most processors that its owner wants a component to have from now on, by its name."""
+    sizes_asked_at: float | None = None
+    """When it was asked last to give up what it has beyond them."""
+    growth_rests: bool = False
+    """It does not grow for a while: workers have ended of which nobody had asked it."""
+    worker_failures: int = 0
+    """How many of them ended badly."""
+    last_worker_end: TaskEnd | None = None
+    """How the latest of them ended."""
+    size_changes: list[SizeChange] = field(default_factory=list)
+    """The latest changes of its size, oldest first."""
     start_number: int = 0
     """Order of start among malleable jobs; 0 until it runs."""
     ended_by: PlaceholderId | None = None
@@ -208,6 +239,27 @@ class JobRecord:
     def _due(self, kind: TimerKind) -> float | None:
         due = self.timers.get(kind)
         return None if due is None else due.at
+
+    def note_size(self, claim: Claim, before: int, reason: str, now: float) -> None:
+        """Keep for people that the size of a claim has changed from ``before`` to what it is now."""
+        if claim.cluster is None or claim.processors == before:
+            return
+        change = SizeChange(
+            at=now,
+            component=claim.component,
+            cluster=claim.cluster,
+            before=before,
+            after=claim.processors,
+            reason=reason,
+        )
+        self.size_changes = [*self.size_changes, change][-SIZE_CHANGES_KEPT:]
+
+    def claim_of(self, placeholder: PlaceholderRecord) -> int | None:
+        """Return the index of the claim that a placeholder belongs, or belonged, to; None: there is none."""
+        for number, claim in enumerate(self.claims):
+            if (claim.component, claim.cluster) == (placeholder.component, placeholder.cluster):
+                return number
+        return None
 
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""
@@ -277,6 +329,8 @@ class ClusterRecord:
     """Processors that are offered or promised to running jobs, so nobody else is placed on them."""
     gathering: int = 0
     """Placeholders submitted for running jobs that grow and have not taken them in yet."""
+    refused_answer: str = ""
+    """Why the latest answer of its malleability policy, one of the site's own, is not followed; empty when it is."""
     step: ClusterStep | None = None
     """Growing or shrinking of its malleable jobs that is under way."""
     promises: list[Promise] = field(default_factory=list)
@@ -284,13 +338,15 @@ class ClusterRecord:
     unwanted: int | None = None
     """Free processors that no running job would take when they were offered last; None: something has changed since."""
     no_growth_before: float | None = None
-    """Pause after processors for growing could not be had."""
+    """Pause after processors for growing could not be had, or running jobs were shrunk."""
     levelled_until: float | None = None
     """Until when running jobs are not levelled again (equipartition) while they are the same ``levelled`` ones."""
     levelled: int = 0
     """Number of malleable jobs that ran when they were levelled last."""
     no_shrink_before: float | None = None
-    """Pause after running jobs gave up less than they were asked for."""
+    """Pause after running jobs gave up less than they were asked for, or have grown."""
+    others_waiting: list[OthersJob] = field(default_factory=list)
+    """Jobs of others that wait in its queue, in that order, as far as running malleable jobs are shrunk for them."""
     waits: list[Wait] = field(default_factory=list)
     """Waiting history, oldest first, bounded (selection.py)."""
 
@@ -367,6 +423,7 @@ class State:
     clusters: dict[ClusterName, ClusterRecord] = field(default_factory=dict)
     timers_set: int = 0
     batches_made: int = 0
+    """The largest number that a submission was given."""
     starts: int = 0
     """Malleable jobs that have started to run."""
     changes_made: int = 0

@@ -28,7 +28,7 @@ class RunningClaim(MalleableJob):
     def __init__(self, record: JobRecord, number: int, cluster: ClusterName) -> None:
         """``number``: index of its claim."""
         claim = record.claims[number]
-        minimum, maximum = bounds(record, claim)
+        minimum, maximum = _limits(record, claim)
         super().__init__(minimum=minimum, maximum=maximum, size=claim.processors, started_at=0.0, number=number)
         self.order = order_of(record, number)
         self.job_id = record.job.id
@@ -43,6 +43,8 @@ class Roster:
         """Take those of the jobs that run according to their records."""
         self._clusters: dict[ClusterName, RunningJobs[RunningClaim]] = {}
         self._members: dict[tuple[JobId, int], RunningClaim] = {}
+        self.limited: dict[JobId, None] = {}
+        """Running jobs whose owners have said what size they want."""
         for record in jobs:
             self.update(record)
 
@@ -67,21 +69,29 @@ class Roster:
         if record.job.kind is not JobKind.MALLEABLE:
             return
         runs = record.state is JobState.RUNNING
+        if record.sizes_wanted and runs:
+            self.limited[record.job.id] = None
+        else:
+            self.limited.pop(record.job.id, None)
         for number, claim in enumerate(record.claims):
             member = self._members.get((record.job.id, number))
             if member is None:
-                if runs and claim.cluster is not None:
+                if runs and claim.cluster is not None and not record.job.is_head(claim.component):
                     self._add(RunningClaim(record, number, claim.cluster), busy=is_busy(record, claim))
             elif not runs:
                 self._remove(member)
             else:
-                self._follow(member, claim, busy=is_busy(record, claim))
+                self._follow(member, record, claim)
 
-    def _follow(self, member: RunningClaim, claim: Claim, *, busy: bool) -> None:
-        running = self._clusters[member.cluster]
+    def _follow(self, member: RunningClaim, record: JobRecord, claim: Claim) -> None:
+        running, busy = self._clusters[member.cluster], is_busy(record, claim)
         if busy:
             running.begin(member)
-        running.resize(member, claim.processors)
+        minimum, maximum = _limits(record, claim)
+        if (minimum, maximum) == (member.minimum, member.maximum):
+            running.resize(member, claim.processors)
+        else:
+            running.rebound(member, minimum=minimum, maximum=maximum, size=claim.processors)
         if not busy:
             running.end(member)
 
@@ -109,9 +119,26 @@ def order_of(record: JobRecord, number: int) -> Order:
 
 
 def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
-    """Return minimum and maximum of a claim; components of malleable jobs are not split into pieces."""
+    """Return the fewest and most processors that a claim of a running malleable job may have.
+
+    A flexible component has a claim on each cluster, and its bounds are those of all of them together: what the others
+    are about to give up is not counted on, what they are about to get is.
+    """
     component = record.job.component(claim.component)
-    return component.minimum, component.maximum
+    minimum, maximum = component.minimum, record.sizes_wanted.get(component.name, component.maximum)
+    if component.flexible:
+        others = [one for one in record.claims if one.component == claim.component and one is not claim]
+        minimum -= sum(one.processors - one.leaving for one in others)
+        maximum -= sum(one.processors + one.coming for one in others)
+    if record.growth_rests:
+        maximum = min(maximum, claim.processors)
+    return max(0, minimum), max(0, maximum)
+
+
+def _limits(record: JobRecord, claim: Claim) -> tuple[int, int]:
+    """Return the bounds of a claim, wide enough for what it has: workers that are lost bring it below its minimum."""
+    minimum, maximum = bounds(record, claim)
+    return min(minimum, claim.processors), max(maximum, claim.processors)
 
 
 def initial_size(component: Component) -> int:

@@ -16,7 +16,7 @@ from koala_adapter.scheduler.claiming.lifecycle import (
 )
 from koala_adapter.scheduler.claiming.reorganization import yield_to_priority
 from koala_adapter.scheduler.finishing import correct_outcome, placeholder_failed, settle_suspicion
-from koala_adapter.scheduler.malleable.growing import begin_malleable, check_taken, stub_held
+from koala_adapter.scheduler.malleable.growing import check_running, check_taken, stub_held
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
 from koala_adapter.scheduler.placement.waitinghistory import note_wait
 from koala_adapter.scheduler.timers import TimerKind
@@ -149,6 +149,4 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
         check_taken(context, record)
     elif record.state is JobState.LAUNCHING:
         record.started.add(event.rank)
-        if len(record.started) == len(record.ranks):
-            context.ledger.move_job(record, JobState.RUNNING)
-            begin_malleable(context, record)
+        check_running(context, record)

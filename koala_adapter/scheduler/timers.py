@@ -22,6 +22,8 @@ class TimerKind(StrEnum):
     ENDING = "ending"
     BACKOFF = "backoff"
     CHANGE = "change"
+    WORKERS = "workers"
+    """A malleable job may grow again whose workers had ended by themselves; or it is over, because none is left."""
     PAUSE = "pause"
 
 

@@ -16,6 +16,7 @@ from koala_adapter.scheduler.timers import Due, Timer, TimerKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import ClusterRecord, JobRecord, PlaceholderRecord, State
 
@@ -27,6 +28,8 @@ class Timetable:
         """Put the timers that the records keep in order."""
         self._state = state
         self._heap: list[Timer] = []
+        self._pause_ends: set[tuple[ClusterName | None, float]] = set()
+        """Which pauses of clusters are in the heap, by their ends."""
         self.rebuild()
 
     def __len__(self) -> int:
@@ -37,6 +40,7 @@ class Timetable:
         """Put all timers in order anew: records have been changed by somebody else."""
         self._heap = [*self._of_clusters(), *self._of_jobs()]
         heapq.heapify(self._heap)
+        self._pause_ends = {(timer.cluster, timer.at) for timer in self._heap if timer.kind is TimerKind.PAUSE}
 
     def _of_jobs(self) -> Iterator[Timer]:
         state = self._state
@@ -55,7 +59,7 @@ class Timetable:
         if state.scan_due is not None:
             yield Timer(*state.scan_due, TimerKind.SCAN)
         for name, cluster in state.clusters.items():
-            for at in _pauses(cluster):
+            for at in dict.fromkeys(_pauses(cluster)):
                 if state.now is None or at > state.now:
                     yield Timer(at, 0, TimerKind.PAUSE, cluster=name)
 
@@ -81,7 +85,9 @@ class Timetable:
     def for_cluster(self, cluster: ClusterRecord, at: float) -> None:
         """Have the queue scanned at the end of a pause of a cluster, which its record keeps."""
         timer = Timer(*self._numbered(at), TimerKind.PAUSE, cluster=cluster.parameters.name)
-        heapq.heappush(self._heap, timer)
+        if (timer.cluster, at) not in self._pause_ends:  # several pauses may end at one time
+            self._pause_ends.add((timer.cluster, at))
+            heapq.heappush(self._heap, timer)
 
     def for_scan(self, at: float) -> None:
         """Have the queue scanned by its interval."""
@@ -98,7 +104,7 @@ class Timetable:
     def next_at(self) -> float | None:
         """Time of the earliest timer; None: there is none."""
         while self._heap and not self._stands(self._heap[0]):
-            heapq.heappop(self._heap)
+            self._pop()
         return self._heap[0].at if self._heap else None
 
     def take_due(self, now: float) -> Timer | None:
@@ -106,8 +112,13 @@ class Timetable:
         at = self.next_at
         if at is None or at > now:
             return None
-        timer = heapq.heappop(self._heap)
+        timer = self._pop()
         self._take_from_record(timer)
+        return timer
+
+    def _pop(self) -> Timer:
+        timer = heapq.heappop(self._heap)
+        self._pause_ends.discard((timer.cluster, timer.at))
         return timer
 
     def _stands(self, timer: Timer) -> bool:
@@ -147,4 +158,5 @@ def change_due(record: JobRecord, timer: Timer) -> int | None:
 
 def _pauses(cluster: ClusterRecord) -> list[float]:
     ends = (cluster.paused_until, cluster.no_growth_before, cluster.levelled_until, cluster.no_shrink_before)
-    return [at for at in ends if at is not None]
+    doubts = (job.doubted_at for job in cluster.others_waiting)
+    return [at for at in (*ends, *doubts) if at is not None]

@@ -13,11 +13,12 @@ import structlog
 
 from koala_adapter.config.inputfiles import LARGEST_SUM
 from koala_adapter.errors import KoalaError, ProtocolError
-from koala_adapter.model import EndReason, JobId, Launcher, TaskEnd
+from koala_adapter.model import EndReason, JobId, Launcher, RunnerName, TaskEnd
 from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
 from koala_adapter.runners.process import ProcessRunner
-from koala_adapter.runners.runner import Application, Reaction, Runner
+from koala_adapter.runners.runner import AddressedLaunch, Application, Reaction, Runner
 from koala_adapter.runners.sending import Sending
+from koala_adapter.runners.workers import WorkersRunner
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.service.results import Results
@@ -25,17 +26,17 @@ from koala_adapter.service.unwritten import UnwrittenOutput
 from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from koala_adapter.model import Component, Job, PlaceholderId
-    from koala_adapter.runners.runner import AddressedLaunch
+    from koala_adapter.runners.workers import Order
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.resultstore import ResultStore
-    from koala_adapter.vjm.channel import Launch, TaskReport
+    from koala_adapter.vjm.channel import Launch, Signal, TaskReport
 
-_RUNNERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
+_LAUNCHERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
 
 log = structlog.get_logger()
 
@@ -51,17 +52,19 @@ class Applications:
         clock: Callable[[], float],
         report: Callable[[Event], None],
         launch: Callable[[PlaceholderId, Launch], bool],
+        signal: Callable[[PlaceholderId, Signal], bool],
         store: ResultStore,
     ) -> None:
         """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks.
 
-        ``launch``: sends an order to start a task, see :meth:`ControlCenter.launch`.
+        ``launch`` and ``signal`` send an order to start or signal a task, see :meth:`ControlCenter.launch`.
         """
         self.directory = jobs_directory
         self._state = state
         self._clock = clock
         self._report = report
         self._launch = launch
+        self._signal = signal
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()
@@ -123,6 +126,8 @@ class Applications:
         rank = runner.application.ranks_in.get(placeholder)
         launches = () if rank is None else runner.launches_in(rank)
         self._send(one for one in launches if one.launch.task not in known)
+        if rank is not None and isinstance(runner, WorkersRunner):
+            self.order(runner.asked_again(rank, self._clock()))
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
         """An agent is out of contact: what was on its way to it is sent again when it registers."""
@@ -234,15 +239,49 @@ class Applications:
         job = record.job
         if job.id not in self._runners:
             try:
-                files = {c.name: self._files(job, c.name) for c in job.components}
-                clusters = {claim.component: claim.cluster or "" for claim in record.claims}
-                application = Application(job=job, ranks=record.ranks, clusters=clusters, files=files)
-                self._runners[job.id] = runner = _RUNNERS[job.launcher](application)
+                made = WorkersRunner if job.runner is RunnerName.WORKERS else _LAUNCHERS[job.launcher]
+                self._runners[job.id] = runner = made(self._application(record))
                 self._reread(job.id, runner)
             except (OSError, KoalaError) as error:
                 self._cannot_launch(f"{job.id}:{LAUNCHER_TASK if job.launcher is Launcher.MPI else 0}", str(error))
                 return None
         return self._runners[job.id]
+
+    def _application(self, record: JobRecord) -> Application:
+        """Return a job with the ranks that it has now. Raises OSError, ProtocolError."""
+        job = record.job
+        files = {c.name: self._files(job, c.name) for c in job.components}
+        clusters = {claim.component: claim.cluster or "" for claim in record.claims}
+        ranks = tuple(rank for rank in record.ranks if rank.rank not in record.departed)
+        return Application(job=job, ranks=ranks, clusters=clusters, files=files)
+
+    def workers(self, record: JobRecord) -> WorkersRunner | None:
+        """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
+        runner = self._runner(record)
+        return runner if isinstance(runner, WorkersRunner) else None
+
+    def resized(self, record: JobRecord) -> WorkersRunner | None:
+        """Return the runner of a job that has been asked to change since this process began."""
+        runner = self._runners.get(record.job.id)
+        return runner if isinstance(runner, WorkersRunner) else None
+
+    def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
+        """Start the processes of ranks that a running job has got."""
+        runner = self.workers(record)
+        if runner is None:
+            return
+        try:
+            self._send(runner.grow(self._application(record), ranks))
+        except OSError as error:
+            self._cannot_launch(f"{record.job.id}:{min(ranks)}", str(error))
+
+    def order(self, orders: Iterable[Order]) -> None:
+        """Have agents start or signal processes; what cannot be told now is told when they register again."""
+        for one in orders:
+            if isinstance(one, AddressedLaunch):
+                self._send([one])
+            else:
+                self._signal(one.placeholder, one.signal)
 
     def _reread(self, job_id: JobId, runner: Runner) -> None:
         """Give a runner that was made anew after a restart what the application's launcher had printed before."""

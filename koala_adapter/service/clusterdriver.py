@@ -66,8 +66,12 @@ class DriverContext:
     name_prefix: str
     user: str
     """Whose jobs are ours."""
+    others_matter: Callable[[ClusterName], bool] = lambda _: False
+    """Whether it matters which jobs of others wait on a cluster."""
     holding: Callable[[], bool] = lambda: False
     """Whether events wait: then what a listing shows would be judged by a state that is not what is known."""
+    busy: Callable[[], bool] = lambda: True
+    """Whether a job of ours is unfinished."""
 
 
 def make_lrm(
@@ -124,6 +128,8 @@ class ClusterDriver:
             clock=context.clock,
             on_reading=self._examine,
             on_failure=self._unavailable,
+            others_matter=lambda: context.others_matter(self.name),
+            busy=context.busy,
         )
 
     def look_again(self) -> None:
@@ -202,7 +208,8 @@ class ClusterDriver:
             idle=reading.idle,
             ours=reading.ours,
             jobs=reading.jobs,
-            tells_holders=capabilities.tells_holders or capabilities.tells_own_holders,
+            tells_holders=capabilities.tells_holders or (capabilities.tells_own_holders and not reading.of_all_users),
+            others_waiting=reading.others_waiting,
         )
         now = self._context.clock()
         judgement = self.judge.judge(self._context.state(), look, now=now, in_contact=self._context.in_contact)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -20,12 +20,14 @@ from pydantic import TypeAdapter
 from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.scheduler.batchnumbers import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
+from koala_adapter.service.defects import SetAside, sentences
 from koala_adapter.service.snapshots import head, restored, rows
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator
     from pathlib import Path
     from typing import Self
 
@@ -43,14 +45,18 @@ CREATE TABLE IF NOT EXISTS snapshot_rows (
 );
 CREATE TABLE IF NOT EXISTS tokens (batch TEXT PRIMARY KEY, hash TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS sessions (batch TEXT, element INTEGER, hash TEXT NOT NULL, PRIMARY KEY (batch, element));
+CREATE TABLE IF NOT EXISTS submissions (
+    batch TEXT PRIMARY KEY, submitted_at REAL NOT NULL, job TEXT NOT NULL, component TEXT NOT NULL,
+    cluster TEXT NOT NULL, count INTEGER NOT NULL
+);
 CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
     body TEXT NOT NULL, failure TEXT NOT NULL);
 """
+_NUMBER = "CAST(substr(batch, length(rtrim(batch, '0123456789')) + 1) AS INTEGER)"
+"""The number in the name of a submission."""
 ROWS_DROPPED = 10
 """Rows of snapshots that are removed at once: some milliseconds' work."""
-TOLD_FOR = 86400.0
-"""Seconds for which the operator is told of an event that was set aside."""
 MOST_SET_ASIDE = 1000
 """Events that the scheduler failed on and that are kept, the latest ones."""
 _EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
@@ -70,7 +76,7 @@ _MAY_PASS = frozenset(
 """Results that say nothing against the file itself: the same may succeed when there is room, or somebody lets us."""
 
 
-_RULES_ADDED = ("reorganize", "out_of_step")
+_RULES_ADDED = ("reorganize", "out_of_step", "growth_ends_with_job")
 """Parameters that turn on what earlier versions did not do, in the order in which they came."""
 
 
@@ -87,35 +93,6 @@ def _as_decided(body: str) -> str:
         for rule in _RULES_ADDED:
             parameters.setdefault(rule, False)
     return json.dumps(found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetAside:
-    """An event on which the scheduler failed, and which it therefore goes on without."""
-
-    number: int
-    time: float
-    """By the service clock."""
-    event_type: str
-    event: str
-    """The event itself, as JSON."""
-    failure: str
-    """The traceback."""
-
-    @property
-    def summary(self) -> str:
-        """The last line of the traceback: what went wrong."""
-        return self.failure.strip().rpartition("\n")[2]
-
-    def sentence(self, now: float) -> str:
-        """Say it to an operator, at a time of the service clock."""
-        what, ago = f"event {self.number} ({self.event_type})", max(0.0, now - self.time) / 60
-        return f"a defect of koala: {what} was set aside {ago:.0f} min ago: {self.summary}"
-
-
-def sentences(set_aside: Iterable[SetAside], now: float) -> list[str]:
-    """Return what an operator is to be told, at a time of the service clock, of the events set aside of late."""
-    return [one.sentence(now) for one in set_aside if now - one.time <= TOLD_FOR]
 
 
 class Journal:
@@ -207,8 +184,12 @@ class Journal:
             raise JournalError(f"{self.path}: snapshot {row[0]} cannot be read: {error}") from error
         return state, self._events_after(0 if row is None else row[0])
 
+    def _has(self, table: str) -> bool:
+        """Tell whether there is a table: not when it is only read, as a version left it that did not know of it."""
+        return self._execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone() is not None
+
     def _snapshot_rows(self, number: int) -> list[tuple[str, str]]:
-        if not self._execute("SELECT 1 FROM sqlite_master WHERE name = 'snapshot_rows'").fetchone():
+        if not self._has("snapshot_rows"):
             return []  # opened read-only, as version 0.1 left it
         found = self._execute("SELECT part, body FROM snapshot_rows WHERE number = ? ORDER BY row", (number,))
         return [(str(part), str(body)) for part, body in found]
@@ -241,9 +222,38 @@ class Journal:
             self._execute(f"DELETE FROM set_aside WHERE number IN ({oldest}) AND NOT {kept}", (MOST_SET_ASIDE,))  # noqa: S608 - constants
         self._left_out.add(number)
 
+    def note_batch(self, batch: NumberedBatch) -> None:
+        """Keep which submission has a name; who only reads does not. Raises JournalBlockedError."""
+        if not self._read_only:
+            contents = (batch.key, *batch.contents)
+            self._execute("INSERT OR REPLACE INTO submissions VALUES (?, ?, ?, ?, ?, ?)", contents)
+
+    def batches(self) -> list[NumberedBatch]:
+        """Return the submissions made since the latest snapshot, in the order of their numbers."""
+        if not self._has("submissions"):
+            return []
+        rows = self._execute("SELECT batch, submitted_at, job, component, cluster, count FROM submissions")
+        found = [
+            NumberedBatch(key=key, submitted_at=at, job_id=job, component=component, cluster=cluster, count=count)
+            for key, at, job, component, cluster, count in rows
+        ]
+        return sorted(found, key=lambda batch: batch_number(batch.key))
+
+    def largest_batch_number(self) -> int:
+        """Return the largest number in the name of a submission that is noted or has secrets, or that an event names.
+
+        Earlier versions did not note any.
+        """
+        instance = re.escape(self.value("instance") or "")
+        named = re.compile(f'"(koala-{instance}-[0-9]+)"')
+        keys = {*self.batches_with_secrets(), *(batch.key for batch in self.batches())}
+        for (body,) in self._execute("SELECT body FROM events WHERE type LIKE 'Batch%' OR type LIKE 'Placeholder%'"):
+            keys.update(map(BatchKey, named.findall(body)))
+        return max(map(batch_number, keys), default=0)
+
     def events_set_aside(self) -> list[SetAside]:
         """Return the events on which the scheduler failed, oldest first."""
-        if self._execute("SELECT 1 FROM sqlite_master WHERE name = 'set_aside'").fetchone() is None:
+        if not self._has("set_aside"):
             return []  # read only, and written by a version that did not know of any
         rows = self._execute("SELECT number, time, type, body, failure FROM set_aside ORDER BY number")
         return [
@@ -269,6 +279,7 @@ class Journal:
             self._execute("INSERT INTO snapshots (number, body) VALUES (?, ?)", (number, head(state)))
             self._execute("DELETE FROM snapshots WHERE number < ?", (number,))
             self._execute("DELETE FROM events WHERE number <= ?", (number,))
+            self._execute(f"DELETE FROM submissions WHERE {_NUMBER} <= ?", (state.batches_made,))  # noqa: S608 - a constant
             self._execute("COMMIT")
         except JournalError:
             # What is appended from now on must not be part of a transaction that nobody ends.

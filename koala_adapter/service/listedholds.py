@@ -21,7 +21,7 @@ def new_holds(
 ) -> HoldsSeen | None:
     """Return what a listing shows of holds; None when that is known already.
 
-    ``told``: the listing tells whose holds they are.
+    ``told``: the listing tells whose holds they are; else what was told before still holds.
     """
     held = {job.id: job for job in listing if job.state is LrmJobState.HELD and end_reason(job) is None}
     waiting = [p for p in state.placeholders.on(cluster).values() if p.waiting]
@@ -29,7 +29,7 @@ def new_holds(
     seen = tuple(
         Hold(
             placeholder=one.id,
-            holder=job.hold if told else None,
+            holder=job.hold if told else one.holder,
             reason="" if job.reason == job.state.value else job.reason,
         )
         for one, job in found

@@ -42,6 +42,8 @@ class ClusterObservation:
     """Jobs with names of ours that are not certainly another user's."""
     tells_holders: bool = False
     """Whether they tell whose holds they are in."""
+    others_waiting: tuple[int, ...] = ()
+    """Processors that each waiting job of others asks for, as far as that was looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class ListingJudge:
         self._user = user
         self._begun_at = begun_at
         self._reconciler = Reconciler(cluster=cluster, user=user)
-        self._told: tuple[int, int, int] | None = None
+        self._told: tuple[int, int, int, tuple[int, ...]] | None = None
         self._told_at = 0.0
         self._under_way: set[BatchKey] = set()
         self._not_cancelled: set[LrmJobId] = set()
@@ -135,13 +137,22 @@ class ListingJudge:
         return ClusterUnavailable(time=now, cluster=self._cluster, reason=reason)
 
     def _counts(self, state: State, look: ClusterObservation, now: float) -> list[Event]:
-        counts = (look.processors, look.idle, look.ours)
+        counts = (look.processors, look.idle, look.ours, look.others_waiting)
         known = state.clusters.get(self._cluster)
         back = known is not None and known.unavailable is not None
         if counts == self._told and not back and now - self._told_at <= REPEAT_POLLED:
             return []
         self._told, self._told_at = counts, now
-        return [ClusterPolled(time=now, cluster=self._cluster, processors=counts[0], idle=counts[1], ours=counts[2])]
+        return [
+            ClusterPolled(
+                time=now,
+                cluster=self._cluster,
+                processors=look.processors,
+                idle=look.idle,
+                ours=look.ours,
+                others_waiting=look.others_waiting,
+            )
+        ]
 
     def _settled(self, batch: BatchRecord, now: float) -> bool:
         since = max(batch.submitted_at, self._begun_at)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from koala_adapter.driver.fixedsize import FixedSizeApplications
 from koala_adapter.errors import KoalaError
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
@@ -26,12 +25,13 @@ if TYPE_CHECKING:
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.service.journal import Journal
     from koala_adapter.service.reception import Reception
+    from koala_adapter.service.resizing import Resizing
     from koala_adapter.service.scriptmaker import ScriptMaker
 
 log = structlog.get_logger()
 
 
-class LiveEffector(FixedSizeApplications):
+class LiveEffector:
     """Does what the scheduler of a service wants done."""
 
     def __init__(  # noqa: PLR0913 - all parts of a service that something can be wanted of
@@ -45,17 +45,20 @@ class LiveEffector(FixedSizeApplications):
         clusters: Mapping[ClusterName, ClusterDriver],
         reception: Reception,
         applications: Applications,
+        resizing: Resizing,
         archive: Archive,
         scripts: Callable[[], ScriptMaker | None],
     ) -> None:
         """``directory``: of the service's state. ``scripts``: None before the control center listens."""
-        super().__init__(report=report, clock=clock)
+        self._report = report
+        self._clock = clock
         self._directory = directory
         self._journal = journal
         self._state = state
         self._clusters = clusters
         self._reception = reception
         self._applications = applications
+        self._resizing = resizing
         self._archive = archive
         self._scripts = scripts
         self.with_secrets: set[BatchKey] = set(journal.batches_with_secrets())
@@ -126,11 +129,35 @@ class LiveEffector(FixedSizeApplications):
         """See Effector."""
         self._applications.launch(action.job_id)
 
+    def offer_processors(self, action: act.OfferProcessors) -> None:
+        """See Effector."""
+        self._resizing.offer(action)
+
+    def request_processors(self, action: act.RequestProcessors) -> None:
+        """See Effector."""
+        self._resizing.request(action)
+
+    def take_processors(self, action: act.TakeProcessors) -> None:
+        """See Effector."""
+        self._resizing.take(action)
+
+    def withdraw_offer(self, action: act.WithdrawOffer) -> None:
+        """See Effector. Workers are not told of an offer before they are started, so there is nothing to undo."""
+        log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
+
+    def grant_processors(self, action: act.GrantProcessors) -> None:
+        """See Effector. What is granted comes by itself."""
+        log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
+
     def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
+
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector."""
+        log.error("a policy of this site is at fault", reason=action.reason)
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""

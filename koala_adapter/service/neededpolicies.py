@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from koala_adapter.driver.recovery import EventStore
+    from koala_adapter.scheduler.batchnumbers import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import State
@@ -59,3 +60,15 @@ class WithPolicies:
     def set_aside(self, number: int, event: Event, failure: str) -> None:
         """Leave an event out from now on."""
         self._store.set_aside(number, event, failure)
+
+    def note_batch(self, batch: NumberedBatch) -> None:
+        """Keep which submission has a name."""
+        self._store.note_batch(batch)
+
+    def batches(self) -> list[NumberedBatch]:
+        """Return the submissions that were noted."""
+        return self._store.batches()
+
+    def largest_batch_number(self) -> int:
+        """Return the largest number in the name of a submission."""
+        return self._store.largest_batch_number()

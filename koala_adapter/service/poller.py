@@ -8,6 +8,7 @@ submissions would have to wait for the bound of requests.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import anyio
 import structlog
 
 from koala_adapter.batchsystem.listing import Listing, answering, read_listing
+from koala_adapter.batchsystem.waitingjobs import processors_wanted
 from koala_adapter.batchsystem.watcher import Watcher
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import LrmError, LrmUnavailableError
@@ -39,6 +41,11 @@ log = structlog.get_logger()
 class ClusterReading(Listing):
     """One poll of a cluster: of its jobs only those with names of ours that are not certainly another user's."""
 
+    of_all_users: bool = False
+    """Whether the jobs of all users were listed for it."""
+    others_waiting: tuple[int, ...] = ()
+    """Then: the processors that each waiting job of others asks for, in the order of their queue."""
+
     @property
     def ours(self) -> int:
         """Processors our placeholders occupy."""
@@ -48,7 +55,7 @@ class ClusterReading(Listing):
 class Poller:
     """Reads one cluster at intervals and hands each reading, or the reason why there is none, to its owner."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it asks and tells
         self,
         config: ClusterConfig,
         lrm: Lrm,
@@ -58,10 +65,14 @@ class Poller:
         clock: Callable[[], float],
         on_reading: Callable[[ClusterReading], bool],
         on_failure: Callable[[str], None],
+        others_matter: Callable[[], bool] = lambda: False,
+        busy: Callable[[], bool] = lambda: True,
     ) -> None:
         """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time.
 
         ``name_prefix`` and ``user``: what our jobs are called there, and whose they are.
+        ``others_matter`` tells whether the next poll is to show which jobs of others wait: it lists those of all users.
+        ``busy`` tells whether a job of ours is unfinished: it is polled less often while none is.
         """
         self._config = config
         self._lrm = lrm
@@ -70,11 +81,11 @@ class Poller:
         self._clock = clock
         self._on_reading = on_reading
         self._on_failure = on_failure
+        self._others_matter = others_matter
+        self._busy = busy
         self._wanted = anyio.Event()
         self.breaker = CircuitBreaker(pause=config.poll_interval)
         self._watcher = Watcher(self._read, breaker=self.breaker, on_trouble=self._note_trouble)
-        self.active = True
-        """False while no job of ours is unfinished."""
         self.latest: ClusterReading | None = None
 
     @property
@@ -99,7 +110,7 @@ class Poller:
             now = anyio.current_time()
             await anyio.sleep(self.restless_interval)
             if not restless:
-                interval = self._config.poll_interval * (1 if self.active else IDLE_FACTOR)
+                interval = self._config.poll_interval * (1 if self._busy() else IDLE_FACTOR)
                 with anyio.move_on_after(max(0.0, now + interval - anyio.current_time())):
                     await self._wanted.wait()
             self._wanted = anyio.Event()
@@ -123,15 +134,21 @@ class Poller:
 
     async def _read(self) -> ClusterReading:
         return await read_cluster(
-            self._config, self._lrm, name_prefix=self._prefix, user=self._user, read_at=self._clock()
+            self._config,
+            self._lrm,
+            name_prefix=self._prefix,
+            user=self._user,
+            read_at=self._clock(),
+            others=self._lrm.capabilities.lists_others and self._others_matter(),
         )
 
 
 async def read_cluster(
-    config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float
+    config: ClusterConfig, lrm: Lrm, *, name_prefix: str, user: str, read_at: float, others: bool = False
 ) -> ClusterReading:
-    """Read the jobs of a user with names of ours, then nodes. Raises LrmError."""
-    listing = await read_listing(lrm, cluster=config.name, read_at=read_at, name_prefix=name_prefix)
+    """Read the jobs of a user with names of ours, then nodes; with ``others`` what others wait for. Raises LrmError."""
+    prefix = "" if others else name_prefix
+    listing = await read_listing(lrm, cluster=config.name, read_at=read_at, name_prefix=prefix)
     queue, nodes = config.queue, listing.nodes
     if queue is not None:
         nodes = tuple(node for node in nodes if not node.queues or queue in node.queues)
@@ -139,4 +156,7 @@ async def read_cluster(
             raise LrmUnavailableError(f"no node serves queue {queue!r}", hint="check `queue` in the site file")
     with answering(config.name):
         jobs = possibly_ours(listing.jobs, user=user, name_prefix=name_prefix)
-    return ClusterReading(read_at=read_at, nodes=nodes, jobs=jobs)
+        ours = {job.id for job in jobs}
+        foreign = (job for job in listing.jobs if job.id not in ours) if others else ()
+        waiting = processors_wanted(foreign, nodes, time_of_day=time.time())
+    return ClusterReading(read_at=read_at, nodes=nodes, jobs=jobs, of_all_users=others, others_waiting=waiting)

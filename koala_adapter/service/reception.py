@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.service.journal import Journal
-    from koala_adapter.vjm.channel import Launch
+    from koala_adapter.vjm.channel import Launch, Signal
 
 RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
@@ -82,6 +82,7 @@ class Reception:
             output_path=applications.output_path,
             on_output=self._on_output,
             on_unwritten=self._on_unwritten,
+            on_written=self._on_written,
             results=applications.results,
             on_rejected=self._on_rejected,
             lease=site.parameters.lease,
@@ -106,6 +107,14 @@ class Reception:
     def launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
         """Send an order to start a task. False when the agent is not connected. Raises ProtocolError."""
         return self._center.launch(placeholder, launch)
+
+    def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
+        """Have an agent come back and tell again what it knows, if it is connected."""
+        self._center.disconnect(placeholder, reason)
+
+    def signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
+        """Send a signal to a task. False when the agent is not connected."""
+        return self._center.signal(placeholder, signal)
 
     def disconnect_all(self, reason: str) -> None:
         """Have all agents come back and tell again what they know."""
@@ -174,6 +183,10 @@ class Reception:
     def _on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
         if self._applications.unwritten.note(task, stream, file, why):
             self._tell()
+
+    def _on_written(self, task: str, stream: str) -> None:
+        self._applications.unwritten.written(task, stream)
+        self._tell()
 
     def _on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
         self._applications.output(task, stream, offset, data)

@@ -15,7 +15,7 @@ import anyio
 import structlog
 
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.recovery import doubts, rebuilt
+from koala_adapter.driver.recovery import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import JobId
@@ -25,28 +25,30 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
+from koala_adapter.service.askingagain import AskingAgain
 from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, make_lrm
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.reception import Reception
+from koala_adapter.service.resizing import Resizing, resizable
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.host.clock import HostClocks
-    from koala_adapter.model import Job, PlaceholderId
+    from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
-    from koala_adapter.vjm.channel import Launch
+    from koala_adapter.vjm.channel import Launch, Signal
 
 FIRST_ANSWERS = 2.0
 """Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others
@@ -86,8 +88,10 @@ class Service:
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
         self.applications = self._new_applications()
+        self.resizing = Resizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
+        self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
         self.archive = Archive(
             self.journal,
             state=lambda: self.state,
@@ -104,7 +108,6 @@ class Service:
             clock=self.clock,
             clusters=self.clusters,
             effector=self._effector,
-            busy=lambda: self.busy,
             changed=lambda: self.changed,
             tell=self.settled,
         )
@@ -122,6 +125,7 @@ class Service:
             clock=self.now,
             report=self.post,
             launch=self._launch,
+            signal=self._signal,
             store=store,
         )
 
@@ -132,14 +136,22 @@ class Service:
             clock=self.now,
             report=self.post,
             in_contact=self._in_contact,
+            others_matter=self._others_matter,
             holding=lambda: self._loop.holding,
+            busy=lambda: self.busy,
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
         return ClusterDriver(config, lrm, commands, surroundings)
 
+    def _others_matter(self, cluster: ClusterName) -> bool:
+        return self.scheduler.shrinks_for_others(cluster)
+
     def _launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
         return self.reception.launch(placeholder, launch)
+
+    def _signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
+        return self.reception.signal(placeholder, signal)
 
     def _in_contact(self, placeholder: PlaceholderId) -> bool:
         return self.reception.in_contact(placeholder)
@@ -167,6 +179,7 @@ class Service:
             clusters=self.clusters,
             reception=self.reception,
             applications=self.applications,
+            resizing=self.resizing,
             archive=self.archive,
             scripts=lambda: self._scripts,
         )
@@ -226,10 +239,13 @@ class Service:
         """See LoopOwner."""
         self._upkeep.snapshot_begun()
 
-    def state_rebuilt(self) -> None:
-        """Doubt what only this process knew, as after a restart; the agents come back and tell all they know."""
-        self.reception.disconnect_all("an event was set aside: tell again how things stand")
-        self._doubt("an event was set aside")
+    def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
+        """Have told again what is not known any more; as after a restart, if the state is another one than it was."""
+        if len(set_aside) > 1:
+            self.reception.disconnect_all("events were set aside: tell again how things stand")
+        else:
+            self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
+        self._doubt("an event was set aside", in_contact=self._in_contact)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
@@ -268,7 +284,6 @@ class Service:
             self.applications.forget(job.id)
             raise
         for driver in self.clusters.values():
-            driver.poller.active = True
             driver.poller.poll_soon()
         return job.id
 
@@ -287,6 +302,17 @@ class Service:
         """
         record = self.scheduler.job(job_id)
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
+
+    def resize(self, job_id: str, component: str, processors: int) -> None:
+        """Have a component of a malleable job brought to a size, as far as processors can be had.
+
+        ``component``: empty for the only one that can change. Raises JobNotFoundError; JobRefusedError for a size that
+        the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
+        """
+        record = self.scheduler.job(job_id)
+        found = resizable(record, component, processors)
+        wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
+        self._loop.enter(wanted)
 
     @property
     def _scripts(self) -> ScriptMaker | None:
@@ -328,9 +354,12 @@ class Service:
                 await self.reception.open(tasks)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
+                self.resizing.resume()
                 await self._start_clusters(tasks)
                 tasks.start_soon(self._stop_when_failed)
+                tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
+                tasks.start_soon(self.resizing.run)
                 task_status.started()
         finally:
             self.journal.close()
@@ -358,9 +387,9 @@ class Service:
         if untried:
             log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
 
-    def _doubt(self, why: str) -> None:
+    def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}
-        for event in doubts(self.state, now=self.now(), why=why, under_way=under_way):
+        for event in doubts(self.state, now=self.now(), why=why, under_way=under_way, in_contact=in_contact):
             self.post(event)
 
     async def _stop_when_failed(self) -> None:

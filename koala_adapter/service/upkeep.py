@@ -38,7 +38,7 @@ log = structlog.get_logger()
 class Upkeep:
     """Looks after the loop, the journal and the clusters of a service."""
 
-    def __init__(  # noqa: PLR0913 - all that it looks after
+    def __init__(
         self,
         directory: Path,
         *,
@@ -47,11 +47,10 @@ class Upkeep:
         clock: ServiceClock,
         clusters: Mapping[ClusterName, ClusterDriver],
         effector: LiveEffector,
-        busy: Callable[[], bool],
         changed: Callable[[], anyio.Event],
         tell: Callable[[], None],
     ) -> None:
-        """``directory``: of the service's state. ``busy``: whether anything is unfinished.
+        """``directory``: of the service's state.
 
         ``changed``: what is set at the next change; ``tell``: something has changed.
         """
@@ -61,7 +60,6 @@ class Upkeep:
         self._clock = clock
         self._clusters = clusters
         self._effector = effector
-        self._busy = busy
         self._changed = changed
         self._tell = tell
         self._halted = anyio.Event()
@@ -127,12 +125,9 @@ class Upkeep:
                 await changed.wait()
 
     async def _tidy(self) -> None:
-        """Poll less while nothing is unfinished; drop the secrets of submissions that are over."""
+        """Drop the secrets of submissions that are over."""
         while True:
             await self._changed().wait()
-            active = self._busy()
-            for driver in self._clusters.values():
-                driver.poller.active = active
             if len(self._effector.with_secrets) > len(self._loop.scheduler.state.batches) and not self._loop.trouble:
                 with suppress(JournalBlockedError):  # at the next change
                     self._forget_secrets()

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from math import log
 from typing import TYPE_CHECKING
 
-from koala_adapter.simulation.acceptance import AnySize, PowerOfTwo
+from koala_adapter.dynaco.decide import AnySize, PowerOfTwo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from koala_adapter.simulation.acceptance import AcceptanceRule
+    from koala_adapter.dynaco.decide import AcceptanceRule
 
 
 class SpeedUp(ABC):

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.malleable.approaches import Approach
-    from koala_adapter.scheduler.malleable.jobmanagement import Need
+    from koala_adapter.scheduler.malleable.jobmanagement import Need, ShrunkFor
     from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
     from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.simulation.counted_placement import CountedPlacement
-    from koala_adapter.simulation.resizing import Resizing
+    from koala_adapter.simulation.counted_resizing import CountedResizing
     from koala_adapter.simulation.simulated_cluster import Part, SimulatedCluster
     from koala_adapter.simulation.simulated_jobs import SimulatedJob
     from koala_adapter.simulation.waiting_line import Lane, WaitingLine
@@ -36,7 +36,7 @@ class CountedClusters:
         malleability: MalleabilityPolicy,
         placing: CountedPlacement,
         waiting: WaitingLine,
-        resizing: Resizing,
+        resizing: CountedResizing,
         start: Callable[[SimulatedJob, Sequence[PlacedComponent]], bool],
         released: Callable[[SimulatedCluster], None],
     ) -> None:
@@ -124,8 +124,8 @@ class CountedClusters:
         """Tell whether the one policy of all clusters does."""
         return self._malleability.rebalances
 
-    def short_of_processors(self) -> Iterable[tuple[SimulatedCluster, int]]:
-        """Return nothing: jobs are only placed where they start at once."""
+    def short_of_processors(self) -> Iterable[tuple[SimulatedCluster, int, ShrunkFor]]:
+        """Return nothing: jobs, also those of others, only come where they start at once."""
         return ()
 
     def jobs_wait(self) -> bool:
@@ -171,7 +171,7 @@ class CountedClusters:
         cluster.unwanted = free
         return False
 
-    def shrink(self, cluster: SimulatedCluster, value: int, *, for_head: bool) -> None:  # noqa: ARG002 - always so
+    def shrink(self, cluster: SimulatedCluster, value: int, shrunk_for: ShrunkFor) -> None:  # noqa: ARG002 - for the head
         """Do a whole step, and let others have what it frees."""
         before = cluster.free
         step = Step(direction=Direction.SHRINK, remaining=value)

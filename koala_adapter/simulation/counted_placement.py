@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName, Component
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.malleable.jobmanagement import Need
-from koala_adapter.scheduler.placement.ownpolicies import POLICIES
+from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, Placed, infeasibility
 from koala_adapter.scheduler.placement.worstfit import WorstFit
 from koala_adapter.simulation.waiting_line import Lane
@@ -19,6 +20,7 @@ from koala_adapter.simulation.waiting_line import Lane
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.placement.policy import PlacedComponent
     from koala_adapter.simulation.simulated_cluster import SimulatedCluster
     from koala_adapter.simulation.simulated_jobs import SimulatedJob
@@ -30,8 +32,9 @@ ALONE = "job"
 class CountedPlacement:
     """The placement policies and what they are asked."""
 
-    def __init__(self, clusters: Sequence[SimulatedCluster]) -> None:
-        """Ask about these clusters, whose indices are their places in the sequence."""
+    def __init__(self, clusters: Sequence[SimulatedCluster], policies: Policies = OWN) -> None:
+        """Ask about these clusters, whose indices are their places in the sequence. ``policies``: those there are."""
+        self._policies = {name: policies.placement_policy(name, Parameters()) for name in policies.placement_names}
         self._clusters = clusters
         self._by_name = {cluster.name: cluster for cluster in clusters}
         self._worst_fit: dict[tuple[int, int], Sequence[PlacedComponent]] = {}
@@ -65,12 +68,12 @@ class CountedPlacement:
             if known is not None:
                 return known
             best = self._clusters[index]
-            result = POLICIES[lane.placement].place(requests, {best.name: _view(best, most)})
+            result = self._policies[lane.placement].place(requests, {best.name: _view(best, most)})
             if isinstance(result, Placed):
                 self._worst_fit[lane.least, index] = result.components
         else:
             views = {cluster.name: _view(cluster, cluster.free) for cluster in self._clusters}
-            result = POLICIES[lane.placement].place(requests, views)
+            result = self._policies[lane.placement].place(requests, views)
         return result.components if isinstance(result, Placed) else None
 
     def needs(self, lane: Lane) -> Iterator[Need[SimulatedCluster]]:
@@ -91,10 +94,10 @@ class CountedPlacement:
         """Return what the jobs of a lane ask of their policy, and why they can never be placed (None: they can)."""
         found = self._requests.get(lane)
         if found is None:
-            if lane.placement not in POLICIES:
-                return (), f"there is no placement policy {lane.placement}; there is {', '.join(POLICIES)}"
+            if lane.placement not in self._policies:
+                return (), f"there is no placement policy {lane.placement}; there is {', '.join(self._policies)}"
             alone = Component(name=ALONE, command=(), minimum=lane.least, maximum=lane.least)
-            splits = POLICIES[lane.placement].splits
+            splits = self._policies[lane.placement].splits
             requests = [
                 ComponentRequest(component=component, walltime=0, splittable=splits and component.flexible)
                 for component in lane.components or (alone,)

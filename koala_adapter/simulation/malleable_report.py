@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.simulation.confidence import difference, estimate
-from koala_adapter.simulation.experiments.framework import Figure, Finding, Series, Setting, Table
+from koala_adapter.simulation.experiments.framework import ALSO_POLICIES, Figure, Finding, Series, Setting, Table
 from koala_adapter.simulation.malleable_runs import BINS, RIGID, Case, Conditions, Record, run_case, time_axis
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ CDF_POINTS = 400
 HIDDEN = "A line that cannot be seen lies under that of the other policy with the same workload."
 
 SETTINGS = (
+    ALSO_POLICIES,
     Setting(name="background", default="0", meaning="share of each cluster that local users ask for, 0 to 0.95"),
     Setting(name="threshold", default="0", meaning="processors of each cluster left to local users, 0 to 30"),
     Setting(name="delay", default="0", meaning="seconds until placeholders are held, 0 to 3600"),
@@ -107,6 +108,12 @@ class Records:
     def __init__(self, options: Options, approach: Approach, workloads: Sequence[str]) -> None:
         """Run everything: the paper's combinations in detail, baselines, rigid jobs, and other conditions."""
         self.workloads = workloads
+        self.policies = (
+            *POLICIES,
+            *BASELINES,
+            *options.also(options.policies.malleability_names, (*POLICIES, *BASELINES)),
+        )
+        """All that are compared under the conditions that are set."""
         conditions = conditions_of(options)
         cases = [
             Case(
@@ -116,9 +123,10 @@ class Records:
                 seed=seed,
                 conditions=where,
                 detailed=where is conditions and policy in POLICIES,
+                policies=options.policies,
             )
             for where in (conditions, *OTHER_CONDITIONS)
-            for policy in ((*POLICIES, *BASELINES, RIGID) if where is conditions else POLICIES)
+            for policy in ((*self.policies, RIGID) if where is conditions else POLICIES)
             for workload in workloads
             for seed in options.all_seeds
         ]
@@ -236,9 +244,9 @@ def tables(records: Records) -> list[Table]:
         ("messages", "messages"),
     )
     rows = [
-        [NAMES[policy], workload, *(show(records.estimate(policy, workload, what)) for what, _ in columns)]
+        [NAMES.get(policy, policy), workload, *(show(records.estimate(policy, workload, what)) for what, _ in columns)]
         for workload in records.workloads
-        for policy in (*POLICIES, *BASELINES, RIGID)
+        for policy in (*records.policies, RIGID)
     ]
     headings = ["policy", "workload", *(heading for _, heading in columns)]
     caption = (

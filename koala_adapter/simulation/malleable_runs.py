@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.simulation.application_models import ReconfigurationCost
 from koala_adapter.simulation.koala_workloads import JOBS, WORKLOADS, koala_workload
@@ -54,6 +55,8 @@ class Case:
     conditions: Conditions = field(default_factory=Conditions)
     detailed: bool = False
     """Whether the values of all jobs and the timelines are wanted."""
+    policies: Policies = OWN
+    """Those that there are."""
 
     @property
     def combination(self) -> str:
@@ -105,6 +108,7 @@ def run_case(case: Case) -> Record:
         poll_interval=where.poll,
         placeholder_delay=where.delay,
         seed=case.seed,
+        policies=case.policies,
     )
     outcome = simulate(platform, jobs, settings)
     if len(outcome.jobs) < len(jobs):

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import SimulationError
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
-from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.simulation.background_load import local_users, outages
 from koala_adapter.simulation.counted_clusters import CountedClusters
 from koala_adapter.simulation.counted_placement import CountedPlacement, lane_of
+from koala_adapter.simulation.counted_resizing import CountedResizing
 from koala_adapter.simulation.engine import Engine
-from koala_adapter.simulation.resizing import Resizing
 from koala_adapter.simulation.simulated_cluster import BackgroundActivity, Part, Run, SimulatedCluster
 from koala_adapter.simulation.simulated_jobs import Outcome
 from koala_adapter.simulation.waiting_line import WaitingLine
@@ -54,11 +54,13 @@ class Settings:
     """Of local users and failures."""
     timeline: bool = True
     """Whether used processors and messages are recorded over time."""
+    policies: Policies = OWN
+    """Those that jobs and ``malleability`` may name."""
 
     def __post_init__(self) -> None:
         """Raises SimulationError for an unknown malleability policy."""
-        if self.malleability not in MALLEABILITY_POLICIES:
-            hint = f"there is {', '.join(MALLEABILITY_POLICIES)}"
+        if self.malleability not in self.policies.malleability_names:
+            hint = f"there is {', '.join(self.policies.malleability_names)}"
             raise SimulationError(f"there is no malleability policy {self.malleability}", hint=hint)
 
 
@@ -81,15 +83,17 @@ class Multicluster:
         self._arriving = next(self._workload, None)
         self._on_end = on_end or self.outcome.jobs.append
         self._engine = Engine()
-        self._resizing = Resizing(self._engine, placeholder_delay=settings.placeholder_delay, released=self._released)
+        self._resizing = CountedResizing(
+            self._engine, placeholder_delay=settings.placeholder_delay, released=self._released
+        )
         self._waiting = WaitingLine()
         self._live: dict[int, Run] = {}
         self._ends: list[tuple[float, int, int, Run]] = []
-        self._placing = CountedPlacement(self.clusters)
+        self._placing = CountedPlacement(self.clusters, settings.policies)
         self._frees = self._placing.frees
         self._sites = CountedClusters(
             approach=settings.approach,
-            malleability=MALLEABILITY_POLICIES[settings.malleability],
+            malleability=settings.policies.malleability_policy(settings.malleability),
             placing=self._placing,
             waiting=self._waiting,
             resizing=self._resizing,

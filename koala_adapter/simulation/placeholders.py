@@ -20,6 +20,7 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.model import EndReason, JobId, LrmJobId, PlaceholderId, TaskEnd
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.simulation.simulated_batch_system import QueuedJob
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName, Job
     from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import JobRecord, State
@@ -94,7 +96,7 @@ class Milestones:
 class SimulatedService(FixedSizeApplications):
     """One user's service in virtual time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a service and its world consist of
         self,
         engine: Engine,
         systems: Sequence[BatchSystem],
@@ -105,6 +107,7 @@ class SimulatedService(FixedSizeApplications):
         user: str = "user",
         delays: Delays | None = None,
         seed: int = 0,
+        policies: Policies = OWN,
     ) -> None:
         """``run_seconds``: how long a job's ranks run, asked at its launch."""
         super().__init__(report=self._post, clock=lambda: engine.now)
@@ -124,7 +127,8 @@ class SimulatedService(FixedSizeApplications):
         """Placeholders that started since the last poll."""
         self._polled: dict[ClusterName, tuple[int, int, int]] = {}
         self._wakeup: float | None = None
-        self._loop = EventLoop(Scheduler(), self._store, self, self, make=Scheduler)
+        make = partial(Scheduler, policies=policies)
+        self._loop = EventLoop(make(), self._store, self, self, make=make)
         self._post(ev.Configured(time=engine.now, parameters=parameters, clusters=tuple(clusters)))
         for name in self.systems:
             self._poll(name)
@@ -169,16 +173,17 @@ class SimulatedService(FixedSizeApplications):
             self.engine.at(wakeup, partial(self._wake, wakeup))
 
     def halted(self) -> None:
-        """See Owner: what is kept in memory can always be written."""
+        """See LoopOwner: what is kept in memory can always be written."""
 
     def snapshot_begun(self) -> None:
-        """See Owner: nobody else waits for anything here."""
+        """See LoopOwner: nobody else waits for anything here."""
         while self._loop.write_snapshot_group():
             pass
 
-    def state_rebuilt(self) -> None:
-        """See Owner: a simulation on which the scheduler fails is worth nothing."""
-        raise SimulationError("the scheduler failed on an event of the simulation; the log has the traceback")
+    def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
+        """See LoopOwner: a simulation on which the scheduler fails is worth nothing."""
+        kind = type(set_aside[0]).__name__
+        raise SimulationError(f"the scheduler failed on an event of the simulation ({kind}); the log has the traceback")
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
@@ -259,6 +264,10 @@ class SimulatedService(FixedSizeApplications):
         """See Effector."""
         milestones = self.jobs[action.job_id]
         milestones.ended_at, milestones.outcome = self.engine.now, action.outcome
+
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector: a simulation by a policy that cannot be followed is worth nothing."""
+        raise SimulationError(action.reason, hint="mend the policy; see docs/policies.md")
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""

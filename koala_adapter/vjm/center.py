@@ -10,10 +10,10 @@ the agent registers.
 from __future__ import annotations
 
 import ipaddress
-import os
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio.abc import SocketAttribute, SocketListener
@@ -23,8 +23,9 @@ from koala_adapter.errors import ConfigurationError, JournalBlockedError, Protoc
 from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.vjm import agentevents, channel
 from koala_adapter.vjm.admission import Admission
+from koala_adapter.vjm.agentconnection import LOST, AgentConnection
 from koala_adapter.vjm.credentials import digest, matches
-from koala_adapter.vjm.outputstore import OutputStore
+from koala_adapter.vjm.taskoutput import FILES, FIRST_RETRY, LONGEST_RETRY, OutputFiles, TaskOutput
 
 if TYPE_CHECKING:
     import ssl
@@ -49,19 +50,6 @@ SILENT_INTERVALS = 3
 """Heartbeats that may be missing before a connection is closed."""
 
 BACKLOG = 4096
-PIECE = 16 * 1024
-"""Bytes written at once: one TLS record, so that buffers of a connection never grow with the size of a message."""
-
-UNREAD = 10_000
-"""Messages that may wait for one agent to read them."""
-
-FIRST_RETRY = 0.5
-"""Seconds before output that could not be written is tried again; doubled with each try."""
-LONGEST_RETRY = 15.0
-
-
-LOST = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
-"""What reading from or writing to a peer may raise that is no fault of ours."""
 
 
 class SessionRegistry(Protocol):
@@ -74,43 +62,6 @@ class SessionRegistry(Protocol):
         """Remember the owner, durably before this returns."""
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class _Connection:
-    """A registered agent."""
-
-    placeholder: PlaceholderId
-    stream: TLSStream
-    decoder: Decoder[AgentMessage]
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    outgoing: list[bytes] = field(default_factory=list)
-    writing: bool = False
-    retrying: bool = False
-    resends: bool = False
-    """The agent understands Resend."""
-    unwritten: dict[_Stream, _Unwritten] = field(default_factory=dict)
-    """Output whose file cannot be written: what comes of it meanwhile is left to the agent, which keeps it."""
-    fault: str = ""
-    """Why ``scope`` was cancelled, when somebody did that."""
-
-    def drop(self, fault: str) -> None:
-        """End the connection."""
-        self.fault = fault
-        self.scope.cancel()
-
-
-_Stream: TypeAlias = "tuple[str, str]"
-"""Task and name of one of its output streams."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Unwritten:
-    """What is known of a stream whose file cannot be written."""
-
-    file: Path
-    piece: channel.Output | None
-    """The first piece that could not be written; None: it is now, and the agent was asked to send on from there."""
-
-
 class ResultReceiver(Protocol):
     """Where the ranks' output files go."""
 
@@ -121,7 +72,29 @@ class ResultReceiver(Protocol):
         """Keep what is said of a task's files when all that come are there. Raises OSError."""
 
 
-_Greeting: TypeAlias = "tuple[TLSStream, Decoder[AgentMessage], channel.Hello]"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peer:
+    """Somebody who has said Hello, and has proved nothing yet."""
+
+    address: str
+    stream: TLSStream
+    decoder: Decoder[AgentMessage]
+    hello: channel.Hello
+
+    @property
+    def placeholder(self) -> PlaceholderId:
+        """Whose agent it says it is."""
+        return PlaceholderId(batch=BatchKey(self.hello.batch), index=self.hello.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Agent:
+    """A registered agent."""
+
+    connection: AgentConnection
+    output: TaskOutput
+    tasks: TaskGroup
+    """Within which what could not be kept is tried again."""
 
 
 class ControlCenter:
@@ -140,6 +113,7 @@ class ControlCenter:
         on_rejected: Callable[[str, str], None] | None = None,
         on_output: Callable[[str, str, int, bytes], None] | None = None,
         on_unwritten: Callable[[str, str, Path, str], None] | None = None,
+        on_written: Callable[[str, str], None] | None = None,
         results: ResultReceiver | None = None,
     ) -> None:
         """Make a center that does nothing before ``serve``.
@@ -150,23 +124,21 @@ class ControlCenter:
         are seconds. ``on_rejected`` hears address and fault of peers that did not prove themselves: for a log only, and
         not for every one of them, since anybody can be one. ``on_output`` gets task, stream, offset and bytes of each
         piece of output once it is in its file. ``on_unwritten`` gets task, stream, file and reason when a piece cannot
-        be written: it is tried again, and ``on_output`` hears of it then. ``results`` takes output files; without it
-        they are refused.
+        be written: it is tried again, and ``on_output`` hears of it then. It also gets what is said of output files,
+        as the stream ``files``, of which ``on_written`` (task, stream) hears. ``results`` takes output files; without
+        it they are refused.
         """
         self._ssl_context = ssl_context
         self._authenticate = authenticate
         self._sessions = sessions
         self._on_event = on_event
-        self._output_path = output_path
         self._welcome = channel.Welcome(lease=lease, heartbeat=heartbeat)
         self._silence = SILENT_INTERVALS * heartbeat
         self._on_rejected = on_rejected
-        self._on_output = on_output
-        self._on_unwritten = on_unwritten
+        self._on_written = on_written
         self._results = results
-        self._output = OutputStore()
-        self._connected: dict[PlaceholderId, _Connection] = {}
-        self._tasks: TaskGroup | None = None
+        self._files = OutputFiles(path=output_path, on_output=on_output, on_unwritten=on_unwritten)
+        self._connected: dict[PlaceholderId, AgentConnection] = {}
 
     @property
     def connected(self) -> AbstractSet[PlaceholderId]:
@@ -188,11 +160,11 @@ class ControlCenter:
                 hint="choose another address or port, or port 0",
             ) from error
         admission = Admission(limit=APPLICANTS, time_limit=TIME_TO_PROVE, patience=PATIENCE)
-        async with listener, anyio.create_task_group() as self._tasks:
+        async with listener, anyio.create_task_group() as tasks:
             try:
                 for one in listener.listeners:
                     if isinstance(one, SocketListener):
-                        self._tasks.start_soon(self._accept, one, admission, self._tasks)
+                        tasks.start_soon(self._accept, one, admission, tasks)
                 task_status.started(listener.extra(SocketAttribute.local_port))
                 await anyio.sleep_forever()
             finally:
@@ -213,8 +185,14 @@ class ControlCenter:
         """Tell an agent to end: its tasks get SIGTERM, ``grace`` seconds later SIGKILL. False when not connected."""
         return self._order(placeholder, channel.Release(grace=grace))
 
+    def disconnect(self, placeholder: PlaceholderId, reason: str) -> None:
+        """End the connection of an agent, if it has one: it comes back by itself, and tells again what it knows."""
+        connection = self._connected.get(placeholder)
+        if connection is not None:
+            connection.drop(reason)
+
     def disconnect_all(self, reason: str) -> None:
-        """End all connections: the agents come back by themselves, and tell again what they know."""
+        """End all connections."""
         for connection in self._connected.values():
             connection.drop(reason)
 
@@ -227,22 +205,22 @@ class ControlCenter:
                 self._reject("", f"accept: {error.strerror or error}")
                 await anyio.sleep(0.1)
                 continue
-            tasks.start_soon(self._receive_peer, stream, admission)
+            tasks.start_soon(self._receive_peer, stream, admission, tasks)
 
-    async def _receive_peer(self, transport: SocketStream, admission: Admission) -> None:
+    async def _receive_peer(self, transport: SocketStream, admission: Admission, tasks: TaskGroup) -> None:
         async with transport:
             address = str(transport.extra(SocketAttribute.remote_address, ("", 0))[0])
-            connection = None
+            agent = None
             with admission.applicant() as scope:
-                greeting = await self._greeting(transport, address)
-                if greeting is not None:
-                    connection = await self._answer_if_possible(greeting, address)
+                peer = await self._greeted(transport, address)
+                if peer is not None:
+                    agent = await self._answer_if_possible(peer, tasks)
             if scope.cancelled_caught:
                 self._reject(address, "did not prove itself in time")
-            if connection is not None:
-                await self._follow(connection)
+            if agent is not None:
+                await self._follow(agent)
 
-    async def _greeting(self, transport: SocketStream, address: str) -> _Greeting | None:
+    async def _greeted(self, transport: SocketStream, address: str) -> _Peer | None:
         try:
             stream = await TLSStream.wrap(
                 transport, server_side=True, ssl_context=self._ssl_context, standard_compatible=False
@@ -256,220 +234,145 @@ class ControlCenter:
         if len(messages) > 1 or not isinstance(messages[0], channel.Hello):
             self._reject(address, "its first message is not a lone Hello")
             return None
-        return stream, decoder, messages[0]
+        return _Peer(address=address, stream=stream, decoder=decoder, hello=messages[0])
 
-    async def _answer_if_possible(self, greeting: _Greeting, address: str) -> _Connection | None:
+    async def _answer_if_possible(self, peer: _Peer, tasks: TaskGroup) -> _Agent | None:
         try:
-            return await self._answer(*greeting, address)
+            return await self._answer(peer, tasks)
         except JournalBlockedError as error:  # whose the placeholder is cannot be noted: the agent will ask again
-            self._reject(address, error.message)
+            self._reject(peer.address, error.message)
             return None
 
-    async def _answer(
-        self, stream: TLSStream, decoder: Decoder[AgentMessage], hello: channel.Hello, address: str
-    ) -> _Connection | None:
-        placeholder = PlaceholderId(batch=BatchKey(hello.batch), index=hello.index)
-        refusal = self._refusal(placeholder, hello, address)
+    async def _answer(self, peer: _Peer, tasks: TaskGroup) -> _Agent | None:
+        refusal = self._refusal(peer)
         if not refusal:
-            decoder.limit = channel.AGENT_LINE_LIMIT
-            connection = _Connection(placeholder=placeholder, stream=stream, decoder=decoder, resends=hello.resends)
-            return self._admit(connection, hello, address)
-        self._reject(address, f"{placeholder} on {hello.host}: {refusal}")
+            return self._admit(peer, tasks)
+        self._reject(peer.address, f"{peer.placeholder} on {peer.hello.host}: {refusal}")
         with suppress(*LOST):
-            await stream.send(channel.encode(channel.Refused(reason=refusal)))
+            await peer.stream.send(channel.encode(channel.Refused(reason=refusal)))
         return None
 
-    def _refusal(self, placeholder: PlaceholderId, hello: channel.Hello, address: str) -> str:
+    def _refusal(self, peer: _Peer) -> str:
+        hello, placeholder = peer.hello, peer.placeholder
         if hello.version != channel.VERSION:
             return f"version {hello.version} of the channel is not spoken here (but {channel.VERSION})"
         if not self._authenticate(placeholder, hello.token):
             return "not accepted"
         bound = self._sessions.bound_session(placeholder)
         if bound is not None and not matches(hello.session, bound):
-            self._on_event(agentevents.AgentRefused(placeholder=placeholder, host=hello.host, address=address))
+            refused = agentevents.AgentRefused(placeholder=placeholder, host=hello.host, address=peer.address)
+            self._on_event(refused)
             return "not accepted"
         return ""
 
-    def _admit(self, connection: _Connection, hello: channel.Hello, address: str) -> _Connection:
-        placeholder = connection.placeholder
+    def _admit(self, peer: _Peer, tasks: TaskGroup) -> _Agent:
+        placeholder, hello = peer.placeholder, peer.hello
         first = self._sessions.bound_session(placeholder) is None
         if first:
             self._sessions.bind(placeholder, digest(hello.session))
         former = self._connected.get(placeholder)
         if former is not None:  # half open: the agent knows better than we that it is dead
             former.drop("replaced by a new connection")
+        connection = AgentConnection(placeholder, peer.stream, peer.decoder, tasks)
         self._connected[placeholder] = connection
-        self._post(connection, self._welcome)
+        connection.post(self._welcome)
         self._on_event(
             agentevents.AgentRegistered(
                 placeholder=placeholder,
                 lrm_id=hello.lrm_id,
                 host=hello.host,
-                address=_address(hello.address, address),
+                address=_address(hello.address, peer.address),
                 ends_in=hello.ends_in,
                 tasks=hello.tasks,
                 first=first,
             )
         )
-        return connection
+        is_current = partial(self._is_current, connection)
+        output = TaskOutput(self._files, connection, tasks, resends=hello.resends, is_current=is_current)
+        return _Agent(connection=connection, output=output, tasks=tasks)
 
-    async def _follow(self, connection: _Connection) -> None:
-        detail = ""
+    def _is_current(self, connection: AgentConnection) -> bool:
+        return self._connected.get(connection.placeholder) is connection
+
+    async def _follow(self, agent: _Agent) -> None:
+        connection, detail = agent.connection, ""
+        placeholder = connection.placeholder
         with connection.scope as scope:
             try:
                 while True:
                     scope.deadline = anyio.current_time() + self._silence
-                    data = await self._receive(connection)
-                    for message in connection.decoder.feed(data):
-                        self._handle(connection, message)
+                    for message in await connection.receive():
+                        self._handle(agent, message)
             except ProtocolError as error:
                 detail = error.message
-        if self._connected.get(connection.placeholder) is connection:
-            del self._connected[connection.placeholder]
+        if self._is_current(connection):
+            del self._connected[placeholder]
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
             dropped = bool(connection.fault)
-            self._on_event(
-                agentevents.AgentDisconnected(placeholder=connection.placeholder, detail=detail, dropped=dropped)
-            )
+            self._on_event(agentevents.AgentDisconnected(placeholder=placeholder, detail=detail, dropped=dropped))
 
-    async def _receive(self, connection: _Connection) -> bytes:
-        try:
-            return await connection.stream.receive()
-        except anyio.EndOfStream:
-            raise ProtocolError("closed by the agent") from None
-        except LOST as error:
-            raise ProtocolError(f"connection lost: {error.__cause__ or error}") from None
-
-    def _handle(self, connection: _Connection, message: AgentMessage) -> None:
+    def _handle(self, agent: _Agent, message: AgentMessage) -> None:
+        connection, output = agent.connection, agent.output
         placeholder = connection.placeholder
         match message:
             case channel.Heartbeat():
-                self._post(connection, channel.Pong())
+                connection.post(channel.Pong())
             case channel.Output():
-                self._keep(connection, message)
+                output.keep(message)
             case channel.FilePiece():
                 refused = channel.FileAck(task=message.task, number=message.number, offset=0, refusal="not wanted here")
-                self._post(connection, self._results.take(placeholder, message) if self._results else refused)
+                connection.post(self._results.take(placeholder, message) if self._results else refused)
             case channel.TaskFiles():
-                self._conclude(connection, message)
+                self._conclude(agent, message)
             case channel.TaskStarted(task=task, pid=pid):
                 self._on_event(agentevents.AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
             case channel.Resending(task=task, stream=stream):
-                connection.unwritten.pop((task, stream), None)
+                output.resending(task, stream)
             case channel.TaskEnded():
-                self._task_ended(connection, message)
+                self._task_ended(agent, message)
             case channel.Ending(reason=reason, detail=detail):
                 self._on_event(agentevents.AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
             case channel.Hello():
                 raise ProtocolError("a second Hello")
 
-    def _task_ended(self, connection: _Connection, message: channel.TaskEnded) -> None:
-        if any(task == message.task for task, _ in connection.unwritten):
+    def _task_ended(self, agent: _Agent, ended: channel.TaskEnded) -> None:
+        if agent.output.is_behind(ended.task):
             return  # it will be told again, after the output that is still to come
-        ended = agentevents.AgentTaskEnded(placeholder=connection.placeholder, task=message.task, end=message.end)
-        self._on_event(ended)
+        placeholder = agent.connection.placeholder
+        self._on_event(agentevents.AgentTaskEnded(placeholder=placeholder, task=ended.task, end=ended.end))
 
-    def _conclude(self, connection: _Connection, files: channel.TaskFiles) -> None:
+    def _conclude(self, agent: _Agent, files: channel.TaskFiles) -> None:
+        """Keep what an agent says of a task's files, and tell it: now or later."""
+        if not self._kept(agent.connection, files):
+            agent.tasks.start_soon(self._conclude_later, agent.connection, files)
+
+    async def _conclude_later(self, connection: AgentConnection, files: channel.TaskFiles) -> None:
+        """Try again, at growing intervals, while the agent is there: by a later connection it says it itself."""
+        pause = FIRST_RETRY
+        await anyio.sleep(pause)
+        while self._is_current(connection) and not self._kept(connection, files):
+            pause = min(LONGEST_RETRY, 2 * pause)
+            await anyio.sleep(pause)
+
+    def _kept(self, connection: AgentConnection, files: channel.TaskFiles) -> bool:
+        """Keep what is said of files if it can be written; tell the agent then, and whoever heard that it could not."""
         if self._results is not None:
             try:
                 self._results.conclude(connection.placeholder, files)
-            except OSError as error:  # the agent says it again
-                raise ProtocolError(f"cannot write of output files: {error.strerror or error}") from None
-        self._post(connection, channel.FilesAck(task=files.task))
-
-    def _keep(self, connection: _Connection, piece: channel.Output) -> None:
-        if (piece.task, piece.stream) in connection.unwritten:
-            return
-        path = self._output_path(connection.placeholder, piece.task)
-        if path is None:
-            self._acknowledge(connection, piece, piece.offset + len(piece.data))
-            return
-        file = path.with_name(f"{path.name}.{piece.stream}")
-        try:
-            self._put(connection, file, piece)
-        except OSError as error:
-            self._put_off(connection, file, piece, error)
-
-    def _put(self, connection: _Connection, file: Path, piece: channel.Output) -> None:
-        size = self._write_piece(file, piece)
-        if self._on_output is not None:
-            self._on_output(piece.task, piece.stream, piece.offset, piece.data)
-        self._acknowledge(connection, piece, size)
-
-    def _acknowledge(self, connection: _Connection, piece: channel.Output, size: int) -> None:
-        self._post(connection, channel.OutputAck(task=piece.task, stream=piece.stream, offset=size))
-
-    def _put_off(self, connection: _Connection, file: Path, piece: channel.Output, error: OSError) -> None:
-        connection.unwritten[piece.task, piece.stream] = _Unwritten(file=file, piece=piece)
-        self._tell_unwritten(piece, file, error)
-        if not connection.retrying and self._tasks is not None:
-            connection.retrying = True
-            self._tasks.start_soon(self._write_later, connection)
-
-    async def _write_later(self, connection: _Connection) -> None:
-        """Try again, at growing intervals, what could not be written, until all is or the connection is gone."""
-        pause = FIRST_RETRY
-        while connection.unwritten:
-            await anyio.sleep(pause)
-            pause = min(LONGEST_RETRY, 2 * pause)
-            if self._connected.get(connection.placeholder) is not connection:
-                return
-            for stream, unwritten in list(connection.unwritten.items()):
-                if unwritten.piece is not None and self._try_again(connection, unwritten.file, unwritten.piece):
-                    connection.unwritten[stream] = _Unwritten(file=unwritten.file, piece=None)
-                    pause = FIRST_RETRY
-        connection.retrying = False
-
-    def _try_again(self, connection: _Connection, file: Path, piece: channel.Output) -> bool:
-        try:
-            self._put(connection, file, piece)
-        except OSError as error:
-            self._tell_unwritten(piece, file, error)
-            return False
-        if connection.resends:
-            self._post(connection, channel.Resend(task=piece.task, stream=piece.stream))
-        else:
-            connection.drop("its output can be written again, which it sends when it comes back")
+            except OSError as error:
+                self._files.tell_unkept(connection.placeholder, files.task, error)
+                return False
+        connection.post(channel.FilesAck(task=files.task))
+        if self._on_written is not None:
+            self._on_written(files.task, FILES)
         return True
-
-    def _tell_unwritten(self, piece: channel.Output, file: Path, error: OSError) -> None:
-        if self._on_unwritten is not None:
-            why = os.strerror(error.errno) if error.errno else str(error)
-            self._on_unwritten(piece.task, piece.stream, file, why)
-
-    def _write_piece(self, file: Path, piece: channel.Output) -> int:
-        try:
-            return self._output.append(file, piece.offset, piece.data)
-        except ProtocolError:  # what is missing was acknowledged: somebody has emptied or removed the file since
-            self._output.skip(file, piece.offset)
-            return self._output.append(file, piece.offset, piece.data)
 
     def _order(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
         connection = self._connected.get(placeholder)
         if connection is None:
             return False
-        self._post(connection, message)
+        connection.post(message)
         return True
-
-    def _post(self, connection: _Connection, message: CenterMessage) -> None:
-        if len(connection.outgoing) >= UNREAD:
-            connection.drop("does not read")
-            return
-        connection.outgoing.append(channel.encode(message))
-        if not connection.writing and self._tasks is not None:
-            connection.writing = True
-            self._tasks.start_soon(self._write, connection)
-
-    async def _write(self, connection: _Connection) -> None:
-        try:
-            while connection.outgoing:
-                data = b"".join(connection.outgoing)
-                connection.outgoing.clear()
-                for start in range(0, len(data), PIECE):
-                    await connection.stream.send(data[start : start + PIECE])
-            connection.writing = False
-        except LOST as error:
-            connection.drop(f"connection lost: {error.__cause__ or error}")
 
     def _reject(self, address: str, fault: str) -> None:
         if self._on_rejected is not None:

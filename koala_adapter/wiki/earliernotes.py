@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from koala_adapter.batchsystem.startlog import Pin, Wishes
+from koala_adapter.batchsystem.startlog import OriginalRequest, Pin
 from koala_adapter.model import LrmJobId
 from koala_adapter.wiki.tasklists import host_counts
 
@@ -31,7 +31,7 @@ def take_over_notes(directory: Path, starts: StartLog) -> None:
                 job_id=LrmJobId(str(note["job"])),
                 submitted_at=None,
                 nodes=tuple(host_counts(nodes).items()),
-                wishes=Wishes(processors=len(nodes)),
+                wishes=OriginalRequest(processors=len(nodes)),
                 at=float(note["at"]),
             )
         except (OSError, ValueError, KeyError, TypeError):

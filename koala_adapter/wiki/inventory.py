@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from koala_adapter.model import LrmJob, Node
-    from koala_adapter.wiki.sources import Place, Survey
+    from koala_adapter.wiki.sources import Place, SourceListing
 
 Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
 
@@ -161,7 +161,7 @@ class Inventory:
             entry.tasks = tuple(tasks)
             entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
 
-    def learn(self, survey: Survey, now: float, *, steady: float | None = None) -> bool:
+    def learn(self, survey: SourceListing, now: float, *, steady: float | None = None) -> bool:
         """Take what a source shows; return True when a job came, started or ended.
 
         ``now``: the time of day; ``steady``: the time on a clock that nobody sets, by which is counted how long
@@ -261,7 +261,7 @@ class Inventory:
         brief = build_job(record, self.words.dialect, hosts=self.hosts, brief=True)
         return Prepared(full=full, brief=brief, finished=job.state is LrmJobState.ENDED)
 
-    def _learn_nodes(self, survey: Survey) -> None:
+    def _learn_nodes(self, survey: SourceListing) -> None:
         counted: dict[str, int] = {}
         for entry in self.jobs.values():
             if entry.job.state in ACTIVE and entry.job.state is not LrmJobState.SUSPENDED:

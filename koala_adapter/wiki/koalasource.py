@@ -19,7 +19,7 @@ from koala_adapter.errors import JobNotFoundError, KoalaError, LrmError, LrmNotF
 from koala_adapter.model import ClusterName, EndReason, LrmJob, LrmJobId, LrmJobState, Node
 from koala_adapter.plugin import Capabilities
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.wiki.sources import Source, Survey
+from koala_adapter.wiki.sources import Source, SourceListing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from koala_adapter.api.client import Client
     from koala_adapter.api.reports import JobReport
     from koala_adapter.plugin import Lrm
-    from koala_adapter.wiki.sources import Place
 
 MOST_JOBS = 10_000
 """Latest jobs of the queue that are listed."""
@@ -56,7 +55,7 @@ class KoalaSource(Source):
         self._clusters = clusters
         self._client = client
 
-    async def read(self) -> Survey:
+    async def read(self) -> SourceListing:
         """Read all clusters and the queue side by side. Raises LrmUnavailableError when no cluster answers."""
         nodes: dict[ClusterName, tuple[Node, ...]] = {}
         places: dict[tuple[ClusterName, LrmJobId], str] = {}
@@ -82,7 +81,7 @@ class KoalaSource(Source):
         }
         where = {key: names.get((key[0], node), node) for key, node in places.items()}
         jobs = tuple(_job(report, where) for report in await self._reports())
-        return Survey(nodes=shown, jobs=jobs)
+        return SourceListing(nodes=shown, jobs=jobs)
 
     async def _reports(self) -> list[JobReport]:
         try:
@@ -90,9 +89,9 @@ class KoalaSource(Source):
         except KoalaError as error:
             raise LrmUnavailableError(error.message, hint=error.hint) from error
 
-    async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Refuse: koala places its jobs itself."""
-        self._cannot("let others place its jobs: it does so itself, in its own order", job, places)
+        self._cannot("let others place its jobs: it does so itself, in its own order", job, nodes)
 
     async def cancel(self, job: LrmJobId) -> None:
         """Cancel a job of the queue."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.batchsystem.starter import Starter
+from koala_adapter.batchsystem.starts import Starts
 from koala_adapter.errors import WikiError
 from koala_adapter.model import LrmJobState
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, MAUI_LARGEST_SIZE, open_request, seal, signature_size
@@ -16,7 +18,7 @@ from koala_adapter.wiki.codec.replies import build_answer, build_initialized, bu
 from koala_adapter.wiki.codec.requestmessages import parse_request
 from koala_adapter.wiki.codec.requests import GetJobs, GetNodes, Initialize, WillRun
 from koala_adapter.wiki.codec.words import Dialect, Event, HostFormat, Status
-from koala_adapter.wiki.freshinventory import Readings
+from koala_adapter.wiki.freshinventory import FreshInventory
 from koala_adapter.wiki.inventory import Inventory
 from koala_adapter.wiki.notifier import Notifier
 from koala_adapter.wiki.recordbuilder import ReportingRules
@@ -70,16 +72,19 @@ class WikiResource:
         if memory is not None:
             self.inventory.recall(memory.load(), clock())
         self.notifier = Notifier(options, clock=anyio.current_time)
-        self.readings = Readings(
+        under_way = Starts(pins=starts.pins)
+        starter = Starter(source, under_way, starts, clock=anyio.current_time)
+        self.readings = FreshInventory(
             source,
             self.inventory,
+            starter,
             cache=options.cache,
             clock=clock,
             steady=steady or clock,
             on_change=self._changed,
         )
         self.verbs = Verbs(
-            source, self.inventory, self.readings, starts, options=options, clock=clock, steady=steady or clock
+            source, self.inventory, self.readings, starter, options=options, clock=clock, steady=steady or clock
         )
 
     def _changed(self) -> None:

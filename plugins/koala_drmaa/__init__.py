@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plugin ``drmaa``: any batch system with a DRMAA 1.0 library, through a helper process per cluster."""
+"""Plugin ``drmaa``: any batch system with a DRMAA 1.0 library, through a helper process per cluster.
+
+PLUGIN is imported when it is asked for, because the helper process of this package must start quickly.
+"""
 
 from __future__ import annotations
 
-from koala_adapter.plugin import PluginDefinition
-from koala_drmaa.lrm import CAPABILITIES, DrmaaLrm
-from koala_drmaa.settings import DrmaaSettings
+from typing import TYPE_CHECKING
 
-__all__ = ["PLUGIN", "DrmaaLrm", "DrmaaSettings"]
+if TYPE_CHECKING:
+    from koala_adapter.plugin import PluginDefinition
 
-PLUGIN = PluginDefinition(
-    name="drmaa",
-    summary="Any batch system with a DRMAA 1.0 library; sees only our own jobs.",
-    settings=DrmaaSettings,
-    capabilities=CAPABILITIES,
-    factory=DrmaaLrm,
-)
+__all__ = ["PLUGIN"]
+
+
+def __getattr__(name: str) -> PluginDefinition:
+    """Give PLUGIN, the object that the entry point names."""
+    if name == "PLUGIN":
+        from koala_drmaa.lrm import PLUGIN  # noqa: PLC0415 - see the docstring of the module
+
+        return PLUGIN
+    raise AttributeError(name)

@@ -32,9 +32,9 @@ from koala_drmaa.protocol import (
     Refusal,
     SubmitBulk,
     Submitted,
-    decode_result,
     encode,
 )
+from koala_drmaa.resultlines import decode_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import ProtocolError
-from koala_drmaa.protocol import LONGEST_LINE, NumberedResult, decode_request, encode
+from koala_drmaa.protocol import LONGEST_LINE, NumberedResult, encode
+from koala_drmaa.requestlines import decode_request
 from koala_drmaa.session import HelperSession
 
 if TYPE_CHECKING:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import LrmError, LrmRejectedError
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.model import LrmJobState, Node, NodeState, Queue
-from koala_adapter.plugin import Capabilities, CheckResult, Lrm, RenderedSubmission
+from koala_adapter.plugin import Capabilities, CheckResult, Lrm, PluginDefinition, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
 from koala_drmaa.classify import error_of
 from koala_drmaa.client import DrmaaClient
 from koala_drmaa.environment import HelperLaunch
 from koala_drmaa.protocol import ControlAction, FailureKind
 from koala_drmaa.scripts import ScriptDelivery, ScriptStore
+from koala_drmaa.settings import DrmaaSettings
 from koala_drmaa.states import ON_A_NODE, jobs_of_batch, unknown_key
 from koala_drmaa.template import apply_directives, job_template, render_template
 
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId
     from koala_adapter.plugin import ClusterContext, Submission
     from koala_drmaa.protocol import Opened, Refusal, Template
-    from koala_drmaa.settings import DrmaaSettings
 
-CAPABILITIES = Capabilities(observes_nodes=False, hold=True, suspend=True)
+CAPABILITIES = Capabilities(observes_nodes=False, lists_others=False, hold=True, suspend=True)
 LEDGER_NAME = "drmaa-ledger.jsonl"
 DEFAULT_QUEUE = "default"
 
@@ -258,3 +258,12 @@ def check_scripts(directory: Path, delivery: ScriptDelivery) -> CheckResult:
             subject=subject, ok=False, found=f"{directory} is open to others", remedy=f"chmod 700 {directory}"
         )
     return CheckResult(subject=subject, ok=True, found=f"private in {directory}, which the nodes must see")
+
+
+PLUGIN = PluginDefinition(
+    name="drmaa",
+    summary="Any batch system with a DRMAA 1.0 library; sees only our own jobs.",
+    settings=DrmaaSettings,
+    capabilities=CAPABILITIES,
+    factory=DrmaaLrm,
+)

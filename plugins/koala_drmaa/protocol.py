@@ -2,19 +2,22 @@
 """Messages between a plugin and its DRMAA helper process, as values and as lines of JSON. Pure.
 
 One request is one line, its answer is one line with the same number. The helper is a process of its own because
-libdrmaa allows one session and one library per process, may abort the process it lives in, and may hang.
+libdrmaa allows one session and one library per process, may abort the process it lives in, and may hang. It reads
+requests by :mod:`koala_drmaa.requestlines`, and so starts without pydantic; its parent reads results by
+:mod:`koala_drmaa.resultlines`.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Literal, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from koala_adapter.errors import ProtocolError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LONGEST_LINE = 64 * 1024 * 1024
 """Bytes; 100,000 jobs in one listing are about 20 MiB."""
@@ -58,10 +61,13 @@ class JobStatus(StrEnum):
     """The LRM does not know the job any more."""
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class _Message:
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+    """For whoever reads it by pydantic."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Template(_Message):
     """The attributes of a DRMAA job template that we use."""
 
@@ -74,6 +80,7 @@ class Template(_Message):
     held: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession(_Message):
     """Load the library and open the session; the first request to a helper."""
 
@@ -83,6 +90,7 @@ class OpenSession(_Message):
     """Path of the ledger in which submissions are recorded; None: none is kept."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitBulk(_Message):
     """Submit ``count`` jobs of one template as one bulk."""
 
@@ -91,6 +99,7 @@ class SubmitBulk(_Message):
     count: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlJobs(_Message):
     """Apply one action to each of the jobs."""
 
@@ -99,6 +108,7 @@ class ControlJobs(_Message):
     ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListBatches(_Message):
     """Return all batches of the ledger whose name begins with ``prefix``, with the status of their jobs."""
 
@@ -106,12 +116,14 @@ class ListBatches(_Message):
     prefix: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReachLrm(_Message):
     """Ask the LRM something that changes nothing, to see whether it answers."""
 
     op: Literal["reach"] = "reach"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonBatches(_Message):
     """Stop reporting batches whose submission has an unknown outcome."""
 
@@ -119,11 +131,10 @@ class AbandonBatches(_Message):
     keys: tuple[str, ...]
 
 
-Request = Annotated[
-    OpenSession | SubmitBulk | ControlJobs | ListBatches | AbandonBatches | ReachLrm, Field(discriminator="op")
-]
+Request: TypeAlias = OpenSession | SubmitBulk | ControlJobs | ListBatches | AbandonBatches | ReachLrm
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(_Message):
     """The session is open."""
 
@@ -134,6 +145,7 @@ class Opened(_Message):
     contact: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted(_Message):
     """The ids of a bulk, in the order of their indices."""
 
@@ -141,6 +153,7 @@ class Submitted(_Message):
     ids: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal(_Message):
     """One job of a control request with which it did not work."""
 
@@ -149,6 +162,7 @@ class Refusal(_Message):
     message: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Controlled(_Message):
     """A control request was carried out for all jobs but these."""
 
@@ -156,6 +170,7 @@ class Controlled(_Message):
     refusals: tuple[Refusal, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedJob(_Message):
     """One job of a batch."""
 
@@ -167,6 +182,7 @@ class ListedJob(_Message):
     ended_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedBatch(_Message):
     """One submission of the ledger. Without jobs, nobody knows whether the submission got through."""
 
@@ -176,6 +192,7 @@ class ListedBatch(_Message):
     jobs: tuple[ListedJob, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Listed(_Message):
     """Batches of the ledger."""
 
@@ -183,12 +200,14 @@ class Listed(_Message):
     batches: tuple[ListedBatch, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done(_Message):
     """Carried out; nothing to tell."""
 
     result: Literal["done"] = "done"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(_Message):
     """The request failed as a whole."""
 
@@ -197,9 +216,10 @@ class Failure(_Message):
     message: str
 
 
-Result = Annotated[Opened | Submitted | Controlled | Listed | Done | Failure, Field(discriminator="result")]
+Result: TypeAlias = Opened | Submitted | Controlled | Listed | Done | Failure
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedRequest(_Message):
     """A request as it goes over the line."""
 
@@ -207,6 +227,7 @@ class NumberedRequest(_Message):
     request: Request
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedResult(_Message):
     """A result as it goes over the line."""
 
@@ -214,30 +235,16 @@ class NumberedResult(_Message):
     result: Result
 
 
-_REQUEST = TypeAdapter(NumberedRequest)
-_RESULT = TypeAdapter(NumberedResult)
-
-
 def encode(message: NumberedRequest | NumberedResult) -> bytes:
     """Return one line, ending in a newline; it contains no other."""
-    return message.model_dump_json().encode() + b"\n"
+    return json.dumps(message, default=_fields_of, separators=(",", ":")).encode() + b"\n"
 
 
-def decode_request(line: bytes) -> NumberedRequest:
-    """Return the request of one line. Raises ProtocolError."""
-    return _decode(_REQUEST, line)
+def _fields_of(message: object) -> dict[str, object]:
+    return {name: getattr(message, name) for name in type(message).__slots__}  # type: ignore[attr-defined]
 
 
-def decode_result(line: bytes) -> NumberedResult:
-    """Return the result of one line. Raises ProtocolError."""
-    return _decode(_RESULT, line)
-
-
-def _decode(adapter: TypeAdapter[T], line: bytes) -> T:
-    try:
-        return adapter.validate_json(line)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = f"line of the DRMAA helper not understood: {where}: {first['msg']}"
-        raise ProtocolError(message, hint="plugin and helper must be of one version") from error
+def not_understood(what: str) -> ProtocolError:
+    """Return the error for a line that is none of these."""
+    message = f"line of the DRMAA helper not understood: {what}"
+    return ProtocolError(message, hint="plugin and helper must be of one version")

@@ -11,11 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from koala_adapter.batchsystem.waitingjobs import processors_wanted
 from koala_adapter.driver.loop import EventLoop
-from koala_adapter.driver.recovery import doubts, rebuilt
+from koala_adapter.driver.recovery import doubts, rebuilt, tellers
 from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
 from koala_adapter.plugin.attribution import possibly_ours
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.service.listingjudge import ClusterObservation, ListingJudge
 from koala_adapter.service.reconciliation import processors_held
@@ -25,11 +27,12 @@ from tests.faults.store import FaultyStore, Killed
 from tests.unit.driver.failing_scheduler import Defects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.errors import KoalaError
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.outcome import JobOutcome
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
     from koala_adapter.scheduler.records import State
@@ -72,6 +75,7 @@ class SimulatedService:
         *,
         user: str = "alice",
         runs: Mapping[str, tuple[float, TaskEnd]] | None = None,
+        policies: Policies = OWN,
     ) -> None:
         """``runs``: for each job how long its ranks run and how they end (50 s and well unless told)."""
         self.clock = clock
@@ -84,7 +88,9 @@ class SimulatedService:
         self.user = user
         self.runs = dict(runs or {})
         self.store = FaultyStore(faults.strikes)
-        self.defects = Defects(before=faults.fails_before, within=faults.fails_within, after=faults.fails_after)
+        self.defects = Defects(
+            before=faults.fails_before, within=faults.fails_within, after=faults.fails_after, policies=policies
+        )
         self.outcomes: dict[JobId, list[JobOutcome]] = {}
         self.taken: list[act.TakeProcessors] = []
         self.process_starts: dict[tuple[str, int], int] = {}
@@ -160,9 +166,9 @@ class SimulatedService:
         for name in self.lrms:
             self.later(0.0, partial(self._poll, name))
 
-    def _doubt(self, why: str) -> None:
+    def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for judge in self.judges.values() for key in judge.under_way}
-        for event in doubts(self.state, now=self.now, why=why, under_way=under_way):
+        for event in doubts(self.state, now=self.now, why=why, under_way=under_way, in_contact=in_contact):
             self.post(event)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
@@ -289,14 +295,16 @@ class SimulatedService:
         if self.up and self._loop.in_snapshot:
             self.snapshot_begun()
 
-    def state_rebuilt(self) -> None:
+    def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """See LoopOwner: as the service does."""
         self.rebuilt_often += 1
+        asked = tellers(self.state, set_aside[0]) if len(set_aside) == 1 else list(self.connected)
         self._disconnecting = True
-        for agent in list(self.connected.values()):
-            agent.break_connection()
+        for id_ in asked:
+            if id_ in self.connected:
+                self.connected[id_].break_connection()
         self._disconnecting = False
-        self._doubt("an event was set aside")
+        self._doubt("an event was set aside", in_contact=lambda id_: id_ in self.connected)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
@@ -365,6 +373,7 @@ class SimulatedService:
                 self.post(event)
             return
         listing = possibly_ours(lrm.listing(self.prefix), user=self.user, name_prefix=self.prefix)
+        others = self._others_waiting(name)
         counts = (lrm.processors, lrm.idle)
         if name not in self._lied and self.faults.hit(self.faults.lie):
             self._lied.add(name)  # for one poll: what two in a row say is believed
@@ -374,13 +383,32 @@ class SimulatedService:
         else:
             self._lied.discard(name)
         read_at = self.now
-        self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, listing, counts, read_at))
+        self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, listing, counts, read_at, others))
 
-    def _read(self, name: ClusterName, listing: tuple[LrmJob, ...], counts: tuple[int, int], read_at: float) -> None:
+    def _others_waiting(self, name: ClusterName) -> tuple[int, ...]:
+        if not self._loop.scheduler.shrinks_for_others(name):
+            return ()
+        ours = {job.id for job in possibly_ours(self.lrms[name].listing(""), user=self.user, name_prefix=self.prefix)}
+        foreign = (job for job in self.lrms[name].listing("") if job.id not in ours)
+        return processors_wanted(foreign, self.lrms[name].described_nodes, time_of_day=self.clock.now)
+
+    def _read(
+        self,
+        name: ClusterName,
+        listing: tuple[LrmJob, ...],
+        counts: tuple[int, int],
+        read_at: float,
+        others: tuple[int, ...],
+    ) -> None:
         if self._loop.holding:
             return
         look = ClusterObservation(
-            read_at=read_at, processors=counts[0], idle=counts[1], ours=processors_held(listing), jobs=listing
+            read_at=read_at,
+            processors=counts[0],
+            idle=counts[1],
+            ours=processors_held(listing),
+            jobs=listing,
+            others_waiting=others,
         )
         judgement = self.judges[name].judge(
             self.state, look, now=self.now, in_contact=lambda id_: id_ in self.connected

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
 from tests.faults.agents import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 from tests.faults.applications import Applications
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from tests.faults.lrm import Element, SimulatedLrm
 
 STRANGER = "mallory"
+OF_OTHERS = re.compile(r"for (a job that waits|jobs that wait) in ")
+"""How the reason of a step reads that frees processors for jobs of others."""
 UNUSED = 100_000
 """Submissions of so high a number are none of ours, although their names look so."""
 
@@ -37,7 +41,11 @@ class SimulatedEffector:
         self._faults = service.faults
         self._applications = Applications(service)
         self._keys: set[str] = set()
+        self.shrunk_for_others = 0
+        """Processors that were asked for because others wait."""
         self.agents: dict[str, SimulatedAgent] = {}
+        self.refused: list[str] = []
+        """What was wrong with policies of the site."""
 
     # ---- submissions -----------------------------------------------------------------------------------------------
 
@@ -170,6 +178,13 @@ class SimulatedEffector:
 
     def request_processors(self, action: act.RequestProcessors) -> None:
         """See Effector."""
+        state = self._service.state
+        step = state.clusters[action.cluster].step
+        if step is not None and OF_OTHERS.search(step.reason):
+            assert state.parameters.approach is Approach.PWA, "shrunk for others under another approach"
+            wanted = sum(job.processors for job in state.clusters[action.cluster].others_waiting)
+            assert step.value <= wanted or step.step.rounds > 1, "more than others want"
+            self.shrunk_for_others += action.processors
         self._applications.told(action)
 
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
@@ -214,6 +229,10 @@ class SimulatedEffector:
     def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
+
+    def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
+        """See Effector."""
+        self.refused.append(action.reason)
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""

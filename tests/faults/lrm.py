@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -181,6 +181,19 @@ class SimulatedLrm:
             )
             for e in self.elements.values()
             if e.name.startswith(prefix) and (e.live or self.shows_ended)
+        )
+
+    @property
+    def described_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes as the batch system describes them."""
+        return tuple(
+            Node(
+                name=name,
+                state=NodeState.UP if up else NodeState.DOWN,
+                processors=self.per_node,
+                processors_used=self.per_node - self._free(name) if up else 0,
+            )
+            for name, up in self.nodes.items()
         )
 
     def live(self, prefix: str, *, user: str = "alice") -> list[Element]:

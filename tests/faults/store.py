@@ -12,6 +12,7 @@ from tests.unit.scheduler.scheduler_site import copied
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from koala_adapter.scheduler.batchnumbers import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import State
 
@@ -54,6 +55,13 @@ class FaultyStore(MemoryStore):
         number = super().append(event)
         self._moment()
         return number
+
+    def note_batch(self, batch: NumberedBatch) -> None:
+        """See EventStore."""
+        self._write()
+        self._moment()
+        super().note_batch(batch)
+        self._moment()
 
     def probe(self) -> None:
         """See WritableStore."""

@@ -72,7 +72,8 @@ def test_a_defect_leaves_the_state_without_the_event(kind: type[ev.Event], place
     for story, number in met:
         store, owner = MemoryStore(), RecordingOwner()
         failing = replace(story[number])
-        defects = Defects(**{place: lambda event, failing=failing: event is failing})
+        defects = Defects()
+        setattr(defects, place, lambda event, failing=failing: event is failing)
         loop = EventLoop(defects.make(None), store, RecordingEffector(), owner, make=defects.make)
         for event in story[:number]:
             loop.post(event)

@@ -13,7 +13,7 @@ from koala_adapter.errors import EXIT_WALLTIME
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobState
-from tests.faults.__main__ import moments_of
+from tests.faults.__main__ import KINDS, moments_of
 from tests.faults.effector import STRANGER
 from tests.faults.world import JOBS, World
 
@@ -86,6 +86,25 @@ def test_nothing_is_lost_or_leaked_where_jobs_grow_and_shrink(seed: int) -> None
     story(seed, malleable=True)
 
 
+def test_nothing_is_lost_or_leaked_where_jobs_shrink_for_others() -> None:
+    """Local users come and go all the time: under PWA malleable jobs make room for them; no invariant breaks."""
+    given = 0
+    for seed in range(300, 308):
+        world = World(seed, malleable=True, crowded=True)
+        world.run()
+        given += world.service.effector.shrunk_for_others
+    assert given > 20
+
+
+@pytest.mark.parametrize("malleable", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_lost_or_leaked_under_policies_that_answer_anything(seed: int, *, malleable: bool) -> None:
+    """What cannot be followed is refused, and told; each job still gets one outcome, and no invariant breaks."""
+    world = World(seed, malleable=malleable, strange=True)
+    world.run()
+    assert world.service.effector.refused
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_malleable_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
     """Growing and shrinking alone costs nobody a job."""
@@ -149,13 +168,13 @@ def test_same_seed_same_world() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("malleable", [False, True], ids=["rigid", "malleable"])
-def test_killed_at_moments_of_the_journal(seed: int, *, malleable: bool) -> None:
+@pytest.mark.parametrize("kind", ["rigid", "malleable"])
+def test_killed_at_moments_of_the_journal(seed: int, kind: str) -> None:
     """Before or after any write, none of which is in the middle of anything; `--every-write` tries all of them."""
-    moments = moments_of(seed, malleable=malleable)
+    moments = moments_of(seed, kind)
     assert moments > 100
     for moment in random.Random(seed).sample(range(moments), 4):
-        world = World(seed, malleable=malleable)
+        world = World(seed, **KINDS[kind])
         world.faults.kill_at = moment
         world.run()
         assert world.service.life > 0

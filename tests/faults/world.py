@@ -12,6 +12,7 @@ from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedErr
 from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
@@ -23,6 +24,7 @@ from tests.faults.driver import SimulatedService
 from tests.faults.effector import STRANGER
 from tests.faults.faults import Faults
 from tests.faults.lrm import Element, SimulatedLrm
+from tests.faults.strange_policies import STRANGE, strange_policies
 from tests.unit.scheduler.scheduler_site import component, job, recount
 
 if TYPE_CHECKING:
@@ -51,13 +53,18 @@ ILL = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 class World:
     """Everything of one schedule of faults."""
 
-    def __init__(self, seed: int, *, calm: bool = False, malleable: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, calm: bool = False, malleable: bool = False, crowded: bool = False, strange: bool = False
+    ) -> None:
         """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world.
 
-        ``malleable``: most jobs grow and shrink, under an approach and a policy drawn from the seed.
+        ``malleable``: most jobs grow and shrink, under an approach and a policy drawn from the seed. ``crowded``: many
+        local users come and go, under PWA. ``strange``: the policies are the site's own, and answer anything.
         """
         self.seed = seed
         self.malleable = malleable
+        self.strange = strange
+        self._crowded = crowded
         self.clock = Clock()
         self.faults = Faults(seed=seed) if calm else Faults.drawn(seed)
         self.chance = self.faults.chance
@@ -77,12 +84,17 @@ class World:
         if malleable:
             parameters = replace(
                 PARAMETERS,
-                approach=self.chance.choice([Approach.NONE, Approach.PRA, Approach.PWA, Approach.PWA]),
+                approach=self.chance.choice(
+                    [Approach.PWA] if crowded else [Approach.NONE, Approach.PRA, Approach.PWA, Approach.PWA]
+                ),
                 malleability_policy=self.chance.choice(sorted(MALLEABILITY_POLICIES)),
                 answer_timeout=30.0,
                 release_timeout=90.0,
             )
-        self.service = SimulatedService(self.clock, self.lrms, self.faults, parameters, clusters)
+        if strange:
+            parameters = replace(parameters, malleability_policy=STRANGE)
+        policies = strange_policies(seed) if strange else OWN
+        self.service = SimulatedService(self.clock, self.lrms, self.faults, parameters, clusters, policies=policies)
         self.cancelled: set[str] = set()
         self._locals = 0
         self._checked = 0
@@ -95,7 +107,7 @@ class World:
         end = self.clock.now + FAULTY
         for number in range(JOBS):
             self._during(lambda number=number: self._submit(number))
-        for _ in range(self.chance.randint(0, 6)):
+        for _ in range(self.chance.randint(*((60, 120) if self._crowded else (0, 6)))):
             self._during(self._local_user)
         for _ in range(self.chance.randint(20, 80) if self.malleable else 0):
             self._during(self.service.effector.stir)
@@ -153,7 +165,9 @@ class World:
         chance = random.Random(f"{self.seed}/{one.id}")
         policy = chance.choice(["worst-fit", *sorted(POLICIES)])
         one = replace(one, placement=policy)
-        if self.malleable or not POLICIES[policy].splits:
+        if self.strange:
+            one = replace(one, placement=STRANGE, maximum_tries=chance.randint(1, 40))
+        if self.malleable or not (self.strange or POLICIES[policy].splits):
             return one
         parts: list[Component] = []
         for part in one.components:
@@ -167,14 +181,18 @@ class World:
 
     def _local_user(self) -> None:
         lrm = self.chance.choice(list(self.lrms.values()))
-        seconds = self.chance.uniform(20.0, 600.0)
+        seconds = self.chance.uniform(20.0, 60.0 if self._crowded else 600.0)
 
         def start(element: Element) -> None:
             self.clock.after(seconds, lambda: lrm.exited(element))
 
         self._locals += 1
         lrm.submit(
-            f"local{self._locals}", self.chance.randint(1, lrm.processors), walltime=1e9, user="bob", on_start=start
+            f"local{self._locals}",
+            self.chance.randint(1, min(4, lrm.processors) if self._crowded else lrm.processors),
+            walltime=1e9,
+            user="bob",
+            on_start=start,
         )
 
     def _outage(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
-from koala_drmaa import PLUGIN, DrmaaSettings
+from koala_drmaa import PLUGIN
+from koala_drmaa.settings import DrmaaSettings
 from tests.real.test_sge_plugin import namesake_job
 
 if TYPE_CHECKING:

@@ -40,8 +40,9 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger", "outcome",
-    "parameters", "records", "roster", "timers", "timetable", "transitions",
+    "actions", "batchnumbers", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger",
+    "othersjob",
+    "outcome", "parameters", "records", "roster", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -62,7 +63,10 @@ MAY_IMPORT = {
     f"{CORE}.policies.definition": _rooms("policies.definition"),
     f"{CORE}.policies.entrypoints": _rooms("policies.definition", "policies.entrypoints"),
     f"{CORE}.batchsystem": _rooms("host", "plugin", "batchsystem"),
-    f"{CORE}.config": _rooms("plugin", "config", "scheduler.parameters", "policies.definition", "policies.entrypoints"),
+    f"{CORE}.config": _rooms(
+        "plugin", "config", "dynaco.decide", "scheduler.parameters", "policies.definition", "policies.entrypoints"
+    ),
+    f"{CORE}.dynaco": _rooms("dynaco"),
     f"{CORE}.scheduler": _rooms("scheduler"),
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),
@@ -71,16 +75,16 @@ MAY_IMPORT = {
     f"{CORE}.queueing": _rooms("queueing"),
     f"{CORE}.vjm": _rooms("vjm"),
     AGENT: (AGENT,),
-    f"{CORE}.runners": _rooms("scheduler", "vjm", "runners"),
+    f"{CORE}.runners": _rooms("scheduler", "dynaco", "vjm", "runners"),
     f"{CORE}.ordering": _rooms("host", "net", "plugin", "batchsystem", "queueing", "ordering"),
     f"{CORE}.wiki": _rooms("plugin", "batchsystem", "queueing", "wiki"),
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
     f"{CORE}.wiki.koalasource": _rooms("plugin", "scheduler.outcome", "api.client", "api.reports", "wiki"),
     f"{CORE}.negotiation": _rooms("net", "negotiation"),
     APPLICATION_SIDE: (),
-    f"{CORE}.simulation": (*_rooms("scheduler", "driver", "queueing", "simulation"), *FILES),
+    f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
     f"{CORE}.service": _rooms(
-        "host", "plugin", "batchsystem", "config", "scheduler", "driver", "vjm", "runners", "service"
+        "host", "plugin", "batchsystem", "config", "scheduler", "driver", "dynaco", "vjm", "runners", "service"
     ),
     f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
@@ -122,6 +126,7 @@ WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
 
 PURE = (
     f"{CORE}.scheduler",
+    f"{CORE}.dynaco",
     f"{CORE}.queueing",
     f"{CORE}.wiki.codec",
     *(

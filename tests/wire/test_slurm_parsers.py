@@ -129,6 +129,18 @@ def test_one_job_of_each_kind(
     assert job.raw_state
 
 
+def test_what_waits_for_something_else_than_processors(samples: Samples) -> None:
+    """A dependency, a begin time, nodes that are down: processors that come free start none of these."""
+    waiting = [job for jobs in samples.jobs().values() for job in jobs if job.state is LrmJobState.QUEUED]
+    blocked = {job.reason.partition(",")[0] for job in waiting if job.blocked}
+    assert blocked >= {"Dependency", "BeginTime", "ReqNodeNotAvail"}
+    assert {job.reason for job in waiting if not job.blocked} <= {"", "Priority", "Resources"}
+    for reason in ("Priority", "Resources", "None", "Licenses", "QOSMaxCpuPerUserLimit", "JobArrayTaskLimit"):
+        row = ["7", "bob", "PENDING", "2", "main", "", *[""] * (len(FIELDS) - 8), reason, "local"]
+        (job,) = parse_jobs(SEPARATOR.join(row))
+        assert job.blocked == (reason not in {"Priority", "Resources", "None"})
+
+
 def test_elements_that_exited(samples: Samples) -> None:
     """Elements of an array are told apart, with their exit codes."""
     jobs = samples.jobs()["koala-exits"]

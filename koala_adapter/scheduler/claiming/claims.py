@@ -16,7 +16,7 @@ from koala_adapter.scheduler.claiming.capacity import Capacity, less
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder, join_pieces, setback
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.claiming.submitting import submit_batch
-from koala_adapter.scheduler.claiming.waiting import leave_queue, place, refuse
+from koala_adapter.scheduler.claiming.waiting import ask_policy, leave_queue, place, refuse
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.placement.policy import Infeasible, Insufficient, Placed
 from koala_adapter.scheduler.records import Claim
@@ -111,8 +111,7 @@ def retake(context: Context, record: JobRecord, *, early: bool = False) -> None:
     placed: tuple[PlacedComponent, ...] = ()
     if trouble is None and homeless:
         requests = [context.request(record, claim) for claim in homeless]
-        policy = context.policies.placement_policy(record.job.placement, context.state.parameters)
-        result = policy.place(requests, views)
+        result = ask_policy(context, record, requests, views)
         if isinstance(result, Infeasible):
             refuse(context, record, result.reason)
             return

@@ -32,8 +32,8 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
     """
     state = context.state
     cluster = state.clusters[cluster_name]
-    state.batches_made += 1
-    key = BatchKey(f"koala-{state.parameters.instance}-{state.batches_made}")
+    number = context.batch_number((context.now, record.job.id, component, cluster_name, count))
+    key = BatchKey(f"koala-{state.parameters.instance}-{number}")
     walltime = int(seconds)
     if cluster.parameters.walltime_limit is not None:
         walltime = min(walltime, cluster.parameters.walltime_limit)

@@ -12,19 +12,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.model import EndReason
+from koala_adapter.scheduler.actions import ReportRefusedAnswer
 from koala_adapter.scheduler.claiming.lifecycle import maximum_tries, tries_used_up
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
-from koala_adapter.scheduler.placement.policy import Placed, infeasibility
+from koala_adapter.scheduler.placement.policy import Insufficient, Placed, infeasibility
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.claiming.queue import Lane, PlacementQueue
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.placement.policy import ClusterView, PlacementResult
+    from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
     from koala_adapter.scheduler.records import JobRecord, State
 
 GUARD_LOOK = 16
@@ -103,8 +105,26 @@ def _last_try(context: Context, record: JobRecord, verdict: PlacementResult) -> 
 
 def place(context: Context, record: JobRecord, views: Mapping[ClusterName, ClusterView]) -> PlacementResult:
     """Ask the job's placement policy where it would go now."""
+    return ask_policy(context, record, context.requests(record), views)
+
+
+def ask_policy(
+    context: Context,
+    record: JobRecord,
+    requests: Sequence[ComponentRequest],
+    views: Mapping[ClusterName, ClusterView],
+) -> PlacementResult:
+    """Ask a job's placement policy where components of it would go now; an answer that cannot be followed is none."""
     policy = context.policies.placement_policy(record.job.placement, context.state.parameters)
-    return policy.place(context.requests(record), views)
+    try:
+        result = policy.place(requests, views)
+    except PolicyAnswerError as error:
+        if record.refused_answer != error.message:
+            record.refused_answer = error.message
+            context.effects.add(ReportRefusedAnswer(reason=error.message))
+        return Insufficient(reason=error.message)
+    record.refused_answer = ""
+    return result
 
 
 def refuse(context: Context, record: JobRecord, reason: str) -> None:

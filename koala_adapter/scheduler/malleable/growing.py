@@ -16,8 +16,11 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
 from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.malleable.hysteresis import jobs_have_grown, pause
+from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.records import Claim
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.changes import Change
@@ -32,7 +35,9 @@ def gather(context: Context, record: JobRecord, number: int, change: Change, cou
         return False
     parameters = context.state.parameters
     claim = record.claims[number]
-    seconds = _time_left(context, record) + parameters.launch_margin + parameters.placeholder_life
+    seconds = _time_left(context, record) + parameters.launch_margin
+    if not parameters.growth_ends_with_job:
+        seconds += parameters.placeholder_life
     name = cluster.parameters.name
     change.stubs = submit_batch(context, record, claim.component, name, count, seconds, stub=True)
     context.ledger.begin_change(claim, change, ChangePhase.GATHERING, accepted=count)
@@ -97,16 +102,36 @@ def _take(context: Context, record: JobRecord, number: int, change: Change, stub
     )
 
 
+def check_running(context: Context, record: JobRecord) -> None:
+    """Take a job for running once all of its processes have started."""
+    if record.state is JobState.LAUNCHING and len(record.started) == len(record.ranks):
+        context.ledger.move_job(record, JobState.RUNNING)
+        begin_malleable(context, record)
+
+
 def begin_malleable(context: Context, record: JobRecord) -> None:
     """Let a malleable job that runs now take part in growing and shrinking."""
     if record.job.kind is not JobKind.MALLEABLE:
         return
     context.state.starts += 1
     record.start_number = context.state.starts
+    _open_clusters(context, record)
     context.roster.update(record)
     for number in range(len(record.claims)):
         cluster_of(context, record, number).unwanted = None
     context.scan_wanted = True
+
+
+def _open_clusters(context: Context, record: JobRecord) -> None:
+    """Let the flexible components of a job grow on every cluster of the site."""
+    names = [name for name, cluster in context.state.clusters.items() if cluster.configured]
+    for component in record.job.components:
+        if not component.flexible or component.cluster is not None or not record.job.changes_size(component.name):
+            continue
+        own = [number for number, claim in enumerate(record.claims) if claim.component == component.name]
+        there = {record.claims[number].cluster for number in own}
+        more = [Claim(component=component.name, cluster=name) for name in names if name not in there]
+        record.claims[own[-1] + 1 : own[-1] + 1] = more
 
 
 def check_taken(context: Context, record: JobRecord) -> None:
@@ -115,7 +140,11 @@ def check_taken(context: Context, record: JobRecord) -> None:
         change = claim.change
         if change is not None and change.phase is ChangePhase.TAKING and record.started.issuperset(change.ranks):
             context.ledger.end_change(claim)
-            cluster_of(context, record, number).unwanted = None
+            if change.ranks:
+                record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now)
+            cluster = cluster_of(context, record, number)
+            cluster.unwanted = None
+            jobs_have_grown(context, cluster)
             context.roster.update(record)
             context.scan_wanted = True
 
@@ -131,8 +160,7 @@ def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
 
 def pause_growth(context: Context, cluster: ClusterRecord) -> None:
     """Offer nothing on a cluster for a while: what was to be had there was not."""
-    cluster.no_growth_before = context.now + context.state.parameters.backoff
-    context.timetable.for_cluster(cluster, cluster.no_growth_before)
+    pause(context, cluster, Direction.GROW, context.state.parameters.backoff)
 
 
 def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> None:

@@ -6,14 +6,15 @@ simulator of a million jobs, where it is a number and they answer at once. Whene
 
 1. What is under way on a cluster goes on. PRA then offers what is free there to the running jobs.
 2. The placement queue is scanned from head to tail.
-3. PWA makes room by shrinking: for placed jobs whose processors others have taken, then for the head of the queue. As
-   long as that frees something, all of this is done again.
+3. PWA makes room by shrinking: for placed jobs whose processors others have taken, for jobs of others that wait in a
+   batch system's own queue, then for the head of the queue. As long as that frees something, all of this is done again.
 4. Unless room is being made for the head, what is still free is offered to running jobs; but not where they have just
    given up less than the head needs, or they would take back what the next try needs again.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from koala_adapter.scheduler.malleable.approaches import Approach, Shrinkable, cluster_to_shrink
@@ -48,6 +49,17 @@ class Need(NamedTuple, Generic[C]):
     """Those that could hold it."""
     insists: bool = False
     """Whether the job names the cluster."""
+
+
+class ShrunkFor(Enum):
+    """For whom running jobs are shrunk."""
+
+    HEAD = "head"
+    """For the head of the placement queue."""
+    PLACED = "placed"
+    """For a job of ours that was placed and waits in the queue of a batch system."""
+    OTHERS = "others"
+    """For jobs of others that wait there."""
 
 
 class CountedSites(Protocol[C]):
@@ -99,8 +111,8 @@ class CountedSites(Protocol[C]):
     def rebalances(self, cluster: C) -> bool:
         """Tell whether its malleability policy changes shares also where nothing is free."""
 
-    def short_of_processors(self) -> Iterable[tuple[C, int]]:
-        """Yield clusters whose batch system makes jobs of ours wait, and how many processors they lack."""
+    def short_of_processors(self) -> Iterable[tuple[C, int, ShrunkFor]]:
+        """Yield clusters whose batch system makes jobs wait, how many processors these lack, and whose they are."""
 
     def jobs_wait(self) -> bool:
         """Tell whether jobs wait in the placement queue for which running ones could be shrunk."""
@@ -117,8 +129,8 @@ class CountedSites(Protocol[C]):
     def grow(self, cluster: C, value: int, *, thorough: bool) -> bool:
         """Start a step that offers processors; tell whether it is over already and more might be taken."""
 
-    def shrink(self, cluster: C, value: int, *, for_head: bool) -> None:
-        """Start a step that frees processors, for the head of the queue or for a placed job that waits."""
+    def shrink(self, cluster: C, value: int, shrunk_for: ShrunkFor) -> None:
+        """Start a step that frees processors."""
 
 
 class JobManagement(Generic[C]):
@@ -144,7 +156,7 @@ class JobManagement(Generic[C]):
                 kept.append(cluster)
         sites.scan(kept)
         if approach.shrinks_for_waiting:
-            self._shrink_for_placed()
+            self._shrink_for_queued()
             if self._make_room_for_head():
                 return
         if approach is Approach.NONE:
@@ -191,12 +203,12 @@ class JobManagement(Generic[C]):
 
     # ---- shrinking ------------------------------------------------------------------------------------------------
 
-    def _shrink_for_placed(self) -> None:
-        """Shrink for jobs that were placed and wait in the queue of a batch system, if that is enough for them."""
+    def _shrink_for_queued(self) -> None:
+        """Shrink for jobs that wait in the queue of a batch system, if that is enough for them."""
         sites = self._sites
-        for cluster, lacking in sites.short_of_processors():
+        for cluster, lacking, shrunk_for in sites.short_of_processors():
             if 0 < lacking <= sites.running(cluster).spare and self._may(cluster, Direction.SHRINK):
-                sites.shrink(cluster, lacking, for_head=False)
+                sites.shrink(cluster, lacking, shrunk_for)
 
     def _make_room_for_head(self) -> bool:
         """Tell whether room is being made for the head of the queue; see to it that it is, if possible."""
@@ -211,7 +223,7 @@ class JobManagement(Generic[C]):
         sites.keep_room({cluster.name: need for cluster, need, _ in plan})
         for cluster, _, value in plan:
             if value > 0:
-                sites.shrink(cluster, value, for_head=True)
+                sites.shrink(cluster, value, ShrunkFor.HEAD)
         return True
 
     def _plan(self) -> list[tuple[C, int, int]] | None:

@@ -178,11 +178,12 @@ class Folding(MalleabilityPolicy):
         jobs = _willing(running.growable, step)
         messages, left = [], step.remaining
         for job in sorted(jobs, key=lambda job: (job.size, job.order)):
-            if job.size > left:
+            more = max(1, job.size)  # a flexible component may have nothing on this cluster
+            if more > left:
                 break
-            if 2 * job.size <= job.maximum:
-                messages.append((job, job.size))
-                left -= job.size
+            if job.size + more <= job.maximum:
+                messages.append((job, more))
+                left -= more
         return messages
 
     def _shrink(self, running: RunningJobs[J], step: Step) -> list[tuple[J, int]]:
@@ -191,9 +192,10 @@ class Folding(MalleabilityPolicy):
         for job in sorted(jobs, key=lambda job: (job.size, job.order), reverse=True):
             if left <= 0:
                 break
-            if job.size - job.size // 2 >= job.minimum:
-                messages.append((job, -(job.size // 2)))
-                left -= job.size // 2
+            half = max(1, job.size // 2)
+            if job.size - half >= job.minimum:
+                messages.append((job, -half))
+                left -= half
         return messages
 
 

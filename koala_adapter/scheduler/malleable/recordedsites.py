@@ -2,7 +2,8 @@
 """The clusters as :mod:`~koala_adapter.scheduler.malleable.jobmanagement` decides about them, made from the records.
 
 What is true of the head of the placement queue is true of a job that was placed and waits in the queue of a batch
-system whose processors others have taken: jobs of ours on that cluster are shrunk for it.
+system whose processors others have taken, and of a job of others that waits there: jobs of ours on that cluster are
+shrunk for it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.growthrequests import keep_promises
-from koala_adapter.scheduler.malleable.jobmanagement import Need
+from koala_adapter.scheduler.malleable.hysteresis import in_one_step
+from koala_adapter.scheduler.malleable.jobmanagement import Need, ShrunkFor
+from koala_adapter.scheduler.malleable.others import free_for_growing, lacking_for_others
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import continue_step, policy_of, start_step
+from koala_adapter.scheduler.malleable.yielding import yield_to_others
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,8 +60,8 @@ class RecordedSites:
         return self._context.roster.on(cluster.name)
 
     def free(self, cluster: ClusterRecord) -> int:
-        """Return what a new claim would get at once, as far as the last poll tells."""
-        return cluster.available
+        """Return what a new claim would get at once, as far as the last poll tells, and nobody else waits for."""
+        return free_for_growing(self._context, cluster)
 
     def room(self, cluster: ClusterRecord) -> int:
         """Return what a new job may count on; nothing at all where nothing may be submitted."""
@@ -109,12 +113,13 @@ class RecordedSites:
         steps = (cluster.step for cluster in self.clusters())
         return any(one is not None and one.step.direction is Direction.SHRINK for one in steps)
 
-    def short_of_processors(self) -> Iterator[tuple[ClusterRecord, int]]:
-        """Yield clusters with placeholders in the queue of the batch system that have no idle processor."""
+    def short_of_processors(self) -> Iterator[tuple[ClusterRecord, int, ShrunkFor]]:
+        """Yield clusters with jobs in the queue of the batch system that have no idle processors, ours first."""
         for cluster in self.clusters():
             if cluster.queued:
                 lacking = -(cluster.load_free + cluster.ending) - cluster.gathering
-                yield cluster, min(lacking, cluster.queued)
+                yield cluster, min(lacking, cluster.queued), ShrunkFor.PLACED
+            yield cluster, lacking_for_others(self._context, cluster), ShrunkFor.OTHERS
 
     def needs_of_head(self) -> Iterator[Need[ClusterRecord]]:
         """Yield the needs of its components."""
@@ -129,8 +134,9 @@ class RecordedSites:
     # ---- what is decided ------------------------------------------------------------------------------------------
 
     def continue_changes(self, cluster: ClusterRecord) -> None:
-        """Keep promises as far as possible, and send the next messages of a step."""
+        """Keep promises as far as possible, let others go first, and send the next messages of a step."""
         keep_promises(self._context, cluster)
+        yield_to_others(self._context, cluster)
         continue_step(self._context, cluster)
 
     def scan(self, kept: Sequence[ClusterRecord]) -> None:
@@ -150,17 +156,39 @@ class RecordedSites:
 
     def grow(self, cluster: ClusterRecord, value: int, *, thorough: bool) -> bool:
         """Send the first offers. Their answers come later."""
-        start_step(self._context, cluster, Direction.GROW, value, reason="processors are free", thorough=thorough)
+        given = in_one_step(self._context, value)
+        start_step(
+            self._context,
+            cluster,
+            Direction.GROW,
+            given,
+            reason="processors are free",
+            thorough=thorough,
+            withheld=value - given,
+        )
         return False
 
-    def shrink(self, cluster: ClusterRecord, value: int, *, for_head: bool) -> None:
+    def shrink(self, cluster: ClusterRecord, value: int, shrunk_for: ShrunkFor) -> None:
         """Send the first requests."""
-        waiting = "a job waits in the queue of the batch system"
-        reason = f"room for job {self._head().job.id}" if for_head else waiting
+        value = in_one_step(self._context, value)
+        reason = self._reason(cluster, value, shrunk_for)
         start_step(self._context, cluster, Direction.SHRINK, value, reason=reason)
+
+    def _reason(self, cluster: ClusterRecord, value: int, shrunk_for: ShrunkFor) -> str:
+        match shrunk_for:
+            case ShrunkFor.HEAD:
+                return f"room for job {self._head().job.id}"
+            case ShrunkFor.PLACED:
+                return f"{_processors(value)} for a job of ours that waits in {cluster.name}'s queue"
+        waits = "a job that waits" if len(cluster.others_waiting) == 1 else "jobs that wait"
+        return f"{_processors(value)} for {waits} in {cluster.name}'s queue"
 
     def _head(self) -> JobRecord:
         return self._state.jobs[self._context.queue.first(1)[0]]
+
+
+def _processors(count: int) -> str:
+    return f"{count} processor" if count == 1 else f"{count} processors"
 
 
 def _queueable(cluster: ClusterRecord) -> int:

@@ -28,7 +28,7 @@ class MalleableJob:
 
     def __init__(self, *, minimum: int, maximum: int, size: int, started_at: float, number: int) -> None:
         """Begin outside any :class:`RunningJobs`. Raises ValueError when the size is out of its bounds."""
-        if not 0 < minimum <= size <= maximum:
+        if not 0 <= minimum <= size <= maximum:
             raise ValueError(f"a size of {size} is not within {minimum} to {maximum}")
         self.minimum = minimum
         self.maximum = maximum
@@ -144,6 +144,16 @@ class RunningJobs(Generic[J]):
             self._shrinkable.add(job)
         elif size == minimum:
             self._shrinkable.remove(job)
+
+    def rebound(self, job: J, *, minimum: int, maximum: int, size: int) -> None:
+        """Give a job other bounds, and a size within them. Raises ValueError when it is not."""
+        if not 0 <= minimum <= size <= maximum:
+            raise ValueError(f"a size of {size} is not within {minimum} to {maximum}")
+        if not job.busy:
+            self._discount(job)
+        job.minimum, job.maximum, job.size = minimum, maximum, size
+        if not job.busy:
+            self._count(job)
 
     def next_to_grow(self, after: Order | None) -> J | None:
         """Return the growable job that started next after ``after`` (None: the first of all)."""

@@ -44,7 +44,7 @@ def processors_released(context: Context, event: ev.ProcessorsReleased) -> None:
         spare = claim.processors - bounds(record, claim)[0]
         going = [id_ for id_ in claim.placeholders if id_ in released][:spare]
         if going:
-            _depart(context, record, number, going)
+            depart(context, record, number, going)
     if record.ends and len(record.ends) + len(record.departed) == len(record.ranks):
         over = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
         context.outcomes.append((record, over))
@@ -56,7 +56,13 @@ def _in_use(context: Context, id_: PlaceholderId) -> bool:
     return placeholder is not None and placeholder.state is PlaceholderState.LAUNCHED
 
 
-def _depart(context: Context, record: JobRecord, number: int, going: list[PlaceholderId]) -> None:
+def depart(
+    context: Context, record: JobRecord, number: int, going: list[PlaceholderId], why: str = "", *, gone: bool = False
+) -> None:
+    """Take processors, with the processes that had them, out of a running job.
+
+    ``why``: for people, when they were not asked for. ``gone``: somebody else sees to the end of their placeholders.
+    """
     state, claim = context.state, record.claims[number]
     placeholders = [state.placeholders[id_] for id_ in going]
     known = (*claim.lrm_ids, *(one.lrm_id for one in placeholders if one.lrm_id))
@@ -69,11 +75,14 @@ def _depart(context: Context, record: JobRecord, number: int, going: list[Placeh
     record.unclaim(leaving)
     claim.processors -= len(going)
     state.clusters[placeholders[0].cluster].unwanted = None
-    for placeholder in placeholders:
+    for placeholder in () if gone else placeholders:
         end_placeholder(context, placeholder)
     context.scan_wanted = True
     change = claim.change
-    if change is not None and change.phase is ChangePhase.RELEASING:
+    asked = change is not None and change.phase is ChangePhase.RELEASING
+    if not asked:
+        record.note_size(claim, claim.processors + len(going), why or "the application gave them back", context.now)
+    if change is not None and asked:
         change.done += len(going)
         spare = claim.processors - bounds(record, claim)[0]
         if change.done >= change.accepted or spare == 0:
@@ -83,6 +92,8 @@ def _depart(context: Context, record: JobRecord, number: int, going: list[Placeh
 
 def release_over(context: Context, record: JobRecord, number: int, change: Change) -> None:
     """Count what was given up, and wait for no more."""
-    context.ledger.end_change(record.claims[number])
+    claim = record.claims[number]
+    context.ledger.end_change(claim)
+    record.note_size(claim, claim.processors + change.done, change.reason, context.now)
     context.roster.update(record)
     settle(context, record, number, change, -change.done)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
+from koala_adapter.errors import PolicyAnswerError
+from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
+from koala_adapter.scheduler.malleable.hysteresis import jobs_have_shrunk, pause
+from koala_adapter.scheduler.malleable.others import free_for_growing
 from koala_adapter.scheduler.malleable.policies import Direction, Step
 from koala_adapter.scheduler.roster import order_of
 
@@ -37,11 +40,21 @@ def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
 
 
 def start_step(
-    context: Context, cluster: ClusterRecord, direction: Direction, value: int, *, reason: str, thorough: bool = False
+    context: Context,
+    cluster: ClusterRecord,
+    direction: Direction,
+    value: int,
+    *,
+    reason: str,
+    thorough: bool = False,
+    withheld: int = 0,
 ) -> None:
-    """Begin to grow or shrink the running jobs of a cluster on which no step is under way."""
+    """Begin to grow or shrink the running jobs of a cluster on which no step is under way.
+
+    ``withheld``: processors that are free, too, and more than one step may give out.
+    """
     step = Step(direction=direction, remaining=value, thorough=thorough)
-    cluster.step = ClusterStep(step=step, reason=reason, value=value)
+    cluster.step = ClusterStep(step=step, reason=reason, value=value, withheld=withheld)
     continue_step(context, cluster)
 
 
@@ -60,24 +73,26 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
             return
         if policy.rebalances and cluster.ending:
             return  # what some have given up for others is not free yet
-        step.remaining = min(step.remaining, cluster.available)
-    for member, amount in policy.messages(context.roster.on(cluster.parameters.name), step):
+        step.remaining = min(step.remaining, free_for_growing(context, cluster))
+    for member, amount in _messages(context, cluster, policy, step):
         current.awaited += 1
-        _ask(context, member, amount)
+        _ask(context, member, amount, current.reason)
     if current.awaited:
         return
     cluster.step = None
     context.scan_wanted = True
     if grows:
-        cluster.unwanted = max(0, step.remaining)
+        cluster.unwanted = step.remaining + current.withheld if step.remaining > 0 else 0
         if policy.rebalances and step.rounds:
             # What one application declines leaves the others unequal, which would begin it all again at this instant.
             cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
             cluster.levelled = len(context.roster.on(cluster.parameters.name))
             context.timetable.for_cluster(cluster, cluster.levelled_until)
     elif step.remaining > 0 and step.remaining >= current.value:  # what helped a little is worth another step
-        cluster.no_shrink_before = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
-        context.timetable.for_cluster(cluster, cluster.no_shrink_before)
+        seconds = max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
+        pause(context, cluster, Direction.SHRINK, seconds)
+    else:
+        jobs_have_shrunk(context, cluster)
 
 
 def settle(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:
@@ -103,11 +118,26 @@ def new_change(context: Context, processors: int, phase: ChangePhase) -> Change:
     return Change(number=context.state.changes_made, processors=processors, phase=phase)
 
 
-def _ask(context: Context, member: RunningClaim, amount: int) -> None:
+def _messages(
+    context: Context, cluster: ClusterRecord, policy: MalleabilityPolicy, step: Step
+) -> list[tuple[RunningClaim, int]]:
+    """Return the next round of a step; none when that cannot be sent, which ends the step."""
+    try:
+        messages = policy.messages(context.roster.on(cluster.parameters.name), step)
+    except PolicyAnswerError as error:
+        if cluster.refused_answer != error.message:
+            cluster.refused_answer = error.message
+            context.effects.add(ReportRefusedAnswer(reason=error.message))
+        return []
+    cluster.refused_answer = ""
+    return messages
+
+
+def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> None:
     record = context.state.jobs[member.job_id]
     claim = record.claims[member.claim]
     change = new_change(context, amount, ChangePhase.ASKED)
-    change.in_step = True
+    change.in_step, change.reason = True, reason
     context.ledger.begin_change(claim, change, ChangePhase.ASKED)
     abandon_after(context, record, change, context.state.parameters.answer_timeout)
     kind = OfferProcessors if amount > 0 else RequestProcessors

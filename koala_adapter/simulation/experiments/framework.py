@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from koala_adapter.errors import SimulationError
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.simulation import experiments
 from koala_adapter.simulation.parallel import ProgressListener, in_parallel, silent
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
+ALSO = "also"
+"""Name of the setting :data:`ALSO_POLICIES`."""
 Cell: TypeAlias = str | int | float | None
 
 
@@ -48,6 +51,17 @@ class Options:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of this experiment by name, all of them: the defaults are filled in."""
     progress: ProgressListener = silent
+    policies: Policies = OWN
+    """Those that a setting may name."""
+
+    def also(self, known: Sequence[str], but: Sequence[str]) -> list[str]:
+        """Return the further policies that the setting ``also`` names. Raises SimulationError for one not ``known``."""
+        names = [name.strip() for name in self.settings[ALSO].split(",") if name.strip()]
+        for name in names:
+            if name not in known:
+                message = f"{ALSO}: there is no policy {name!r} of that kind"
+                raise SimulationError(message, hint=f"there is {', '.join(known)}")
+        return [name for name in dict.fromkeys(names) if name not in but]
 
     @property
     def all_seeds(self) -> range:
@@ -177,6 +191,12 @@ class Setting:
             raise SimulationError(f"{self.name} is {value!r}", hint=hint)
 
 
+ALSO_POLICIES = Setting(
+    name=ALSO, default="", meaning="Further policies to compare, also installed ones, separated by commas."
+)
+"""Of experiments that compare policies: :meth:`Options.also`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """A published evaluation that can be repeated with one command."""
@@ -200,6 +220,7 @@ class Experiment:
         processes: int = 1,
         settings: Mapping[str, str] | None = None,
         progress: ProgressListener = silent,
+        policies: Policies = OWN,
     ) -> Options:
         """Return options with this experiment's defaults filled in. Raises SimulationError for a wrong setting."""
         known = {setting.name: setting for setting in self.settings}
@@ -214,6 +235,7 @@ class Experiment:
             processes=processes,
             settings={**{name: setting.default for name, setting in known.items()}, **(settings or {})},
             progress=progress,
+            policies=policies,
         )
 
 

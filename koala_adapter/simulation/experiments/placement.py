@@ -14,10 +14,12 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.parameters import Parameters
 from koala_adapter.simulation.confidence import difference, estimate
 from koala_adapter.simulation.engine import Engine
 from koala_adapter.simulation.experiments.framework import (
+    ALSO_POLICIES,
     Cell,
     Experiment,
     Figure,
@@ -72,6 +74,8 @@ class Case:
     """Share of the processors that local users ask for."""
     slowdown: float
     """By how much of its run time a job is longer for each cluster beyond the first."""
+    policies: Policies = OWN
+    """Those that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,11 @@ def simulate(case: Case) -> Outcome:
         site,
         run_seconds=seconds,
         seed=case.seed,
+        policies=case.policies,
     )
+    splits = case.policies.placement_policy(case.policy, Parameters()).splits
     for number, work in enumerate(works):
-        engine.at(work.at, partial(service.submit, work.job(number, case.policy, flexible=case.policy == FCM)))
+        engine.at(work.at, partial(service.submit, work.job(number, case.policy, flexible=splits)))
     engine.run(until=works[-1].at)
     run_to_end(engine, [service], until=works[-1].at + 200 * HOUR)
     return _outcome(service, works, staging, engine.now - WARM_UP)
@@ -152,6 +158,7 @@ Outcomes = dict[str, list[Outcome]]
 def run(options: Options) -> Result:
     """Run all policies for all seeds."""
     settings = options.settings
+    policies = (*POLICIES, *options.also(options.policies.placement_names, POLICIES))
     cases = [
         Case(
             policy,
@@ -160,11 +167,12 @@ def run(options: Options) -> Result:
             float(settings["interval"]),
             float(settings["local"]),
             float(settings["slowdown"]),
+            options.policies,
         )
-        for policy in POLICIES
+        for policy in policies
         for seed in options.all_seeds
     ]
-    outcomes: Outcomes = {policy: [] for policy in POLICIES}
+    outcomes: Outcomes = {policy: [] for policy in policies}
     for case, outcome in zip(cases, options.map(simulate, cases), strict=True):
         outcomes[case.policy].append(outcome)
     return Result(
@@ -234,7 +242,7 @@ def _bars(
 ) -> Figure:
     series = []
     for what, value in values.items():
-        found = [estimate([value(one) for one in outcomes[policy]]) for policy in POLICIES]
+        found = [estimate([value(one) for one in of_policy]) for of_policy in outcomes.values()]
         ends = [one.low for one in found], [one.high for one in found]
         series.append(Series(label=what, y=[one.mean for one in found], low=ends[0], high=ends[1]))
     return Figure(
@@ -244,7 +252,7 @@ def _bars(
         y_label=label,
         series=series,
         kind="bars",
-        categories=[SHORT[policy] for policy in POLICIES],
+        categories=[SHORT.get(policy, policy) for policy in outcomes],
         caption="Means over the repetitions with 95 % confidence intervals.",
     )
 
@@ -319,6 +327,7 @@ EXPERIMENT = Experiment(
     run=run,
     seeds=12,
     settings=(
+        ALSO_POLICIES,
         Setting(name="jobs", default="100", meaning="Jobs in each run.", least=1, whole=True),
         Setting(name="interval", default="400", meaning="Mean time between two of them, seconds.", least=1),
         Setting(

@@ -71,7 +71,7 @@ async def test_a_look_begun_before_a_change_does_not_do() -> None:
     """Whatever its age."""
     watched = Watched()
     await watched.watcher.fresh(within=LONG)
-    watched.watcher.spoil()
+    watched.watcher.invalidate()
     await watched.watcher.fresh(within=LONG)
     await watched.watcher.fresh(within=LONG)
     assert watched.asked == 2
@@ -95,7 +95,7 @@ async def test_a_look_that_failed_serves_nobody() -> None:
     """Who asks next asks anew."""
     watched = Watched()
     await watched.watcher.fresh(within=LONG)
-    watched.watcher.spoil()
+    watched.watcher.invalidate()
     watched.error = LrmUnavailableError("not now")
     await watched.fails()
     watched.error = None

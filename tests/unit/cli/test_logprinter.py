@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +12,11 @@ import pytest
 from koala_adapter.api.clusterreports import PlannedComponent
 from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
 from koala_adapter.api.reports import ComponentReport, JobReport
-from koala_adapter.cli.checking import Checked
+from koala_adapter.cli.check import Checked
 from koala_adapter.cli.logprinter import LogPrinter
-from koala_adapter.cli.planning import plan_table
+from koala_adapter.cli.plan import plan_table
 from koala_adapter.cli.session import make_console
-from koala_adapter.cli.tables import bar, seconds
+from koala_adapter.cli.tables import bar, clusters_table, seconds
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import CheckResult
 from koala_adapter.scheduler.outcome import JobState
@@ -214,3 +215,6 @@ def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
     record = JournalView(directory=tmp_path, scheduler=Site({"a": 4}).scheduler)
     report = answer_report(record, ClusterAnswer(config=config(), reading=reading))
     assert (report.placeholders, report.placeholders_queued) == (4, 2)
+    assert "wanted" not in printed(clusters_table([report], 1000.0))
+    crowded = replace(report, others_waiting=3)
+    assert "open, 3 wanted by others who wait" in printed(clusters_table([crowded], 1000.0))

@@ -13,7 +13,7 @@ from koala_adapter.cli.koala import koala
 from koala_adapter.cli.schedule import parse_weights
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import LrmJobId
-from koala_adapter.ordering.entries import Happening, Kind
+from koala_adapter.ordering.entries import JobEvent, JobEventKind
 from koala_adapter.ordering.explanations import Explanation, Overview
 from koala_adapter.ordering.shadow import Difference, ShadowReport
 from koala_adapter.queueing.priority import PriorityWeights
@@ -78,9 +78,9 @@ def test_refusals(tmp_path: Path, arguments: tuple[str, ...], code: int, said: s
 
 def test_lines_of_what_happened() -> None:
     """Job, user, processors, and what is to be known besides."""
-    one = Happening(
+    one = JobEvent(
         time=1e9,
-        kind=Kind.START,
+        kind=JobEventKind.START,
         job_id=LrmJobId("7"),
         user="kim",
         processors=6,
@@ -88,7 +88,7 @@ def test_lines_of_what_happened() -> None:
         nodes=(("n4", 3), ("n2", 3)),
     )
     assert "start        7         kim       6 processors  on n4:3,n2:3; as well" in ordertext.line(one)
-    reserved = Happening(time=1e9, kind=Kind.RESERVED, job_id=LrmJobId("8"), processors=1, at=1e9)
+    reserved = JobEvent(time=1e9, kind=JobEventKind.RESERVED, job_id=LrmJobId("8"), processors=1, at=1e9)
     assert "1 processor  at 2001-09-09" in ordertext.line(reserved)
     assert {ordertext.style(one), ordertext.style(reserved)} == {"cyan", "magenta"}
 

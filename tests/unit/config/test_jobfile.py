@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,18 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.config.inputfiles import LARGEST_SUM, InputFileTable
-from koala_adapter.config.jobfile import (
-    ComponentTable,
-    JobTable,
-    check_job,
-    job_from_dict,
-    load_job,
-    load_job_text,
-)
+from koala_adapter.config.jobfile import check_job, job_from_dict, load_job, load_job_text
+from koala_adapter.config.jobmodel import ComponentTable, JobTable
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.config.sitemodel import NoSettings, SiteConfig
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, Launcher
+from koala_adapter.model import ClusterName, Component, InputFile, Job, JobId, JobKind, Launcher, Retirement, RunnerName
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values
 
 if TYPE_CHECKING:
@@ -35,6 +30,7 @@ if TYPE_CHECKING:
 NOWHERE = Path("/nonexistent-directory-of-a-test")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = "walltime = 60\n"
+MALLEABLE = f'{HEAD}kind = "malleable"\nrunner = "workers"\n[[components]]\ncommand = ["w"]\nminimum = 1\nmaximum = 4\n'
 COMPONENT = '[[components]]\ncommand = ["a"]\nprocessors = 1\n'
 
 SITE_TEXT = """
@@ -138,9 +134,26 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ("walltime = 1.5\n" + COMPONENT, "^j.toml:1: walltime: found 1.5, allowed is a whole number from 1 to"),
         ("wall_time = 1\n" + HEAD + COMPONENT, '^j.toml:1: wall_time: unknown key, .*did you mean "walltime"'),
         ("processors = 1\n" + HEAD + COMPONENT, r"^j.toml:1: processors: unknown key, .*belongs in \[\[components\]\]"),
-        (HEAD + 'kind = "modable"\n' + COMPONENT, 'kind: .*"rigid" or "moldable"; did you mean "moldable"'),
-        (HEAD + 'kind = "malleable"\n' + COMPONENT, 'kind: .*allowed is "rigid" or "moldable": no runner changes'),
-        (HEAD + "kind = 1\n" + COMPONENT, 'kind: found 1, allowed is "rigid" or "moldable"'),
+        (HEAD + 'kind = "modable"\n' + COMPONENT, 'kind: .*"moldable" or "malleable"; did you mean "moldable"'),
+        (MALLEABLE.replace('runner = "workers"\n', ""), '^j.toml: runner: allowed in a malleable job is "workers"'),
+        (HEAD + 'runner = "workers"\n' + COMPONENT, r"^j.toml:2: runner: .*allowed in a malleable job only"),
+        (HEAD + 'kind = "malleable"\nrunner = "workers"\n' + COMPONENT, "components: no component can change its size"),
+        (MALLEABLE + 'launcher = "mpi"', r'launcher: found "mpi", allowed with runner = "workers" is "process"'),
+        (MALLEABLE + "initial = 9", r"initial: found 9, allowed is from minimum \(1\) to maximum \(4\)"),
+        (MALLEABLE + 'sizes = "odd"', r'sizes: found "odd", allowed is "any", "power-of-two" or "multiple-of-N"'),
+        (MALLEABLE + 'retire_signal = "STOP"', r'retire_signal: found "STOP", allowed is "TERM", "INT"'),
+        (
+            MALLEABLE + 'retire_signal = "INT"\nretire_command = ["a"]',
+            "retire_signal: given together with retire_command",
+        ),
+        (MALLEABLE + 'retire_command = [""]', r"retire_command: .*first text is the name or path of a program"),
+        (MALLEABLE + "retire_grace = 4000", r"retire_grace: found 4000, allowed is"),
+        (HEAD + COMPONENT + "retire_grace = 4", r"retire_grace: allowed in a malleable job only"),
+        (
+            MALLEABLE + COMPONENT + "initial = 1",
+            r"components\[1\].initial: allowed in a component with minimum and maximum",
+        ),
+        (HEAD + "kind = 1\n" + COMPONENT, 'kind: found 1, allowed is "rigid" or "moldable" or "malleable"'),
         (HEAD + 'placement = "best-fit"\n' + COMPONENT, 'placement: .*allowed is "worst-fit"'),
         (HEAD + "priority = 5000\n" + COMPONENT, "priority: found 5000, allowed is a whole number from -1000 to 1000"),
         (HEAD + 'working_directory = "~/x"\n' + COMPONENT, "working_directory: .*an absolute path"),
@@ -160,7 +173,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (HEAD + COMPONENT + COMPONENT + 'launcher = "mpi"', r"^j.toml:8: components\[1\].launcher: .*one launcher"),
         (
             HEAD + '[[components]]\ncommand = ["a"]\nminimum = 1\nmaximum = 2',
-            r"^j.toml:4: components\[0\].minimum: allowed in a moldable job only",
+            r"^j.toml:4: components\[0\].minimum: allowed in a moldable or malleable job only",
         ),
         (
             HEAD + 'kind = "moldable"\n[[components]]\ncommand = ["a"]\nminimum = 3\nmaximum = 2',
@@ -386,3 +399,19 @@ def _load_or_refuse(text: str) -> None:
         refused = ""
         assert job_from_dict(asdict(job)) == job
     assert all(line.startswith("j.toml") for line in refused.splitlines())
+
+
+def test_workers_and_their_head() -> None:
+    """What a malleable job says of its workers is kept; the components of fixed size are its head."""
+    more = 'initial = 2\nsizes = "multiple-of-2"\nretire_command = ["bye"]\nretire_grace = "2m"\nflexible = true\n'
+    job = loaded(MALLEABLE + more + COMPONENT)
+    workers, head = job.components
+    assert (job.kind, job.runner, job.is_head("c1"), job.is_head("c2")) == (
+        JobKind.MALLEABLE,
+        RunnerName.WORKERS,
+        False,
+        True,
+    )
+    assert (workers.initial, workers.sizes, workers.flexible) == (2, "multiple-of-2", True)
+    assert workers.retirement == Retirement(command=("bye",), grace=120)
+    assert head.retirement == Retirement(signal=signal.SIGTERM, grace=30)

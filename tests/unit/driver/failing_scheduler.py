@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler.clockchanges import advance
+from koala_adapter.scheduler.knownpolicies import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.batchnumbers import RecordedBatches
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import State
 
 
@@ -36,6 +39,8 @@ class Defects:
     after: Callable[[Event], bool] = field(default=lambda _: False)
     """Fails when everything has changed, and the actions are lost."""
 
+    policies: Policies = OWN
+
     def make(self, state: State | None) -> Scheduler:
         """Return a scheduler."""
         return FailingScheduler(self, state)
@@ -45,15 +50,15 @@ class FailingScheduler(Scheduler):
     """Fails where its defects are."""
 
     def __init__(self, defects: Defects, state: State | None = None) -> None:
-        super().__init__(state)
+        super().__init__(state, defects.policies)
         self._defects = defects
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: Event, recorded: RecordedBatches | None = None) -> list[Action]:
         """See Scheduler."""
         if self._defects.before(event):
             advance(self.state, self.timetable, event.time)
             raise InjectedError(f"before {type(event).__name__}")
-        actions = super().handle(event)
+        actions = super().handle(event, recorded)
         if self._defects.after(event):
             raise InjectedError(f"after {type(event).__name__}")
         return actions

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from koala_adapter.errors import KoalaError
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
@@ -25,6 +27,7 @@ class RecordingEffector:
 
     submit_placeholders = end_placeholders = launch_job = offer_processors = request_processors = _do
     take_processors = withdraw_offer = grant_processors = read_output = finish_job = correct_outcome = _do
+    report_refused_answer = _do
 
 
 class RecordingOwner:
@@ -33,6 +36,8 @@ class RecordingOwner:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.settled_often = self.halted_often = self.rebuilt_often = self.snapshots_begun = 0
+        self.set_aside: list[Event] = []
+        """In the latest rebuild."""
         self.failure: KoalaError | None = None
 
     def handled(self, event: Event) -> None:
@@ -48,12 +53,13 @@ class RecordingOwner:
         self.halted_often += 1
 
     def snapshot_begun(self) -> None:
-        """See Owner."""
+        """See LoopOwner."""
         self.snapshots_begun += 1
 
-    def state_rebuilt(self) -> None:
+    def state_rebuilt(self, set_aside: Sequence[Event]) -> None:
         """See LoopOwner."""
         self.rebuilt_often += 1
+        self.set_aside = list(set_aside)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""

@@ -306,6 +306,15 @@ def test_an_event_on_which_the_scheduler_fails_is_set_aside(looped: Looped, wher
         assert STATE.dump_json(rebuilt(reader, Scheduler).state) == after
 
 
+def test_all_that_is_set_aside_is_told(looped: Looped) -> None:
+    """Also what was taken in once, and fails when the state is built again: then that is not the state it was."""
+    working(looped)
+    looped.loop.post(at(1002.0))
+    looped.defects.before = lambda event: event.time in {1002.0, 1003.0}
+    looped.loop.post(at(1003.0))
+    assert [event.time for event in looped.owner.set_aside] == [1003.0, 1002.0]
+
+
 def test_who_asked_for_it_is_told(looped: Looped) -> None:
     """A job on which the scheduler fails was never submitted; neither is what it refuses a defect."""
     working(looped)

@@ -114,6 +114,8 @@ def test_both_refuse_the_same_wounded_templates() -> None:
         PUBLISHED.replace(b"<NT ", b"<NT xmlns='urn:x' "), PUBLISHED.replace(b"<NT ", b"<NT y:a='1' "),
         PUBLISHED.replace(b"<Type>CPU</Type>", b""), PUBLISHED.replace(b"<NT_Status>NT_NEGOTIATION</NT_Status>", b""),
         PUBLISHED.replace(b"MEM", b"CPU"), PUBLISHED.replace(b"UTF-8", b"latin-1"),
+        PUBLISHED.replace(b"UTF-8", b"UTF8"),
+        PUBLISHED.replace(b"UTF-8", b"US-ASCII"),
     ],
 )  # fmt: skip
 def test_both_refuse(document: bytes) -> None:

@@ -7,19 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter.batchsystem.listing import Listing
+from koala_adapter.batchsystem.starts import Patience, Stage, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.patience import Patience
-from koala_adapter.ordering.schedulingpass import Manner, decide
+from koala_adapter.ordering.schedulingpass import MisfitRules, decide
 from koala_adapter.queueing.policies import make_cluster_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.batchsystem.startlog import Pin
+    from koala_adapter.errors import LrmError
     from koala_adapter.model import Queue
-    from koala_adapter.ordering.entries import Happening, Kind, Start
+    from koala_adapter.ordering.entries import JobEvent, JobEventKind, Start
 
 PATIENCE = Patience(start=10.0, backoff=5.0, refused=60.0, longest=600.0)
 
@@ -42,12 +43,11 @@ class Listed:
         self.jobs: dict[str, LrmJob] = {}
         self.nodes = {f"n{n}": node(f"n{n}") for n in range(1, 5)} if nodes is None else {n.name: n for n in nodes}
         self.queues: dict[str, Queue] = {}
-        self.manner = Manner(overtaking=policy != "fcfs", guards=depth)
+        self.misfit_rules = MisfitRules.of(policy, depth)
         self.mirror = Mirror(
             lambda: make_cluster_scheduler(policy, 0, depth=depth),
             rules or Rules(),
-            patience=PATIENCE,
-            pins=pins,
+            Starts(PATIENCE, pins=pins),
         )
 
     @property
@@ -88,10 +88,10 @@ class Listed:
         """Let time pass, list everything, and return what is to be started."""
         self.now += after
         self.observe()
-        return decide(self.mirror, self.manner, self.now)
+        return decide(self.mirror, self.misfit_rules, self.now)
 
     def observe(self) -> None:
-        """List everything as it is."""
+        """List everything as it is; what runs is confirmed."""
         used = dict.fromkeys(self.nodes, 0)
         for job in self.jobs.values():
             for name, count in job.layout:
@@ -99,21 +99,35 @@ class Listed:
         nodes = tuple(replace(one, processors_used=one.processors_used + used[one.name]) for one in self.nodes.values())
         jobs = tuple(self.jobs.values())
         self.mirror.observe(Listing(read_at=self.now, jobs=jobs, nodes=nodes, queues=self.queues, offset=self.set_by))
+        for job_id in self.mirror.starts.in_stage(Stage.RUNS):
+            self.mirror.starts.advance(job_id, Stage.CONFIRMED, self.now)
 
     def step(self, after: float = 1.0) -> list[str]:
         """Look, have what is started run at once, and return the ids."""
         starts = self.look(after)
         for start in starts:
             self.run(start)
-            self.mirror.accepted(start.job_id, self.now)
+            self.accept(start.job_id)
         return [start.job_id for start in starts]
+
+    def accept(self, job_id: LrmJobId) -> None:
+        """Have the batch system accept a start."""
+        self.mirror.starts.advance(job_id, Stage.ACCEPTED, self.now)
+
+    def refuse(self, job_id: LrmJobId, error: LrmError) -> None:
+        """Have it refuse one."""
+        self.mirror.starts.advance(job_id, Stage.REFUSED, self.now, error=error)
+
+    def taken_back(self, job_id: LrmJobId) -> None:
+        """Have a job been held and untied."""
+        self.mirror.starts.advance(job_id, Stage.TAKEN_BACK, self.now)
 
     def end(self, *job_ids: str) -> None:
         """Have jobs leave the listing."""
         for job_id in job_ids:
             del self.jobs[job_id]
 
-    def told(self, kind: Kind) -> list[Happening]:
+    def told(self, kind: JobEventKind) -> list[JobEvent]:
         """Return what was told of a kind so far."""
         return [one for one in self.mirror.happened if one.kind is kind]
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, Node, NodeState
-from koala_adapter.ordering.allocation import Allocation, Misfit, Room, allocate, memory_on, rooms_of
-from koala_adapter.ordering.guards import Release, guard_for, guarded
+from koala_adapter.ordering.allocation import Allocation, Misfit, NodeRoom, allocate, memory_on, rooms_of
+from koala_adapter.ordering.guards import NodeRelease, guard_for, guarded
 from tests.examples import examples
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ def job(processors: int, **wishes: Any) -> LrmJob:  # noqa: ANN401 - fields of m
     return LrmJob(processors=processors, **values)
 
 
-def room(name: str, processors: int, *, memory: int | None = None, **values: Any) -> Room:  # noqa: ANN401 - likewise
+def room(name: str, processors: int, *, memory: int | None = None, **values: Any) -> NodeRoom:  # noqa: ANN401 - likewise
     """Return a node's room."""
     found = Node(name=name, state=NodeState.UP, processors=8, processors_used=8 - processors, **values)
-    return Room(node=found, processors=processors, memory_mib=memory)
+    return NodeRoom(node=found, processors=processors, memory_mib=memory)
 
 
-def four(*free: int) -> list[Room]:
+def four(*free: int) -> list[NodeRoom]:
     """Return nodes n1, n2 ... with so many processors free."""
     return [room(f"n{number}", count) for number, count in enumerate(free, start=1)]
 
 
-def given_to(wanted: LrmJob, rooms: Sequence[Room]) -> dict[str, int]:
+def given_to(wanted: LrmJob, rooms: Sequence[NodeRoom]) -> dict[str, int]:
     """Return what a job gets by node. Fails when it gets nothing."""
     found = allocate(wanted, rooms)
     assert isinstance(found, Allocation), found
@@ -45,7 +45,7 @@ def given_to(wanted: LrmJob, rooms: Sequence[Room]) -> dict[str, int]:
     return dict(found.nodes)
 
 
-def refused(wanted: LrmJob, rooms: Sequence[Room]) -> str:
+def refused(wanted: LrmJob, rooms: Sequence[NodeRoom]) -> str:
     """Return why a job gets nothing. Fails when it gets something."""
     found = allocate(wanted, rooms)
     assert isinstance(found, Misfit), found
@@ -141,7 +141,7 @@ ROOMS = st.lists(st.tuples(st.integers(0, 8), st.sampled_from([None, 30, 80])), 
 )
 
 
-def possible(wanted: LrmJob, rooms: Sequence[Room]) -> bool:
+def possible(wanted: LrmJob, rooms: Sequence[NodeRoom]) -> bool:
     """Try all ways to give a job nodes."""
     per_task = wanted.processors_per_task
     per_task = per_task if per_task > 1 and wanted.processors % per_task == 0 else 1
@@ -171,7 +171,7 @@ def possible(wanted: LrmJob, rooms: Sequence[Room]) -> bool:
 
 @examples(100)
 @given(JOBS, ROOMS)
-def test_it_fits_exactly_when_it_can(wanted: LrmJob, rooms: list[Room]) -> None:
+def test_it_fits_exactly_when_it_can(wanted: LrmJob, rooms: list[NodeRoom]) -> None:
     """No node is ever exceeded, the count is right, every wish is kept, and no job is passed over that could fit."""
     found = allocate(wanted, rooms)
     assert isinstance(found, Allocation) == possible(wanted, rooms)
@@ -191,7 +191,7 @@ def test_it_fits_exactly_when_it_can(wanted: LrmJob, rooms: list[Room]) -> None:
 def test_nodes_are_kept_for_a_job_that_fits_in_sum_only() -> None:
     """Whoever ends before its earliest start may use its nodes, whoever ends later may not."""
     rooms = {one.node.name: one for one in four(4, 4, 0)}
-    releases = [Release(at=50.0, node="n3", processors=8), Release(at=100.0, node="n1", processors=4)]
+    releases = [NodeRelease(at=50.0, node="n3", processors=8), NodeRelease(at=100.0, node="n1", processors=4)]
     guard = guard_for(job(8, nodes_wanted=1), rooms, releases)
     assert guard is not None
     assert (guard.at, guard.spare) == (50.0, {"n3": 0})
@@ -206,15 +206,15 @@ def test_nodes_are_kept_for_a_job_that_fits_in_sum_only() -> None:
 
 @examples(40)
 @given(JOBS, ROOMS, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4)), max_size=6))
-def test_kept_nodes_are_there_in_time(wanted: LrmJob, rooms: list[Room], ends: list[tuple[int, int, int]]) -> None:
+def test_kept_nodes_are_there_in_time(wanted: LrmJob, rooms: list[NodeRoom], ends: list[tuple[int, int, int]]) -> None:
     """When all that others may still take is taken, the job has its nodes at the kept time, and not before."""
-    releases = [Release(at=float(at), node=f"n{number}", processors=count) for at, number, count in sorted(ends)]
+    releases = [NodeRelease(at=float(at), node=f"n{number}", processors=count) for at, number, count in sorted(ends)]
     by_name = {one.node.name: one for one in rooms}
     guard = guard_for(wanted, by_name, releases)
     if guard is None:
         return
 
-    def at(time: float) -> list[Room]:
+    def at(time: float) -> list[NodeRoom]:
         back = Counter[str]()
         for release in releases:
             back[release.node] += release.processors if release.at <= time else 0

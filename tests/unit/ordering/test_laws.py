@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koala_adapter.ordering.entries import Kind
+from koala_adapter.ordering.entries import JobEventKind
 from koala_adapter.queueing.policies import POLICIES
 from tests.examples import examples
 from tests.unit.ordering.ordering_site import Listed
@@ -84,7 +84,7 @@ def test_every_queue_runs_to_its_end(policy: str, seed: int, choosy: bool) -> No
     """On no node are ever more processors held than there are, each job starts once, with what it asked for."""
     life = Life(policy, seed, jobs=25, choosy=choosy)
     life.run()
-    starts = [one.job_id for one in life.site.told(Kind.START)]
+    starts = [one.job_id for one in life.site.told(JobEventKind.START)]
     assert sorted(starts) == sorted(life.run_times)
 
 
@@ -95,8 +95,8 @@ def test_every_promise_is_kept(policy: str, seed: int) -> None:
     """A job for which a start was reserved never starts later than that, whoever overtook it."""
     life = Life(policy, seed, jobs=25, choosy=False)
     life.run()
-    promised = {one.job_id: one.at for one in life.site.told(Kind.RESERVED)}
-    started = {one.job_id: one.time for one in life.site.told(Kind.START)}
+    promised = {one.job_id: one.at for one in life.site.told(JobEventKind.RESERVED)}
+    started = {one.job_id: one.time for one in life.site.told(JobEventKind.START)}
     assert promised
     for job_id, at in promised.items():
         # Time passes in steps of one second here.

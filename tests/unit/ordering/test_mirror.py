@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from koala_adapter.batchsystem.starts import Stage
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
-from koala_adapter.ordering.entries import Kind, Phase
+from koala_adapter.ordering.entries import JobEventKind, Phase
 from koala_adapter.ordering.listedjobs import Rules
 from tests.unit.ordering.ordering_site import PATIENCE, Listed, node
 
@@ -24,7 +26,7 @@ def test_jobs_are_started_in_order_and_backfilled() -> None:
     site.submit("3", 8, 500)
     site.submit("4", 8, 90)
     assert site.step() == ["1", "4"]
-    assert [(one.job_id, one.at) for one in site.told(Kind.RESERVED)] == [("2", 1101.0)]
+    assert [(one.job_id, one.at) for one in site.told(JobEventKind.RESERVED)] == [("2", 1101.0)]
     site.end("4")
     assert site.step() == []
     site.end("1")
@@ -32,8 +34,8 @@ def test_jobs_are_started_in_order_and_backfilled() -> None:
     site.end("2")
     assert site.step() == ["3"]
     assert site.step() == []
-    assert {one.job_id for one in site.told(Kind.STARTED)} == {"1", "3"}
-    assert [one.job_id for one in site.told(Kind.ENDED)] == ["4", "1", "2"]
+    assert {one.job_id for one in site.told(JobEventKind.STARTED)} == {"1", "3"}
+    assert [one.job_id for one in site.told(JobEventKind.ENDED)] == ["4", "1", "2"]
 
 
 def test_first_come_first_served_overtakes_nobody() -> None:
@@ -45,7 +47,7 @@ def test_first_come_first_served_overtakes_nobody() -> None:
     site.submit("3", 16, nodes_wanted=2, requested_nodes=("n1", "n2"))
     site.submit("4", 1)
     assert site.step() == []
-    assert "16 processors on 2 nodes" in site.told(Kind.PASSED_OVER)[0].detail
+    assert "16 processors on 2 nodes" in site.told(JobEventKind.PASSED_OVER)[0].detail
     site.end("1", "2")
     assert site.step() == ["3", "4"]
 
@@ -62,7 +64,7 @@ def test_a_job_that_fits_in_sum_only_is_passed_over_and_not_starved(policy: str)
     site.submit("longer", 8, 5000)
     site.submit("short", 4, 50)
     assert site.step() == ["long", "short"]
-    assert "wide" in {one.job_id for one in site.told(Kind.PASSED_OVER)}
+    assert "wide" in {one.job_id for one in site.told(JobEventKind.PASSED_OVER)}
     site.end("r1", "r2", "r3", "r4")
     assert "wide" in site.step(100)
 
@@ -132,7 +134,7 @@ def test_elements_of_an_array_one_after_the_other() -> None:
         site.submit(f"7.{number}", 4, array_index=number)
     site.submit("8.1", 4, array_index=1)
     assert site.step() == ["7.1", "8.1"]
-    assert "one at a time" in site.told(Kind.PASSED_OVER)[0].detail
+    assert "one at a time" in site.told(JobEventKind.PASSED_OVER)[0].detail
     assert site.step() == ["7.2"]
 
 
@@ -142,7 +144,7 @@ def test_others_starts_and_ends_are_taken_in() -> None:
     site.submit("1", 24, state=LrmJobState.RUNNING, hold=None, layout=(("n1", 8), ("n2", 8), ("n3", 8)))
     site.submit("2", 16)
     assert site.step() == []
-    assert [one.job_id for one in site.told(Kind.ADOPTED)] == ["1"]
+    assert [one.job_id for one in site.told(JobEventKind.ADOPTED)] == ["1"]
     site.end("2")
     site.submit("3", 8)
     assert site.step() == ["3"]
@@ -202,7 +204,7 @@ def test_a_changed_walltime_is_a_changed_promise() -> None:
     site.submit("4", 8, 300)
     site.end("3")
     assert site.step() == ["4"]
-    assert {one.job_id for one in site.told(Kind.CHANGED)} == {"1", "3"}
+    assert {one.job_id for one in site.told(JobEventKind.CHANGED)} == {"1", "3"}
 
 
 def test_a_start_is_counted_before_it_shows() -> None:
@@ -210,7 +212,7 @@ def test_a_start_is_counted_before_it_shows() -> None:
     site = Listed()
     site.submit("1", 20)
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.submit("2", 20)
     site.submit("3", 12)
     (other,) = site.look()
@@ -223,7 +225,7 @@ def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
     site = Listed()
     site.submit("1", 20, 100)
     (start,) = site.look()
-    site.mirror.asking(start.job_id, start.allocation.nodes)
+    site.mirror.starts.advance(start.job_id, Stage.ASKED, site.now)
     site.submit("2", 32, 100)
     site.submit("3", 8, 500)
     for name, _ in start.allocation.nodes:
@@ -231,7 +233,10 @@ def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
     assert site.step() == []
     assert site.mirror.schedulers[0].processors == 32
     site.run(start)
-    site.mirror.accepted(start.job_id, site.now + 0.5)
+    site.accept(start.job_id)
+    assert site.step() == []
+    assert site.mirror.schedulers[0].processors == 32
+    site.mirror.starts.advance(start.job_id, Stage.CONFIRMED, site.now + 0.5)
     assert site.step() == []
     assert site.mirror.schedulers[0].processors == 20
 
@@ -241,26 +246,27 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     site = Listed()
     site.submit("1", 4, requested_nodes=("n1",))
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.change("1", state=LrmJobState.QUEUED, hold=None, reason="Resources")
     assert site.look(5.0) == []
-    assert site.mirror.to_hold() == []
+    assert site.mirror.to_take_back() == []
     assert site.look(6.0) == []
-    assert site.mirror.to_hold() == ["1"]
-    assert "did not start within 11 s (Resources)" in site.told(Kind.NOT_STARTED)[0].detail
+    assert site.mirror.to_take_back() == ["1"]
+    assert "did not start within 11 s (Resources)" in site.told(JobEventKind.NOT_STARTED)[0].detail
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+    site.taken_back(start.job_id)
     assert site.look() == []
-    assert site.mirror.to_hold() == []
+    assert site.mirror.to_take_back() == []
     assert "tried again in" in site.mirror.entries[start.job_id].reason
     (again,) = site.look(5.0)
     assert again.pin.failures == 1
     assert again.pin.wishes.requested_nodes == ("n1",)
     site.run(again)
     site.look()
-    assert [(pin.started, pin.failures, pin.failure) for pin in site.mirror.pins.values()] == [(True, 0, "")]
+    assert [(pin.started, pin.failures, pin.failure) for pin in site.mirror.starts.pins.values()] == [(True, 0, "")]
     site.end("1")
     site.look()
-    assert site.mirror.pins == {}
+    assert site.mirror.starts.pins == {}
 
 
 @pytest.mark.parametrize(
@@ -277,11 +283,11 @@ def test_where_a_started_job_is_found_is_told(layout: tuple[tuple[str, int], ...
     site = Listed()
     site.submit("1", 4, requested_nodes=("n1",))
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     nodes = tuple(name for name, _ in layout)
     site.change("1", state=LrmJobState.RUNNING, hold=None, layout=layout, nodes=nodes, started_at=site.now)
     site.look()
-    assert [one.detail for one in site.told(Kind.STARTED)] == [said]
+    assert [one.detail for one in site.told(JobEventKind.STARTED)] == [said]
 
 
 def test_a_refused_start_waits_longer() -> None:
@@ -289,7 +295,7 @@ def test_a_refused_start_waits_longer() -> None:
     site = Listed()
     site.submit("1", 32)
     (start,) = site.look()
-    site.mirror.refused(start.job_id, site.now, "access denied")
+    site.refuse(start.job_id, LrmRejectedError("access denied"))
     site.submit("2", 32, 1000)
     assert site.step() == ["2"]
     assert "access denied" in site.mirror.entries[start.job_id].reason
@@ -305,12 +311,33 @@ def test_an_unanswered_start_is_judged_by_what_shows() -> None:
     site.submit("2", 4)
     first, second = site.look()
     for start in (first, second):
-        site.mirror.accepted(start.job_id, site.now, doubtful=True)
+        site.mirror.starts.advance(start.job_id, Stage.UNCERTAIN, site.now, error=LrmUnavailableError("no answer"))
     site.run(second)
     assert site.look() == []
-    assert site.mirror.entries[first.job_id].phase is Phase.LEFT_OUT or site.mirror.to_hold() == []
-    assert [one.job_id for one in site.told(Kind.NOT_STARTED)] == ["1"]
-    assert [one.job_id for one in site.told(Kind.STARTED)] == ["2"]
+    assert site.mirror.to_take_back() == ["1"]
+    site.taken_back(first.job_id)
+    site.look()
+    assert site.mirror.entries[first.job_id].phase is Phase.LEFT_OUT
+    assert [one.job_id for one in site.told(JobEventKind.NOT_STARTED)] == ["1"]
+    assert [one.job_id for one in site.told(JobEventKind.STARTED)] == ["2"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_that_goes_before_it_shows_gives_back_what_was_reserved(ended: bool) -> None:  # noqa: FBT001 - a parameter
+    """Cancelled, or over between two looks; what was asked for is undone once, and nothing stays on record."""
+    site = Listed()
+    site.submit("1", 4)
+    (start,) = site.look()
+    site.accept(start.job_id)
+    if ended:
+        site.change("1", state=LrmJobState.ENDED, hold=None)
+    else:
+        site.end("1")
+    site.look()
+    assert (site.mirror.to_take_back(), site.mirror.starts.pins) == (["1"], {})
+    site.taken_back(start.job_id)
+    site.look()
+    assert (site.mirror.to_take_back(), site.mirror.starts.attempts) == ([], {})
 
 
 @pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])
@@ -332,12 +359,13 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
     again = site.look(1.0)
     if shown in {"running", "gone"}:
         assert again == site.look(100.0) == []
-        assert [pin.started for pin in site.mirror.pins.values()] == ([True] if shown == "running" else [])
+        assert [pin.started for pin in site.mirror.starts.pins.values()] == ([True] if shown == "running" else [])
         return
     if shown == "queued":
         assert again == site.look(11.0) == []
-        assert site.mirror.to_hold() == ["1"]
+        assert site.mirror.to_take_back() == ["1"]
         site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+        site.taken_back(start.job_id)
         again = [*site.look(1.0), *site.look(6.0)]
     assert [(one.job_id, one.pin.wishes.requested_nodes) for one in again] == [("1", ())]
 
@@ -363,7 +391,7 @@ def test_being_killed_again_and_again_is_no_failure_of_the_job() -> None:
         site.submit("1", 4, submitted_at=1.0)
         (start,) = site.look()
         pins = [start.pin]
-    site.mirror.refused(start.job_id, site.now, "busy")
+    site.refuse(start.job_id, LrmRejectedError("busy"))
     assert site.look(PATIENCE.refused - 2.0) == []
     assert [one.job_id for one in site.look(3.0)] == ["1"]
 
@@ -373,14 +401,15 @@ def test_killed_while_a_start_is_taken_back() -> None:
     site = Listed()
     site.submit("1", 4, submitted_at=1.0)
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.change("1", state=LrmJobState.QUEUED, hold=None)
     site.look(11.0)
-    following = Listed(pins=site.mirror.pins.values())
+    following = Listed(pins=site.mirror.starts.pins.values())
     following.now, following.jobs = site.now, site.jobs
     assert following.look() == []
-    assert following.mirror.to_hold() == ["1"]
+    assert following.mirror.to_take_back() == ["1"]
     following.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+    following.taken_back(start.job_id)
     assert [one.job_id for one in [*following.look(), *following.look(PATIENCE.backoff)]] == ["1"]
 
 
@@ -394,7 +423,7 @@ def test_ended_jobs_in_the_listing_are_over() -> None:
     site.change("1", state=LrmJobState.ENDED, layout=())
     site.submit("2", 32)
     assert site.step() == ["2"]
-    assert [one.job_id for one in site.told(Kind.SUBMITTED)] == ["1", "2"]
+    assert [one.job_id for one in site.told(JobEventKind.SUBMITTED)] == ["1", "2"]
 
 
 def _history(policy: str, steps: tuple[float, ...]) -> list[list[str]]:
@@ -455,11 +484,12 @@ def test_the_patience_with_a_start_does_not_depend_on_the_clock(step: float) -> 
     site = Listed()
     site.submit("1", 8)
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.set_by = step
     site.look(9)
-    assert not site.told(Kind.NOT_STARTED)
+    assert not site.told(JobEventKind.NOT_STARTED)
     site.look(2)
-    assert len(site.told(Kind.NOT_STARTED)) == 1
+    assert len(site.told(JobEventKind.NOT_STARTED)) == 1
+    site.taken_back(start.job_id)
     site.set_by = 0.0
     assert [one.job_id for one in site.look(6)] == ["1"]

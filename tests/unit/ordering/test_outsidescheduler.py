@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.batchsystem.starter import LrmStarts, Starter
 from koala_adapter.batchsystem.startlog import StartLog
+from koala_adapter.batchsystem.starts import Patience, Starts
 from koala_adapter.errors import JobNotFoundError, JournalError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.net.unixsocket import reachable
-from koala_adapter.ordering.entries import Kind
+from koala_adapter.ordering.entries import JobEventKind
 from koala_adapter.ordering.explainserver import ExplainServer, ask_explanation
 from koala_adapter.ordering.explanations import explain, overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.outsidescheduler import Driver
+from koala_adapter.ordering.outsidescheduler import OutsideScheduler
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher
-from koala_adapter.ordering.patience import Patience
-from koala_adapter.ordering.schedulingpass import Manner
+from koala_adapter.ordering.schedulingpass import MisfitRules
 from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
 from tests.unit.service.scripted_lrm import ScriptedLrm
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from koala_adapter.ordering.entries import Happening
+    from koala_adapter.ordering.entries import JobEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +46,11 @@ class StartingLrm(ScriptedLrm):
         self.all_nodes = (Node(name="n1", state=NodeState.UP, processors=8, processors_used=0),)
         self.started: list[tuple[str, tuple[str, ...]]] = []
         self.held: list[LrmJobId] = []
+        self.confirmed: list[LrmJobId] = []
+        self.sent_back: list[LrmJobId] = []
         self.becomes = LrmJobState.RUNNING
+        self.layout: tuple[tuple[str, int], ...] = ()
+        """Where a job runs, when that is told."""
         self.takes_first = False
         """A start that fails is taken all the same."""
 
@@ -76,7 +81,23 @@ class StartingLrm(ScriptedLrm):
         self.started.append((job, tuple(nodes)))
         if self.takes_first or self.errors.get("start_on") is None:
             self.change(job, self.becomes)
+            self.all_jobs = tuple(replace(one, layout=self.layout) if one.id == job else one for one in self.all_jobs)
         self._answer("start_on")
+
+    async def confirm_start(self, job: LrmJobId) -> None:
+        """See Lrm."""
+        self._answer("confirm_start")
+        self.confirmed.append(job)
+
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """See Lrm."""
+        self._answer("requeue")
+        self.sent_back += ids
+        for job_id in ids:
+            self.all_jobs = tuple(
+                replace(job, state=LrmJobState.HELD, layout=(), requeues=1) if job.id == job_id else job
+                for job in self.all_jobs
+            )
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """See Lrm."""
@@ -91,18 +112,18 @@ class Driven:
 
     def __init__(self, directory: Path, lrm: StartingLrm | None = None) -> None:
         self.lrm = lrm or StartingLrm()
-        self.happened: list[Happening] = []
+        self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
         self.record = StartLog(directory / "starts.sqlite")
-        self.mirror = Mirror(
-            lambda: make_cluster_scheduler("easy", 0),
-            Rules(),
-            patience=Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0),
-            pins=self.record.pins,
-        )
+        patience = Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0)
+        starts = Starts(patience, pins=self.record.pins)
+        self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
-        manner = Manner(overtaking=True, guards=1)
-        self.driver = Driver(self.lrm, watcher, self.mirror, manner, self.record, tell=self.happened.extend)
+        misfit_rules = MisfitRules(overtaking=True, guards=1)
+        starter = Starter(LrmStarts(self.lrm), starts, self.record, clock=watcher.clock.now)
+        self.driver = OutsideScheduler(
+            watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -118,7 +139,7 @@ class Driven:
             while not met():  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
 
-    def kinds(self, job_id: str) -> list[Kind]:
+    def kinds(self, job_id: str) -> list[JobEventKind]:
         """Return what was told of a job."""
         return [one.kind for one in self.happened if one.job_id == job_id]
 
@@ -129,12 +150,12 @@ async def test_jobs_are_started_one_after_the_other(tmp_path: Path) -> None:
     driven.lrm.add("1")
     driven.lrm.add("2", 3)
     async with driven.running():
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
         assert all(pin.started for pin in driven.record.pins)
         driven.lrm.change("1", LrmJobState.ENDED)
-        await driven.until(lambda: Kind.STARTED in driven.kinds("2"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("2"))
     assert driven.lrm.started == [("1", ("n1",) * 8), ("2", ("n1",) * 3)]
-    assert driven.kinds("1") == [Kind.SUBMITTED, Kind.START, Kind.STARTED, Kind.ENDED]
+    assert driven.kinds("1") == [JobEventKind.SUBMITTED, JobEventKind.START, JobEventKind.STARTED, JobEventKind.ENDED]
 
 
 async def test_once_returns_when_what_it_started_shows(tmp_path: Path) -> None:
@@ -145,7 +166,7 @@ async def test_once_returns_when_what_it_started_shows(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         await driven.driver.run(once=True)
     assert [job for job, _ in driven.lrm.started] == ["1"]
-    assert Kind.STARTED in driven.kinds("1")
+    assert JobEventKind.STARTED in driven.kinds("1")
 
 
 async def test_a_silent_batch_system_costs_time_only(tmp_path: Path) -> None:
@@ -159,7 +180,7 @@ async def test_a_silent_batch_system_costs_time_only(tmp_path: Path) -> None:
         driven.lrm.errors["jobs"] = ValueError("a defect")
         await driven.until(lambda: driven.lrm.polls >= 4)
         driven.lrm.errors["jobs"] = None
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
     assert driven.troubles[-1] == ""
 
 
@@ -174,7 +195,7 @@ async def test_a_start_without_an_answer(tmp_path: Path, error: Exception, taken
     async with driven.running():
         await driven.until(lambda: bool(driven.lrm.started))
         driven.lrm.errors["start_on"] = None
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
         await anyio.sleep(0.1)
     assert len(driven.lrm.started) == (1 if taken else 2)
 
@@ -185,12 +206,12 @@ async def test_a_refused_start_lets_others_go_first(tmp_path: Path) -> None:
     driven.lrm.add("1")
     driven.lrm.errors["start_on"] = LrmRejectedError("access denied")
     async with driven.running():
-        await driven.until(lambda: Kind.NOT_STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.NOT_STARTED in driven.kinds("1"))
         driven.lrm.errors["start_on"] = None
         driven.lrm.add("2")
-        await driven.until(lambda: Kind.STARTED in driven.kinds("2"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("2"))
         driven.lrm.change("2", LrmJobState.ENDED)
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
 
 
 async def test_a_start_that_does_not_show_is_held_again(tmp_path: Path) -> None:
@@ -203,9 +224,63 @@ async def test_a_start_that_does_not_show_is_held_again(tmp_path: Path) -> None:
         await driven.until(lambda: driven.lrm.order.count("hold") >= 2)
         driven.lrm.errors["hold"] = None
         driven.lrm.becomes = LrmJobState.RUNNING
-        await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
+        await driven.until(lambda: JobEventKind.STARTED in driven.kinds("1"))
     assert driven.lrm.held == ["1"]
-    assert driven.kinds("1").count(Kind.NOT_STARTED) == 1
+    assert driven.kinds("1").count(JobEventKind.NOT_STARTED) == 1
+
+
+async def test_a_start_that_shows_is_confirmed_once(tmp_path: Path) -> None:
+    """Also when that is not answered at first; the next process says so again, because it cannot know."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.errors["confirm_start"] = LrmUnavailableError("not now")
+    async with driven.running():
+        await driven.until(lambda: driven.lrm.order.count("confirm_start") >= 3)
+        driven.lrm.errors["confirm_start"] = None
+        await driven.until(lambda: bool(driven.lrm.confirmed))
+        await anyio.sleep(0.2)
+    assert driven.lrm.confirmed == ["1"]
+    driven.record.close()
+    following = Driven(tmp_path, driven.lrm)
+    async with following.running():
+        await following.until(lambda: driven.lrm.confirmed == ["1", "1"])
+    assert [job for job, _ in driven.lrm.started] == ["1"]
+
+
+async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None:
+    """Then it is started anew after a pause, where it should."""
+    driven = Driven(tmp_path)
+    driven.lrm.all_nodes = (*driven.lrm.all_nodes, replace(driven.lrm.all_nodes[0], name="n2"))
+    driven.lrm.add("1", 16)
+    driven.lrm.layout = (("n1", 12), ("n2", 4))
+    async with driven.running():
+        await driven.until(lambda: driven.lrm.sent_back == ["1"])
+        driven.lrm.layout = (("n1", 8), ("n2", 8))
+        await driven.until(lambda: driven.kinds("1").count(JobEventKind.STARTED) == 2)
+        await anyio.sleep(0.1)
+    assert driven.lrm.sent_back == ["1"]
+    assert driven.kinds("1")[-4:] == [
+        JobEventKind.REQUEUED,
+        JobEventKind.LEFT_OUT,
+        JobEventKind.START,
+        JobEventKind.STARTED,
+    ]
+    assert len(driven.lrm.started) == 2
+
+
+async def test_stopped_it_holds_again_what_does_not_run(tmp_path: Path) -> None:
+    """The next one finds the job in hold, and starts it."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.becomes = LrmJobState.QUEUED
+    async with driven.running():
+        await driven.until(lambda: bool(driven.lrm.started))
+    assert (driven.lrm.held, driven.lrm.all_jobs[0].state) == (["1"], LrmJobState.HELD)
+    driven.record.close()
+    driven.lrm.becomes = LrmJobState.RUNNING
+    following = Driven(tmp_path, driven.lrm)
+    async with following.running():
+        await following.until(lambda: JobEventKind.STARTED in following.kinds("1"))
 
 
 async def test_nothing_is_started_that_is_not_on_record(tmp_path: Path) -> None:

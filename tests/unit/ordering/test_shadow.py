@@ -7,7 +7,7 @@ import pytest
 
 from koala_adapter.batchsystem.listing import Listing
 from koala_adapter.model import LrmJobState
-from koala_adapter.ordering.entries import Kind
+from koala_adapter.ordering.entries import JobEventKind
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.shadow import Shadow
 from koala_adapter.queueing.policies import make_cluster_scheduler
@@ -141,7 +141,7 @@ def test_running_and_cancelled_jobs_count_as_they_are() -> None:
     report = watched.shadow.report()
     assert report.jobs == 2
     assert [one.job_id for one in report.first_earlier] == ["2"] or report.same == 2
-    (told,) = [one for one in watched.shadow.happened if one.kind is Kind.START]
+    (told,) = [one for one in watched.shadow.happened if one.kind is JobEventKind.START]
     assert (told.job_id, told.detail) == ("2", "the batch system not yet")
 
 

@@ -18,12 +18,12 @@ from koala_adapter.errors import (
 )
 from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobId, LrmJobState
 from koala_adapter.plugin import Submission
-from koala_drmaa import DrmaaSettings
 from koala_drmaa.classify import error_of, kind_of_exception, kind_of_text
 from koala_drmaa.environment import HelperLaunch, Loading, first_library
 from koala_drmaa.lrm import native_options, raise_for
 from koala_drmaa.protocol import FailureKind, JobStatus, ListedBatch, ListedJob, Refusal
 from koala_drmaa.scripts import KEEP_SECONDS, ScriptDelivery, ScriptStore
+from koala_drmaa.settings import DrmaaSettings
 from koala_drmaa.states import end_of, jobs_of_batch, unknown_key
 from koala_drmaa.template import apply_directives, job_template, render_template
 

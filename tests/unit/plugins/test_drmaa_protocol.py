@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,10 +35,10 @@ from koala_drmaa.protocol import (
     SubmitBulk,
     Submitted,
     Template,
-    decode_request,
-    decode_result,
     encode,
 )
+from koala_drmaa.requestlines import decode_request
+from koala_drmaa.resultlines import decode_result
 
 TEMPLATE = Template(
     name="k1",
@@ -112,3 +115,26 @@ def test_noise_is_refused(noise: bytes) -> None:
     for decode in (decode_request, decode_result):
         with pytest.raises(ProtocolError):
             decode(noise)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"number": 1, "result": {}}',
+        b'{"number": 1, "result": {"result": "done", "extra": 1}}',
+        b'{"number": 1, "result": {"result": "listed", "batches": [{"key": "k", "count": 1, "submitted_at": "x"}]}}',
+        b'{"number": 1, "result": {"result": "done"}, "more": 1}',
+    ],
+)
+def test_what_is_no_result_is_refused(line: bytes) -> None:
+    """Likewise in the other direction."""
+    with pytest.raises(ProtocolError, match="not understood"):
+        decode_result(line)
+
+
+def test_the_helper_starts_without_what_only_its_parent_needs() -> None:
+    """One runs for each cluster, and is started again when it has died: it takes a quarter of the time so."""
+    heavy = ("pydantic", "anyio", "asyncio", "structlog", "importlib.metadata", "koala_adapter.plugin")
+    code = f"import sys, koala_drmaa.helper; print(*[one for one in {heavy} if one in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -13,6 +13,7 @@ from koala_adapter.policies import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyD
 from koala_adapter.policies.entrypoints import installed, load_definitions, policy_names
 from koala_adapter.policies.loading import load_policies, load_queue_policy
 from koala_adapter.queueing.backfill import Easy
+from koala_adapter.queueing.checkedqueue import CheckedQueues
 from koala_adapter.scheduler.placement.worstfit import WorstFit
 from tests.unit.policies.installed import install
 
@@ -60,9 +61,12 @@ def entry(attribute: str, name: str = "placement.mine", module: str = __name__) 
 def test_good_policies_are_made() -> None:
     """Placement policies come beside koala's own, which come first; those of queues are made when they are wanted."""
     policies = load_policies([entry("GOOD"), entry("QUEUE", "queue.mine")])
-    assert isinstance(policies.placement["mine"], Mine)
+    assert policies.placement["mine"].name == "mine"
     assert (policies.placement_names[0], policies.placement_names[-1]) == ("worst-fit", "mine")
-    assert load_queue_policy("mine", [entry("QUEUE", "queue.mine")]) is Easy
+    queues = load_queue_policy("mine", [entry("QUEUE", "queue.mine")])
+    assert isinstance(queues, CheckedQueues)
+    assert queues.make is Easy
+    assert "queue.mine" in queues.described
     assert load_queue_policy("easy", [entry("QUEUE", "queue.mine")]) is None
     with pytest.raises(ConfigurationError, match="no policy 'yours'") as caught:
         load_queue_policy("yours", [entry("QUEUE", "queue.mine")])

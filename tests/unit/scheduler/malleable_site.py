@@ -42,9 +42,19 @@ class MalleableSite(Site):
         policy: str = "egs-repeated",
         clusters: tuple[ClusterParameters, ...] = (),
         policies: Policies = OWN,
+        *,
+        grow_pause: float = 0.0,
+        shrink_pause: float = 0.0,
+        largest_change: int | None = None,
     ) -> None:
         """Nothing is running."""
-        parameters = Parameters(approach=approach, malleability_policy=policy)
+        parameters = Parameters(
+            approach=approach,
+            malleability_policy=policy,
+            grow_pause=grow_pause,
+            shrink_pause=shrink_pause,
+            largest_change=largest_change,
+        )
         super().__init__(processors, parameters, *clusters, policies=policies)
 
     def start(self, one: Job) -> list[Action]:

@@ -22,6 +22,7 @@ from koala_adapter.model import (
     Launcher,
     LrmJobId,
     PlaceholderId,
+    RunnerName,
     TaskEnd,
 )
 from koala_adapter.scheduler import Scheduler
@@ -119,6 +120,8 @@ def recount_changes(state: State) -> None:
         for claim in record.claims:
             if record.state is JobState.RUNNING and record.job.kind is JobKind.MALLEABLE:
                 minimum, maximum = bounds(record, claim)
+                if record.job.runner is RunnerName.WORKERS:  # they may end by themselves, or be wanted smaller
+                    minimum, maximum = 0, record.job.component(claim.component).maximum
                 lost = claim.processors - len(claim.placeholders)  # after their ranks had ended
                 assert 0 <= lost <= len(record.ends), f"job {id_}: size"
                 assert minimum <= claim.processors <= maximum, f"job {id_}: out of bounds"
@@ -176,11 +179,19 @@ class Site:
         recount(self.state)
         return actions
 
-    def poll(self, name: str, processors: int, idle: int | None = None, ours: int = 0) -> list[Action]:
-        """Report a reading of a cluster, all of it idle unless told otherwise."""
-        idle = processors if idle is None else idle
+    def poll(
+        self, name: str, processors: int, idle: int | None = None, ours: int = 0, *, others: tuple[int, ...] = ()
+    ) -> list[Action]:
+        """Report a reading of a cluster, all of it idle unless told otherwise; ``others``: what waits in its queue."""
         return self.post(
-            ev.ClusterPolled(time=self.now, cluster=ClusterName(name), processors=processors, idle=idle, ours=ours)
+            ev.ClusterPolled(
+                time=self.now,
+                cluster=ClusterName(name),
+                processors=processors,
+                idle=processors if idle is None else idle,
+                ours=ours,
+                others_waiting=others,
+            )
         )
 
     def submit(self, one: Job) -> list[Action]:

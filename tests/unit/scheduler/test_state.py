@@ -15,6 +15,7 @@ from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
 from koala_adapter.scheduler.clockchanges import POINTS_IN_TIME, advance
+from koala_adapter.scheduler.othersjob import OthersJob
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.records import (
@@ -228,7 +229,7 @@ def test_order_in_the_queue_survives_a_snapshot() -> None:
 
 def test_every_point_in_time_follows_the_clock() -> None:
     """A record's field of type float is a point in time that is moved, or it is named here."""
-    for kind in (JobRecord, PlaceholderRecord, BatchRecord, ClusterRecord, Claim, Change, ClusterStep, Wait):
+    for kind in (JobRecord, PlaceholderRecord, BatchRecord, ClusterRecord, Claim, Change, ClusterStep, Wait, OthersJob):
         hints = get_type_hints(kind, include_extras=True)
         times = {one.name for one in fields(kind) if "float" in str(hints[one.name])}
         assert times - LENGTHS <= POINTS_IN_TIME, kind
@@ -240,9 +241,12 @@ def test_points_in_time_of_what_records_hold_are_moved() -> None:
     site.submit(job("1", component("x", 2)))
     change = Change(number=1, processors=1, phase=ChangePhase.ASKED, due=Due(5000.0, 1))
     site.record("1").claims[0].change = change
+    other = OthersJob(2, doubted_at=6000.0)
+    site.state.clusters[A].others_waiting.append(other)
     site.now -= 500.0
     advance(site.state, Timetable(site.state), site.now)
     assert change.due == Due(4500.0, 1)
+    assert other.doubted_at == 5500.0
 
 
 @pytest.mark.parametrize("jump", [3600.0, 86400.0, 1e9])

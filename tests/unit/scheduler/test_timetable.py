@@ -68,6 +68,18 @@ def test_what_its_record_does_not_keep_is_passed_over() -> None:
     assert len(timetable) == 0
 
 
+def test_pauses_that_end_together_have_one_timer() -> None:
+    """Also one that was taken back and begun again."""
+    site = waiting_site()
+    timetable, cluster = site.scheduler.timetable, site.state.clusters[A]
+    at = site.now + 3.0
+    cluster.paused_until = cluster.no_growth_before = at
+    for _ in range(3):
+        timetable.for_cluster(cluster, at)
+    assert len(timetable) == len(Timetable(copied(site.state)))
+    assert [timer.at for timer in fired(timetable) if timer.kind is TimerKind.PAUSE] == [at]
+
+
 @pytest.mark.parametrize("malleable", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_order_can_be_made_from_the_records(seed: int, *, malleable: bool) -> None:

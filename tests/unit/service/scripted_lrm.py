@@ -41,6 +41,8 @@ class ScriptedLrm(Lrm):
         """What accounting knows."""
         self.polls = 0
         self.order: list[str] = []
+        self.prefixes: set[str] = set()
+        """Those with which jobs were listed."""
         self.cancelled: list[LrmJobId] = []
         self.forgotten: list[BatchKey] = []
 
@@ -73,6 +75,7 @@ class ScriptedLrm(Lrm):
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """See Lrm."""
         self.polls += 1
+        self.prefixes.add(name_prefix)
         self._answer("jobs")
         return tuple(one for one in self.all_jobs if one.name.startswith(name_prefix))
 

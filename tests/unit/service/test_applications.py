@@ -16,7 +16,7 @@ from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.resultstore import ResultStore
-from koala_adapter.vjm.channel import FilePiece, Launch, TaskFiles, TaskReport
+from koala_adapter.vjm.channel import FilePiece, Launch, Signal, TaskFiles, TaskReport
 from tests.unit.scheduler.scheduler_site import WELL, Site, component, job, of_kind
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Orders:
     def __init__(self) -> None:
         self.connected: set[PlaceholderId] = set()
         self.sent: list[tuple[PlaceholderId, Launch]] = []
+        self.signals: list[tuple[PlaceholderId, Signal]] = []
         self.refuse = False
 
     def launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
@@ -44,6 +45,11 @@ class Orders:
             return False
         self.sent.append((placeholder, launch))
         return True
+
+    def signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
+        """Take a signal."""
+        self.signals.append((placeholder, signal))
+        return placeholder in self.connected
 
     @property
     def tasks(self) -> list[str]:
@@ -63,6 +69,7 @@ class Launched:
             clock=lambda: self.site.now,
             report=self._report,
             launch=self.orders.launch,
+            signal=self.orders.signal,
             store=ResultStore(per_rank=10_000, per_job=15_000),
         )
         made = one or job("1", component("x", 2, cluster="a", mpi=mpi))
@@ -150,6 +157,7 @@ def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
         clock=lambda: launched.site.now,
         report=launched._report,
         launch=launched.orders.launch,
+        signal=launched.orders.signal,
         store=ResultStore(per_rank=1, per_job=1),
     )
     launched.orders.sent.clear()
@@ -215,6 +223,7 @@ def test_input_files_that_are_gone_end_the_job(tmp_path: Path) -> None:
         clock=lambda: 0.0,
         report=launched._report,
         launch=launched.orders.launch,
+        signal=launched.orders.signal,
         store=ResultStore(per_rank=1, per_job=1),
     )
     fresh.registered(launched.ranks[0], ())

@@ -63,12 +63,21 @@ def recovered(journal: Journal) -> Scheduler:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-@pytest.mark.parametrize("unknown", [("reorganize", "out_of_step"), ("out_of_step",)], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "unknown",
+    [("reorganize", "out_of_step", "growth_ends_with_job"), ("out_of_step", "growth_ends_with_job")],
+    ids=["first", "second"],
+)
 def test_earlier_versions_are_replayed_as_they_decided(
     journal: Journal, unknown: tuple[str, ...], *, snapshot: bool
 ) -> None:
     """What a journal does not mention did not exist: nothing is exchanged in it, and lives end when they did."""
-    old = Parameters(placeholder_life=100.0, reorganize="reorganize" not in unknown, out_of_step=False)
+    old = Parameters(
+        placeholder_life=100.0,
+        reorganize="reorganize" not in unknown,
+        out_of_step=False,
+        growth_ends_with_job=False,
+    )
     site = Site({"a": 4, "b": 4}, old)
     for id_ in ("1", "2"):
         site.submit(job(id_, component("x", 2, cluster="a"), component("y", 2, cluster="b")))

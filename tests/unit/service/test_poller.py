@@ -24,7 +24,9 @@ pytestmark = pytest.mark.anyio
 class Polled:
     """A poller and what it told its owner."""
 
-    def __init__(self, *, restless: bool = False, settings: ClusterConfig | None = None) -> None:
+    def __init__(
+        self, *, restless: bool = False, settings: ClusterConfig | None = None, others_matter: bool = False
+    ) -> None:
         self.lrm = ScriptedLrm()
         self.readings: list[ClusterReading] = []
         self.failures: list[str] = []
@@ -37,6 +39,7 @@ class Polled:
             clock=lambda: 1000.0,
             on_reading=self._take,
             on_failure=self.failures.append,
+            others_matter=lambda: others_matter,
         )
 
     def _take(self, reading: ClusterReading) -> bool:
@@ -65,6 +68,24 @@ async def test_a_reading_counts_what_is_there() -> None:
     reading = polled.readings[0]
     assert (reading.processors, reading.idle, reading.ours, reading.read_at) == (8, 3, 1, 1000.0)
     assert polled.lrm.order[:2] == ["jobs", "nodes"]
+
+
+async def test_others_that_wait_are_counted_when_it_matters() -> None:
+    """Not our own placeholders, nor those who wait for nodes of another queue; else nobody is looked at."""
+    for matters in (True, False):
+        polled = Polled(settings=config(queue="short"), others_matter=matters)
+        polled.lrm.all_nodes = (node("n1", queues=("short",)), node("n2", queues=("long",)))
+        ours = LrmJob(id=LrmJobId("1"), name="koala-k-1", state=LrmJobState.QUEUED, user="alice", processors=1)
+        own = replace(ours, id=LrmJobId("2"), name="by-hand", processors=2, queue="short")
+        namesake = replace(ours, id=LrmJobId("3"), user="bob", processors=3)
+        elsewhere = replace(ours, id=LrmJobId("4"), name="x", queue="long", processors=4)
+        polled.lrm.all_jobs = (ours, own, namesake, elsewhere)
+        await polled.run_until(2)
+        reading = polled.readings[0]
+        assert reading.others_waiting == ((2, 3) if matters else ())
+        assert reading.of_all_users == matters
+        assert reading.jobs == (ours,)
+        assert polled.lrm.prefixes == {"" if matters else "koala-k-"}
 
 
 async def test_only_nodes_of_the_queue_count() -> None:

@@ -28,6 +28,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.core import Scheduler
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.service.askingagain import FIRST_PAUSE
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.service import Service
 from tests.unit.scheduler.scheduler_site import component, job
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.scheduler.batchnumbers import RecordedBatches
     from koala_adapter.scheduler.records import State
 
 pytestmark = pytest.mark.anyio
@@ -135,8 +137,8 @@ def failing_on(monkeypatch: pytest.MonkeyPatch, fails: Callable[[ev.Event], bool
     """Have the scheduler fail at the end of some events, whenever they are handled."""
     handle = Scheduler.handle
 
-    def failing(scheduler: Scheduler, event: ev.Event) -> list[act.Action]:
-        actions = handle(scheduler, event)
+    def failing(scheduler: Scheduler, event: ev.Event, recorded: RecordedBatches | None = None) -> list[act.Action]:
+        actions = handle(scheduler, event, recorded)
         if fails(event):
             raise KeyError("a defect")
         return actions
@@ -186,6 +188,48 @@ async def test_a_defect_costs_one_event(served: Served, monkeypatch: pytest.Monk
         await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
         (told,) = service.journal.defects_told(service.now())
         assert "(RankEnded) was set aside 0 min ago: KeyError: 'a defect'" in told
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_defect_in_what_comes_again_and_again_cuts_nobody_off(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every poll fails, and every timer: agents, which have told nothing of that, stay connected, and jobs go on."""
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        begun = service.now()
+        failing_on(monkeypatch, lambda e: e.time > begun and isinstance(e, ev.ClusterPolled | ev.TimeReached))
+        for _ in range(3):
+            service.post(ev.ClusterPolled(time=service.now(), cluster=ClusterName("a"), processors=9, idle=9, ours=0))
+            service.post(ev.TimeReached(time=service.now()))
+            await anyio.sleep(0.1)
+        assert len(service.journal.events_set_aside()) >= 6
+        assert all(placeholder.silent_since is None for placeholder in service.state.placeholders.values())
+        agent.end_task.set()
+        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        assert agent.connections == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_what_an_agent_tells_in_vain_is_asked_for_less_and_less_often(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time it comes back at once; with a defect for ever it would do nothing else."""
+    async with served.running() as service, anyio.create_task_group() as tasks:
+        id_, agent = await started(served, service)
+        tasks.start_soon(agent.run)
+        await until(lambda: service.state.jobs[id_].state is JobState.RUNNING, service)
+        failing_on(monkeypatch, lambda event: isinstance(event, ev.RankEnded))
+        agent.end_task.set()
+        await until(lambda: agent.connections == 2, service)
+        await anyio.sleep(FIRST_PAUSE / 2)
+        assert agent.connections == 2
+        await until(lambda: agent.connections == 3, service)
+        monkeypatch.undo()
+        await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
+        assert len(service.journal.events_set_aside()) == 3
         tasks.cancel_scope.cancel()
 
 

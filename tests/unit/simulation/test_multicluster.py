@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.dynaco.decide import AnySize, PowerOfTwo
 from koala_adapter.errors import SimulationError
 from koala_adapter.model import ClusterName, Component
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
-from koala_adapter.simulation.acceptance import AnySize, PowerOfTwo
 from koala_adapter.simulation.application_models import FREE, Application, ReconfigurationCost, SpeedUp
 from koala_adapter.simulation.background_load import LocalUse
 from koala_adapter.simulation.koala_workloads import WM, WM_HIGH, WMR, WMR_HIGH, koala_workload
@@ -26,7 +26,7 @@ from koala_adapter.simulation.simulated_jobs import SimulatedJob
 from tests.examples import examples
 
 if TYPE_CHECKING:
-    from koala_adapter.simulation.acceptance import AcceptanceRule
+    from koala_adapter.dynaco.decide import AcceptanceRule
     from koala_adapter.simulation.simulated_cluster import Run
     from koala_adapter.simulation.simulated_jobs import JobResult, Outcome
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.dynaco.decide import AnySize
 from koala_adapter.model import (
     Component,
     EndReason,
@@ -29,7 +30,6 @@ from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
-from koala_adapter.simulation.acceptance import AnySize
 from koala_adapter.simulation.application_models import Application, Interpolated
 from koala_adapter.simulation.koala_workloads import INITIAL, WM, WM_HIGH, WMR_HIGH, koala_workload
 from koala_adapter.simulation.multicluster import Multicluster, Settings

@@ -150,7 +150,7 @@ async def test_random_frames_do_no_harm(tmp_path: Path) -> None:
         if number % 1000 == 0:
             # What was started, cancelled or suspended is put back.
             server.source.add(job("5", 6), running("7", {"n1": 4, "n2": 2}))
-            server.resource.readings.spoil()
+            server.resource.readings.invalidate()
         frame = await server.resource.answer(mutated(chance), "127.0.0.1")
         if frame is None:
             statuses[1] = statuses.get(1, 0) + 1
@@ -163,7 +163,7 @@ async def test_random_frames_do_no_harm(tmp_path: Path) -> None:
         statuses[reply.status] = statuses.get(reply.status, 0) + 1
     assert {0, -300, -350, -422, -700, -810} <= statuses.keys(), statuses
     server.source.add(job("8", 6))
-    server.resource.readings.spoil()
+    server.resource.readings.invalidate()
     assert (await server.states())["8"] == "Idle"
 
 

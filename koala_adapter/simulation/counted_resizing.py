@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from koala_adapter.simulation.simulated_cluster import Part, Run, SimulatedCluster
 
 
-class Resizing:
+class CountedResizing:
     """Carries messages to applications, and out what they accept."""
 
     def __init__(

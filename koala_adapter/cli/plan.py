@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -151,11 +149,9 @@ def script(session: Session, job_file: Path, cluster: str, as_json: bool) -> Non
 
 def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[list[SampleSubmission], str]:
     """Return the submissions as the next service would make them, and what in them is not certain yet."""
+    from koala_adapter.api.nextsubmissions import next_submissions
     from koala_adapter.api.offline import NO_INSTANCE, read_record
     from koala_adapter.api.statedirectory import prepare_directory
-    from koala_adapter.service.clusterdriver import make_lrm
-    from koala_adapter.service.scriptmaker import ScriptMaker, sample_submissions
-    from koala_adapter.vjm import certificate
 
     configs = {config.name: config for config in session.site.clusters}
     if cluster not in configs:
@@ -164,23 +160,11 @@ def samples_without_service(session: Session, job: Job, cluster: str) -> tuple[l
     session.set_up_log()
     prepare_directory(session.directory)
     record = read_record(session.directory, session.policies)
-    own = certificate.load_or_create(session.directory / "certificate")
-    port = session.site.control_center.port or record.port
-    scripts = ScriptMaker(
-        site=session.site, port=port or free_port(), fingerprint=own.fingerprint, directory=session.directory
-    )
-    lrm, _ = make_lrm(configs[cluster], session.plugins, session.directory)
-    samples = sample_submissions(scripts, job, configs[cluster], lrm, record.instance)
+    samples = next_submissions(session.site, session.plugins, record, job, configs[cluster])
     if record.instance != NO_INSTANCE:
         return samples, ""
     first = f"the first one replaces {NO_INSTANCE} in the names, and may choose another port"
     return samples, f"No service has run here yet: {first}."
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody uses at this moment."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        return int(listener.getsockname()[1])
 
 
 def show_sample(sample: SampleSubmission, cluster: str, console: Console) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an application answers an offer: rules that belong to applications, which the scheduler knows nothing of.
+"""DYNACO, decide: does an application adapt, and to what size? Rules of which the scheduler knows nothing. Pure.
 
 PAPERS section 1.3: no step size is assumed, the amount of a change is settled by offer and acceptance.
 """
@@ -7,6 +7,10 @@ PAPERS section 1.3: no step size is assumed, the amount of a change is settled b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class AcceptanceRule(ABC):
@@ -70,3 +74,39 @@ class PowerOfTwo(AcceptanceRule):
     def smallest(self, size: int) -> int:
         """See :meth:`AcceptanceRule.smallest`."""
         return 1 << (size - 1).bit_length() if size > 1 else 1
+
+
+class Multiple(AcceptanceRule):
+    """Runs on multiples of a number only, such as whole nodes."""
+
+    name = "multiple"
+
+    def __init__(self, step: int) -> None:
+        """Take multiples of ``step``, which is at least 1."""
+        if step < 1:
+            raise ValueError(f"multiples of {step} are no sizes")
+        self._step = step
+
+    def largest(self, size: int) -> int:
+        """See :meth:`AcceptanceRule.largest`."""
+        return size // self._step * self._step
+
+    def smallest(self, size: int) -> int:
+        """See :meth:`AcceptanceRule.smallest`."""
+        return -(-size // self._step) * self._step
+
+
+ACCEPTANCE_RULES: Mapping[str, AcceptanceRule] = {rule.name: rule for rule in (AnySize(), PowerOfTwo())}
+"""Rules that need no number."""
+
+_MULTIPLE = "multiple-of-"
+
+
+def rule_named(name: str) -> AcceptanceRule:
+    """Return the rule of a name: ``any``, ``power-of-two``, or ``multiple-of-N``. Raises ValueError for another one."""
+    number = name.removeprefix(_MULTIPLE)
+    if name.startswith(_MULTIPLE) and number.isascii() and number.isdecimal():
+        return Multiple(int(number))
+    if name not in ACCEPTANCE_RULES:
+        raise ValueError(f"there is no rule {name!r}")
+    return ACCEPTANCE_RULES[name]

@@ -30,11 +30,11 @@ from koala_adapter.cli.following import closing
 from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.logprinter import LogPrinter
-from koala_adapter.cli.planning import free_port
 from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.cli.tables import styled
 from koala_adapter.errors import KoalaError
 from koala_adapter.model import BatchKey, LrmJobState
+from koala_adapter.net.freeport import free_port
 from koala_adapter.plugin import Submission
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm

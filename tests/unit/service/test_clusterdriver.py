@@ -35,8 +35,10 @@ SUBMISSION = Submission(key=KEY, count=2, script="#!/bin/sh\n", walltime=60)
 class Driven:
     """A cluster driver whose events a scheduler hears."""
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, *, others_matter: bool = False, **settings: float | str) -> None:
         self.lrm = ScriptedLrm()
+        self.others_matter = others_matter
+        self.holding = False
         self.site = Site({"a": 4})
         self.site.submit(job("1", component("x", 2, cluster="a")))
         self.heard: list[Event] = []
@@ -45,6 +47,8 @@ class Driven:
             clock=lambda: self.site.now,
             report=self._hear,
             in_contact=lambda _: False,
+            others_matter=lambda _: self.others_matter,
+            holding=lambda: self.holding,
             name_prefix="koala-k-",
             user="alice",
         )
@@ -96,6 +100,18 @@ async def test_what_a_submission_comes_to(error: Exception | None, kind: type[Ev
     if isinstance(event, ev.BatchSubmitted):
         assert event.lrm_ids == ("koala-k-1:1", "koala-k-1:2")
     assert driven.driver.judge.under_way == frozenset()
+
+
+async def test_what_is_shown_while_events_wait_is_looked_at_anew() -> None:
+    """It would be judged by a state that is behind; and nobody waits for the next poll because of that."""
+    driven = Driven(poll_interval=600)
+    driven.holding = True
+    async with driven.running():
+        await driven.until(lambda: driven.driver.poller.latest is not None)
+        assert driven.heard == []
+        driven.holding = False
+        driven.driver.look_again()
+        await driven.heard_of(ev.ClusterPolled)
 
 
 async def test_nothing_is_sent_to_a_cluster_that_is_out_of_reach() -> None:
@@ -179,6 +195,42 @@ async def test_holds_are_told_once(*, told: bool) -> None:
     assert isinstance(event, ev.HoldsSeen)
     assert [hold.holder for hold in event.holds] == [HoldOwner.OPERATOR if told else None] * 2
     assert [len(one.holds) for one in driven.heard if isinstance(one, ev.HoldsSeen)] == [2, 0]
+
+
+@pytest.mark.parametrize("capable", [True, False])
+async def test_others_that_wait_are_told_of_when_it_matters(*, capable: bool) -> None:
+    """Only then are the jobs of all users listed, and only where the plugin can."""
+    driven = Driven(others_matter=True)
+    driven.lrm.capabilities = Capabilities(tells_holders=False, tells_own_holders=True, lists_others=capable)
+    waiting = LrmJob(id=LrmJobId("7"), name="local", state=LrmJobState.QUEUED, user="bob", processors=3)
+    driven.lrm.all_jobs = (waiting,)
+    async with driven.running():
+        event = await driven.heard_of(ev.ClusterPolled)
+    assert isinstance(event, ev.ClusterPolled)
+    assert event.others_waiting == ((3,) if capable else ())
+    assert driven.lrm.prefixes == {"" if capable else "koala-k-"}
+
+
+async def test_holders_stay_known_while_all_jobs_are_listed() -> None:
+    """Grid Engine tells whose holds they are for our own jobs alone."""
+    driven = Driven()
+    driven.lrm.capabilities = Capabilities(tells_holders=False, tells_own_holders=True)
+    key = next(iter(driven.site.state.batches))
+    driven.site.take_all()
+    driven.lrm.all_jobs = tuple(
+        LrmJob(
+            id=p.lrm_id or LrmJobId(""), name=key, state=LrmJobState.HELD, user="alice", processors=1, array_index=n,
+            hold=HoldOwner.OPERATOR,
+        )
+        for n, p in enumerate(driven.site.claimed("1"), start=1)
+    )  # fmt: skip
+    async with driven.running():
+        await driven.heard_of(ev.HoldsSeen)
+        driven.others_matter = True
+        await driven.until(lambda: "" in driven.lrm.prefixes)
+        polls = driven.lrm.polls
+        await driven.until(lambda: driven.lrm.polls >= polls + 2)
+    assert {p.holder for p in driven.site.claimed("1")} == {HoldOwner.OPERATOR}
 
 
 async def test_a_cluster_that_cannot_be_started_is_told_of_and_tried_again() -> None:

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job file says of jobs whose size changes while they run, and what of it fits together."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from pydantic import AfterValidator, BeforeValidator
+
+from koala_adapter.config.fields import NotAllowedError, PlainText
+from koala_adapter.dynaco.decide import rule_named
+from koala_adapter.model import JobKind, Launcher, RunnerName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from koala_adapter.config.tomlfile import KeyPath
+
+LONGEST_GRACE = 3600
+
+_SIGNALS = {one.name.removeprefix("SIG"): one for one in signal.Signals}
+_OF_WORKERS = {"initial", "sizes", "retire_signal", "retire_command", "retire_grace"}
+_ENDING = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
+
+
+def _ending_signal(value: object) -> object:
+    if value not in _ENDING:
+        raise NotAllowedError(", ".join(f'"{name}"' for name in _ENDING[:-1]) + f' or "{_ENDING[-1]}"')
+    return value
+
+
+def _program(value: tuple[str, ...]) -> tuple[str, ...]:
+    if value and not value[0]:
+        raise NotAllowedError("a list whose first text is the name or path of a program")
+    return value
+
+
+def _sizes(value: object) -> object:
+    try:
+        rule_named(str(value))
+    except ValueError:
+        raise NotAllowedError('"any", "power-of-two" or "multiple-of-N" with a whole number N') from None
+    return value
+
+
+SignalName = Annotated[str, BeforeValidator(_ending_signal)]
+SizesName = Annotated[str, BeforeValidator(_sizes)]
+RetireCommand = Annotated[tuple[PlainText, ...], AfterValidator(_program)]
+
+
+def signal_number(name: str) -> int:
+    """Return the number of a signal that a job file names."""
+    return int(_SIGNALS[name])
+
+
+class HeaderKeys(Protocol):
+    """What of the top of a job file matters here."""
+
+    @property
+    def kind(self) -> JobKind:
+        """How the size of the job may change."""
+
+    @property
+    def runner(self) -> RunnerName:
+        """What runs it."""
+
+    @property
+    def launcher(self) -> Launcher:
+        """How its ranks are started."""
+
+
+class ComponentKeys(Protocol):
+    """What of a component matters here."""
+
+    @property
+    def minimum(self) -> int | None:
+        """Fewest processors; None: it keeps its size."""
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """How its ranks are started; None: as the job says."""
+
+    @property
+    def retire_command(self) -> tuple[str, ...]:
+        """What asks a worker to end."""
+
+    @property
+    def model_fields_set(self) -> AbstractSet[str]:
+        """Keys that are in the file."""
+
+
+def malleability_problems(
+    header: HeaderKeys, components: Sequence[tuple[int, ComponentKeys]]
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yield what does not fit together, by the place in the file."""
+    malleable = header.kind is JobKind.MALLEABLE
+    if malleable and header.runner is not RunnerName.WORKERS:
+        yield ("runner",), 'allowed in a malleable job is "workers": it says how the size of the job can change'
+    if not malleable and header.runner is RunnerName.WORKERS:
+        yield ("runner",), 'found "workers", allowed in a malleable job only: write kind = "malleable"'
+    if malleable and components and all(component.minimum is None for _, component in components):
+        text = "no component can change its size: allowed is minimum and maximum in at least one of them"
+        yield ("components",), text
+    for index, component in components:
+        yield from _component_problems(header, index, component)
+
+
+def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
+    malleable = header.kind is JobKind.MALLEABLE
+    if malleable and (component.launcher or header.launcher) is not Launcher.PROCESS:
+        yield ("components", index, "launcher"), 'found "mpi", allowed with runner = "workers" is "process"'
+    for key in sorted(_OF_WORKERS & component.model_fields_set):
+        if not malleable:
+            yield ("components", index, key), 'allowed in a malleable job only: write kind = "malleable" at the top'
+        elif component.minimum is None:
+            yield ("components", index, key), "allowed in a component with minimum and maximum only"
+    if "retire_signal" in component.model_fields_set and component.retire_command:
+        yield ("components", index, "retire_signal"), "given together with retire_command: allowed is one of them"

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runner ``workers``: a head that stays, and workers that come and go one by one while the job runs. Pure.
+
+It is KOALA's MRunner for applications whose workers find their head by themselves (PAPERS section 1.3), and the front
+end of DYNACO: what the scheduler would like is observed, the rule of the component decides, the plan is carried out by
+launches and signals, and each worker's end is told by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from koala_adapter.dynaco.decide import rule_named
+from koala_adapter.dynaco.execute import Retirements
+from koala_adapter.dynaco.observe import GrowOffer
+from koala_adapter.dynaco.plan import growth, shrinkage
+from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.runners.runner import AddressedLaunch
+from koala_adapter.vjm.channel import Launch, Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from typing import TypeAlias
+
+    from koala_adapter.dynaco.observe import Observation, ShrinkRequest
+    from koala_adapter.model import PlaceholderId, TaskEnd
+    from koala_adapter.runners.runner import Application
+    from koala_adapter.scheduler.actions import Rank
+    from koala_adapter.scheduler.events import Event
+
+KILL = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressedSignal:
+    """A signal and the placeholder whose agent is to send it."""
+
+    placeholder: PlaceholderId
+    signal: Signal
+
+
+Order: TypeAlias = "AddressedLaunch | AddressedSignal"
+
+
+class WorkersRunner(ProcessRunner):
+    """Starts a process for each rank, and ends those of workers one by one."""
+
+    def __init__(self, application: Application) -> None:
+        """See :class:`Runner`."""
+        super().__init__(application)
+        self._retiring = {one.name: Retirements(float(one.retirement.grace)) for one in application.job.components}
+
+    def accepted(self, observation: Observation) -> int:
+        """Decide how many processors are taken, or given up."""
+        rule = rule_named(self.application.job.component(observation.component).sizes)
+        if isinstance(observation, GrowOffer):
+            return rule.accept(observation.size, observation.processors, observation.minimum, observation.maximum)
+        return rule.release(observation.size, observation.processors, observation.minimum)
+
+    def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
+        """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
+        self.application = application
+        wanted = {step.rank for step in growth(ranks)}
+        return [launch for rank in application.ranks if rank.rank in wanted for launch in self.launches_in(rank)]
+
+    def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
+        """Ask ``count`` workers to end; return what is to be sent to their agents.
+
+        Those that are on their way out already count: asking for the same again asks nobody else.
+        """
+        retiring = self._retiring[request.component]
+        mine = {one.rank: one for one in self._workers(request)}
+        plan = shrinkage(mine, count - len(retiring.ranks & mine.keys()), leaving=retiring.ranks)
+        return [order for step in plan if retiring.begin(step.rank, now) for order in self._ask(mine[step.rank])]
+
+    def _workers(self, request: ShrinkRequest) -> Sequence[Rank]:
+        return [
+            rank
+            for rank in self.application.ranks
+            if (rank.component, self.cluster_of(rank)) == (request.component, request.cluster)
+        ]
+
+    def cluster_of(self, rank: Rank) -> str:
+        """Return the cluster of a rank."""
+        return rank.cluster or self.application.clusters[rank.component]
+
+    def _ask(self, rank: Rank) -> Sequence[Order]:
+        component = self.application.component(rank)
+        how = component.retirement
+        if not how.command:
+            return [self._signal(rank, how.signal)]
+        launch = Launch(
+            task=f"{self.task_of(rank.rank)}.retire",
+            argv=how.command,
+            environment=self.application.environment(rank),
+            working_directory=self.application.job.working_directory,
+            time_limit=float(max(1, how.grace)),
+        )
+        return [AddressedLaunch(placeholder=rank.placeholder, launch=launch)]
+
+    def _signal(self, rank: Rank, number: int) -> AddressedSignal:
+        return AddressedSignal(placeholder=rank.placeholder, signal=Signal(task=self.task_of(rank.rank), signal=number))
+
+    def asked_again(self, rank: Rank, now: float) -> Sequence[Order]:
+        """Return what is to be repeated to the agent of a rank that came into contact again."""
+        retiring = self._retiring[rank.component]
+        if rank.rank not in retiring.ranks:
+            return ()
+        if rank.rank in retiring.overdue(now):
+            return [self._signal(rank, KILL)]
+        return self._ask(rank)
+
+    def kills(self, now: float) -> Sequence[Order]:
+        """Return the signals for workers that were asked to end and have not in their time."""
+        orders: list[Order] = []
+        for rank in self.application.ranks:
+            retiring = self._retiring[rank.component]
+            if rank.rank in retiring.overdue(now):
+                retiring.killed(rank.rank, now)
+                orders.append(self._signal(rank, KILL))
+        return orders
+
+    def departed(self, ranks: Collection[int]) -> None:
+        """Note that some ranks are no longer part of the job, whether their processes told of their end or not."""
+        for retiring in self._retiring.values():
+            for rank in retiring.ranks & set(ranks):
+                retiring.ended(rank)
+
+    @property
+    def next_kill(self) -> float | None:
+        """When `kills` is to be asked next; None: not before something else happens."""
+        times = (one.next_due for one in self._retiring.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
+        """See Runner."""
+        rank = self.rank_of(task)
+        if rank is not None:
+            for retiring in self._retiring.values():
+                retiring.ended(rank)
+        return super().ended(task, end, now)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that the owners of running malleable jobs want, which bound what the policies may do.
+
+What a component has beyond the wanted size is asked back from it, whatever the approach of the site. What it lacks is
+offered by the policies; where the approach changes no sizes, it gets what is free.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.scheduler.actions import RequestProcessors
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.context import closed_reason
+from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.growing import gather, withdraw
+from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, new_change
+from koala_adapter.scheduler.outcome import JobState
+
+if TYPE_CHECKING:
+    from koala_adapter.model import Component
+    from koala_adapter.scheduler import events as ev
+    from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.records import JobRecord
+
+
+def size_wanted(context: Context, event: ev.SizeWanted) -> None:
+    """Note what size a component is to have, and see to it."""
+    record = context.state.jobs.get(event.job_id)
+    if record is None or record.state.final or event.component not in {one.name for one in record.job.components}:
+        return
+    component = record.job.component(event.component)
+    record.sizes_wanted[component.name] = max(component.minimum, min(component.maximum, event.processors))
+    record.sizes_asked_at = None
+    for claim in record.claims:
+        if claim.component == component.name and claim.cluster is not None:
+            context.state.clusters[claim.cluster].unwanted = None
+    context.roster.update(record)
+    context.scan_wanted = True
+
+
+def keep_to_wanted_sizes(context: Context) -> None:
+    """Ask back what components have beyond the sizes that are wanted, and, with approach none, give them what lacks."""
+    for job_id in list(context.roster.limited):
+        record = context.state.jobs[job_id]
+        for name, wanted in record.sizes_wanted.items():
+            component = record.job.component(name)
+            if not record.job.changes_size(name) or record.state is not JobState.RUNNING or record.ends:
+                continue
+            claims = [claim for claim in record.claims if claim.component == name]
+            size = sum(claim.processors + claim.coming - claim.leaving for claim in claims)
+            if size > wanted:
+                _ask_back(context, record, component, size - wanted)
+            elif size < wanted and context.state.parameters.approach is Approach.NONE and not record.growth_rests:
+                _give(context, record, component, wanted - size)
+
+
+def _ask_back(context: Context, record: JobRecord, component: Component, surplus: int) -> None:
+    pause = max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
+    if record.sizes_asked_at is not None and context.now < record.sizes_asked_at + pause:
+        return  # an application that cannot give so much would be asked for ever
+    record.sizes_asked_at = context.now
+    for number in reversed(range(len(record.claims))):
+        claim = record.claims[number]
+        if claim.component != component.name or surplus <= 0:
+            continue
+        change = claim.change
+        if change is not None and change.phase is ChangePhase.GATHERING:
+            surplus -= change.accepted
+            withdraw(context, record, number, "its owner wants it smaller")
+        if claim.change is None and claim.processors > 0 and surplus > 0:
+            asked = min(surplus, claim.processors)
+            surplus -= asked
+            _request(context, record, number, asked)
+
+
+def _request(context: Context, record: JobRecord, number: int, processors: int) -> None:
+    claim, cluster = record.claims[number], cluster_of(context, record, number)
+    change = new_change(context, -processors, ChangePhase.ASKED)
+    change.reason = f"its owner wants {record.sizes_wanted[claim.component]}"
+    context.ledger.begin_change(claim, change, ChangePhase.ASKED)
+    abandon_after(context, record, change, context.state.parameters.answer_timeout)
+    context.effects.add(
+        RequestProcessors(
+            job_id=record.job.id,
+            component=claim.component,
+            cluster=cluster.parameters.name,
+            number=change.number,
+            processors=processors,
+        )
+    )
+    context.roster.update(record)
+
+
+def _give(context: Context, record: JobRecord, component: Component, lacking: int) -> None:
+    for number, claim in enumerate(record.claims):
+        if claim.component != component.name or claim.change is not None or lacking <= 0:
+            continue
+        cluster = cluster_of(context, record, number)
+        free = cluster.available if closed_reason(cluster, context.now) is None else 0
+        paused = cluster.no_growth_before is not None and context.now < cluster.no_growth_before
+        count = 0 if paused else min(lacking, free)
+        if count > 0:
+            change = new_change(context, count, ChangePhase.ASKED)
+            change.reason = f"its owner wants {record.sizes_wanted[component.name]}"
+            if gather(context, record, number, change, count):
+                lacking -= count

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that grow and shrink while they run, on local clusters: the example of a head and workers as it stands."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.local_koala import Koala, eventually
+from tests.taskqueue import expected_sum, write_taskqueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+TASKS = 120
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters of four processors, and end all of it afterwards."""
+    one = Koala(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def sizes(koala: Koala, job: str = "1") -> dict[str, int]:
+    """Return the processors of the workers on each cluster."""
+    found: dict[str, int] = {}
+    for one in koala.json("status", job)["components"]:
+        if one["name"] == "worker" and one["processors"]:
+            found[one["cluster"]] = found.get(one["cluster"], 0) + one["processors"]
+    return found
+
+
+def outcome(koala: Koala, job: str = "1") -> dict[str, Any]:
+    """Return how a job ended, once it has."""
+    eventually(lambda: koala.json("status", job)["outcome"] is not None)
+    found: dict[str, Any] = koala.json("status", job)["outcome"]
+    return found
+
+
+def head_output(koala: Koala, job: str = "1") -> list[str]:
+    """Return what the head printed."""
+    return (koala.state / "jobs" / job / "head" / "0.out").read_text().splitlines()
+
+
+def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: Koala) -> None:
+    """1 worker becomes 7 on two clusters; a rigid job gets its processors; then they come back. All is worked out."""
+    koala.serve()
+    koala.run("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.3)))
+    eventually(lambda: sum(sizes(koala).values()) == 7)
+    assert set(sizes(koala)) == {"alpha", "beta"}
+    koala.run("submit", koala.job("sleep 3", name="rigid", processors=3))
+    eventually(lambda: koala.state_of("2") in {"running", "completed"})
+    assert sum(sizes(koala).values()) <= 2
+    assert "room for job 2" in koala.run("explain", "1").stdout
+    assert outcome(koala, "2")["exit_code"] == 0
+    eventually(lambda: sum(sizes(koala).values()) > 2 or koala.state_of("1") == "completed")
+    assert outcome(koala)["exit_code"] == 0
+    assert head_output(koala)[-1] == expected_sum(TASKS)
+    eventually(lambda: koala.placeholders() == [])
+    report = koala.json("status", "1")
+    changes = [(one["before"], one["after"]) for one in report["size_changes"]]
+    assert any(after > before for before, after in changes)
+    assert any(after < before for before, after in changes)
+    left = [path for path in (koala.state / "jobs" / "1" / "worker").glob("*.out") if "leaves" in path.read_text()]
+    assert left, "nobody was asked to leave and did"
+
+
+@pytest.mark.parametrize("moment", ["growing", "shrinking"])
+def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str) -> None:
+    """The application goes on; the next service goes on with the change; nothing is leaked, the result is right."""
+    service = koala.serve()
+    koala.run("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.4)))
+    if moment == "shrinking":
+        eventually(lambda: sum(sizes(koala).values()) == 7)
+        koala.run("submit", koala.job("sleep 2", name="rigid", processors=3))
+    else:
+        eventually(lambda: "running" in koala.state_of("1"))
+    os.kill(service.pid, signal.SIGKILL)
+    service.wait()
+    koala.serve()
+    if moment == "shrinking":
+        assert outcome(koala, "2")["exit_code"] == 0
+    eventually(lambda: sum(sizes(koala).values()) >= 2 or koala.state_of("1") == "completed")
+    assert outcome(koala)["exit_code"] == 0
+    assert head_output(koala)[-1] == expected_sum(TASKS)
+    eventually(lambda: koala.placeholders() == [])
+
+
+def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -> None:
+    """The processors that it holds are free in the end, and the job goes on without it."""
+    koala.serve()
+    text = (
+        'kind = "malleable"\nrunner = "workers"\nwalltime = 300\n'
+        '[[components]]\nname = "head"\ncommand = ["sleep", "300"]\nprocessors = 1\ncluster = "alpha"\n'
+        '[[components]]\nname = "worker"\ncommand = ["sh", "-c", "trap : TERM; while :; do sleep 1; done"]\n'
+        'minimum = 1\nmaximum = 4\ncluster = "beta"\nretire_grace = 2\n'
+    )
+    path = koala.directory / "deaf.toml"
+    path.write_text(text)
+    koala.run("submit", str(path))
+    eventually(lambda: sizes(koala) == {"beta": 4})
+    koala.run("submit", koala.job("true", name="rigid", processors=2))
+    assert outcome(koala, "2")["exit_code"] == 0
+    assert koala.state_of("1") == "running"
+    koala.run("cancel", "1")
+    eventually(lambda: koala.placeholders() == [])
+
+
+def test_an_owner_resizes_a_job(koala: Koala) -> None:
+    """Down and up again within the bounds of the job file; whatever cannot be is refused with the way out."""
+    koala.serve()
+    koala.run("submit", str(write_taskqueue(koala.directory, tasks=400, seconds=0.2)))
+    eventually(lambda: sum(sizes(koala).values()) == 7)
+    koala.run("resize", "1", "2")
+    eventually(lambda: sum(sizes(koala).values()) == 2)
+    koala.run("resize", "1", "4", "--component", "worker")
+    eventually(lambda: sum(sizes(koala).values()) == 4)
+    assert "its job file allows 1 to 20" in koala.run("resize", "1", "21", check=240).stderr
+    assert "name one of: worker" in koala.run("resize", "1", "1", "--component", "head", check=240).stderr
+    koala.run("cancel", "1")
+    assert "has ended" in koala.run("resize", "1", "2", check=240).stderr
+    eventually(lambda: koala.placeholders() == [])

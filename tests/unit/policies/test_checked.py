@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a site's own policy answers is looked at: what cannot be followed is refused, told once, and nothing is done.
+
+The scheduler goes on, and follows the policy again as soon as it answers well. Koala's own policies would all pass.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.errors import PolicyAnswerError
+from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors, SubmitPlaceholders
+from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.knownpolicies import Policies
+from koala_adapter.scheduler.malleable.checkedmalleability import CheckedMalleability
+from koala_adapter.scheduler.malleable.policies import (
+    MALLEABILITY_POLICIES,
+    Direction,
+    MalleabilityPolicy,
+    Step,
+    carry_out,
+)
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.parameters import Parameters
+from koala_adapter.scheduler.placement.checkedplacement import CheckedPlacement
+from koala_adapter.scheduler.placement.ownpolicies import POLICIES
+from koala_adapter.scheduler.placement.policy import (
+    Infeasible,
+    Insufficient,
+    Placed,
+    PlacedComponent,
+    PlacementPolicy,
+)
+from tests.unit.scheduler.malleable_site import MalleableSite, malleable, part
+from tests.unit.scheduler.scheduler_site import Site, component, job, of_kind
+from tests.unit.scheduler.test_malleability import BOUNDS, POLICY_NAMES, SCENES, VALUES, Scene
+from tests.unit.scheduler.test_placement import view_sets
+from tests.unit.scheduler.test_policies import all_requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.scheduler.placement.policy import ComponentRequest
+    from tests.unit.scheduler.test_malleability import Bounds
+    from tests.unit.scheduler.test_placement import Views
+
+DESCRIBED = "policy 'placement.mine' (site:MINE) of site 1.2"
+A, B = ClusterName("a"), ClusterName("b")
+
+
+class Scripted(PlacementPolicy):
+    """Answers what a test wants."""
+
+    name = "mine"
+    splits = True
+
+    def __init__(self) -> None:
+        self.answer: Any = None
+
+    def place(self, requests: Any, views: Any) -> Any:  # noqa: ANN401 - anything
+        """Answer, or fail."""
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer(requests, views) if callable(self.answer) else self.answer
+
+
+def on(cluster: object, processors: object, name: object = "c0", piece: object = None) -> PlacedComponent:
+    """Return a component that is placed, somehow."""
+    made: Any = PlacedComponent
+    placed: PlacedComponent = made(component=name, cluster=cluster, processors=processors, piece=piece)
+    return placed
+
+
+def placed(*parts: object) -> Placed:
+    """Return a placement, of anything."""
+    made: Any = Placed
+    answer: Placed = made(components=parts)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (ZeroDivisionError("boom"), "raises ZeroDivisionError: boom"),
+        (None, "is None, not Placed, Insufficient or Infeasible"),
+        ("a", "is a str, not Placed"),
+        (Insufficient(reason=""), "gives no reason"),
+        (Infeasible(reason=3), "gives no reason"),  # type: ignore[arg-type]
+        (Placed(components=7), "has a int for a tuple of components"),  # type: ignore[arg-type]
+        (placed(), "leaves component 'c0' out"),
+        (placed("c0"), "places a str, not a PlacedComponent"),
+        (placed(on(A, 3, name="other")), "places component 'other', which it was not asked about"),
+        (placed(on("nowhere", 3)), "on 'nowhere', which is no cluster of the site"),
+        (placed(on([], 3)), "on a list, which is no cluster"),
+        (placed(on(A, 3), on(A, 3)), "splits component 'c0', which is to stay whole"),
+        (placed(on(A, 2)), "on 2 processors, it asks for 3"),
+        (placed(on(A, 4)), "on 4 processors, it asks for 3"),
+        (placed(on(A, -3)), "on -3 processors"),
+        (placed(on(A, "3")), "on '3' processors"),
+        (placed(on(A, processors=True)), "on True processors"),
+        (placed(on(B, 3)), "where it can never run: needs 3 processors, at most 2 can be used there"),
+        (placed(on(A, 3, piece=2)), "shares 2 processors of component 'c0', its minimum is 3"),
+        (placed(on(A, 3, piece=9)), "with 9 of its minimum on 3 processors"),
+        (lambda _, views: views.update(a=None), "raises AttributeError"),
+    ],
+)
+def test_a_placement_that_cannot_be_followed(answer: object, problem: str) -> None:
+    """The job waits, `koala explain` and the log say why, once; when the policy is well again, the job is placed."""
+    policy = Scripted()
+    policies = Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)})
+    site = Site({"a": 4, "b": 2}, policies=policies)
+    policy.answer = answer
+    done = site.submit(job("1", 3, placement="mine"))
+    (told,) = of_kind(ReportRefusedAnswer, done)
+    assert told.reason.startswith(f"the answer of {DESCRIBED} was refused: it ")
+    assert problem in told.reason
+    assert not of_kind(SubmitPlaceholders, site.actions)
+    said = explain(site.state, 1, site.record("1"), site.now, policies=policies)
+    assert said.endswith(f" T{told.reason[1:]}.")
+    assert site.record("1").state is JobState.WAITING
+    site.pass_time(60.0)
+    assert len(of_kind(ReportRefusedAnswer, site.actions)) == 1
+    policy.answer = placed(on(A, 3))
+    site.pass_time(60.0)
+    assert site.placed("1") == {"c0": ("a", 3)}
+    assert not site.record("1").refused_answer
+
+
+def test_more_than_there_is_room_for_is_refused() -> None:
+    """Also when each component alone would fit."""
+    policy = Scripted()
+    site = Site({"a": 4, "b": 4}, policies=Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)}))
+    policy.answer = placed(on(A, 3, "x"), on(A, 3, "y"))
+    done = site.submit(job("1", component("x", 3), component("y", 3), placement="mine"))
+    (told,) = of_kind(ReportRefusedAnswer, done)
+    assert "places 6 processors on 'a', which has room for 4" in told.reason
+
+
+def test_a_job_whose_policy_never_answers_well_is_given_up_after_its_tries() -> None:
+    """As one that finds no room, with what the policy did as the reason."""
+    policy = Scripted()
+    policy.answer = ZeroDivisionError("boom")
+    site = Site(
+        {"a": 4},
+        Parameters(maximum_tries=3),
+        policies=Policies(placement={"mine": CheckedPlacement(policy, DESCRIBED)}),
+    )
+    site.submit(job("1", 3, placement="mine"))
+    site.submit(job("2", 3))
+    assert site.placed("2") == {"c0": ("a", 3)}
+    site.pass_time(3600.0)
+    outcome = site.record("1").outcome
+    assert outcome is not None
+    assert outcome.state is JobState.NOT_PLACED
+    assert "raises ZeroDivisionError: boom" in outcome.detail
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@given(view_sets(), all_requests())
+def test_own_placements_would_pass(policy: str, views: Views, requests: list[ComponentRequest]) -> None:
+    """Nothing is refused that koala's own policies answer."""
+    if not POLICIES[policy].splits:
+        requests = [replace(one, splittable=False) for one in requests]
+    CheckedPlacement(POLICIES[policy], DESCRIBED).place(requests, views)
+
+
+# ---- malleability ---------------------------------------------------------------------------------------------------
+
+
+class Told(MalleabilityPolicy):
+    """Asks whom a test wants."""
+
+    name = "mine"
+
+    def __init__(self, *, rebalances: bool = False) -> None:
+        self.rebalances = rebalances
+        self.answer: Callable[[Any], Any] = lambda _: []
+
+    def messages(self, running: Any, step: Any) -> Any:  # noqa: ANN401, ARG002 - anything
+        """Answer."""
+        return self.answer(list(running))
+
+    def _grow(self, running: Any, step: Any) -> Any:  # noqa: ANN401 - anything
+        raise NotImplementedError
+
+    def _shrink(self, running: Any, step: Any) -> Any:  # noqa: ANN401 - anything
+        raise NotImplementedError
+
+
+def fail(jobs: list[Any]) -> None:
+    """Fail as a policy may."""
+    raise KeyError(len(jobs))
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (fail, "raises KeyError: 2"),
+        (lambda _: None, "is a NoneType, not a list"),
+        (lambda jobs: jobs, "for a job with a number of processors"),
+        (lambda _: [("1", 1)], "asks a str that is no malleable job that runs on the cluster"),
+        (lambda jobs: [(jobs[0], 1), (jobs[0], 1)], "asks a job twice"),
+        (lambda jobs: [(jobs[0], 0)], "no number of processors, or 0"),
+        (lambda jobs: [(jobs[0], 1.5)], "for a change that is no number of processors"),
+        (lambda jobs: [(jobs[0], -1)], "takes 1 processors from a job in a step that gives out some"),
+        (lambda jobs: [(jobs[0], 4), (jobs[1], 4)], "gives out 8 processors, there are 6"),
+    ],
+)
+def test_messages_that_cannot_be_sent(answer: Callable[[Any], Any], problem: str) -> None:
+    """No application hears of them, the step is over, `koala explain` and the log say why, and others go on."""
+    policy = Told()
+    policies = Policies(malleability={"mine": CheckedMalleability(policy, "policy 'malleability.mine'")})
+    site = MalleableSite({"a": 10}, policy="mine", policies=policies)
+    site.submit(job("0", 2))
+    site.run("0")
+    for id_ in ("1", "2"):
+        site.start(malleable(id_, part(2, 9)))
+    policy.answer = answer
+    site.complete("0")
+    site.end_ending()
+    site.poll("a", 10, idle=6, ours=4)
+    (told,) = of_kind(ReportRefusedAnswer, site.actions)
+    assert problem in told.reason
+    assert not of_kind(OfferProcessors, site.actions)
+    said = explain(site.state, None, site.record("1"), site.now, policies=policies)
+    assert said.endswith(f" T{told.reason[1:]}.")
+    site.submit(job("3", 2))
+    assert site.placed("3") == {"c0": ("a", 2)}
+    policy.answer = lambda jobs: [(jobs[0], 1)]
+    site.run("3")
+    site.complete("3")
+    site.end_ending()
+    site.poll("a", 10, idle=6, ours=4)
+    (offer,) = of_kind(OfferProcessors, site.actions)
+    assert offer.processors == 1
+    assert not site.state.clusters[A].refused_answer
+
+
+def test_nobody_is_asked_for_more_than_it_can_give_and_than_is_wanted() -> None:
+    """The jobs that run are left alone, and the job that waits goes on waiting."""
+    policy = Told()
+    site = MalleableSite(
+        {"a": 8}, policy="mine", policies=Policies(malleability={"mine": CheckedMalleability(policy, "policy 'mine'")})
+    )
+    site.start(malleable("1", part(4, 9), initial=6))
+    policy.answer = lambda jobs: [(jobs[0], -5)]
+    done = site.submit(job("2", component("x", 4, cluster="a")))
+    (told,) = of_kind(ReportRefusedAnswer, done)
+    assert "asks a job of 6 processors, which needs 4, to give up 5" in told.reason
+    assert not of_kind(RequestProcessors, site.actions)
+
+
+@given(bounds=SCENES, value=VALUES, policy=POLICY_NAMES, direction=st.sampled_from(Direction), seed=st.integers(0, 99))
+def test_own_messages_would_pass(
+    bounds: list[Bounds], value: int, policy: str, direction: Direction, seed: int
+) -> None:
+    """Nothing is refused that koala's own policies send, and a step goes as it goes without being looked at."""
+    looked_at, bare = Scene(*bounds), Scene(*bounds)
+    thorough = random.Random(seed).random() < 0.5
+    step = Step(direction=direction, remaining=value, thorough=thorough)
+    checked = CheckedMalleability(MALLEABILITY_POLICIES[policy], "a policy")
+    changed = carry_out(checked, looked_at.running, step, looked_at.ask)
+    assert changed == bare.step(policy, direction, value, thorough=thorough)
+    assert looked_at.said == bare.said
+
+
+@given(bounds=st.lists(BOUNDS, min_size=2, max_size=3))
+def test_a_step_that_goes_on_for_ever_is_ended(bounds: list[Bounds]) -> None:
+    """A policy that rebalances takes from one and gives to another, again and again."""
+    policy, scene = Told(rebalances=True), Scene(*((1, high, high + 5) for _, _, high in bounds))
+    policy.answer = lambda jobs: [(max(jobs, key=lambda one: one.size), -1)]
+    step = Step(direction=Direction.GROW, remaining=0, rounds=9_990)
+    sizes = [job.size for job in scene.jobs]
+    if sum(sizes) - len(sizes) > 10:
+        with pytest.raises(PolicyAnswerError, match="goes on after 10000 rounds"):
+            carry_out(CheckedMalleability(policy, "a policy"), scene.running, step, scene.ask)

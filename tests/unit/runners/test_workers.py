@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runner of workers: what is started and asked to end as a job grows and shrinks, and what is repeated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
+from koala_adapter.model import (
+    BatchKey,
+    ClusterName,
+    Component,
+    EndReason,
+    Job,
+    JobId,
+    JobKind,
+    PlaceholderId,
+    Retirement,
+    RunnerName,
+    TaskEnd,
+)
+from koala_adapter.runners.runner import AddressedLaunch, Application
+from koala_adapter.runners.workers import AddressedSignal, WorkersRunner
+from koala_adapter.scheduler.actions import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.runners.workers import Order
+
+BETA = ClusterName("beta")
+WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
+
+
+def rank(number: int, cluster: str = "beta", component: str = "worker") -> Rank:
+    """Return a rank and where it runs."""
+    return Rank(
+        rank=number,
+        component=component,
+        component_rank=number,
+        placeholder=PlaceholderId(batch=BatchKey("koala-k-1"), index=number + 1),
+        host="n1",
+        address=f"10.0.0.{number}",
+        cluster=cluster,
+    )
+
+
+def application(*workers: Rank, sizes: str = "any", retirement: Retirement | None = None) -> Application:
+    """Return a job of a head and workers."""
+    components = (
+        Component(name="head", command=("head",), minimum=1, maximum=1),
+        Component(
+            name="worker",
+            command=("work",),
+            minimum=1,
+            maximum=9,
+            flexible=True,
+            sizes=sizes,
+            retirement=retirement or Retirement(signal=2, grace=5),
+        ),
+    )
+    job = Job(
+        id=JobId("7"),
+        name="j",
+        kind=JobKind.MALLEABLE,
+        components=components,
+        walltime=60,
+        user="u",
+        submitted_at=0.0,
+        runner=RunnerName.WORKERS,
+    )
+    ranks = (rank(0, "alpha", "head"), *workers)
+    return Application(job=job, ranks=ranks, clusters={"head": "alpha", "worker": "beta"}, files={})
+
+
+def request(processors: int, size: int = 3) -> ShrinkRequest:
+    """Return the wish that workers on beta end."""
+    return ShrinkRequest(component="worker", cluster=BETA, processors=processors, size=size, minimum=1, maximum=9)
+
+
+def signals(orders: Sequence[Order]) -> list[tuple[str, int]]:
+    """Return the tasks and signals of orders that are all signals."""
+    return [(one.signal.task, one.signal.signal) for one in orders if isinstance(one, AddressedSignal)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "offered", "accepted"),
+    [("any", 5, 5), ("power-of-two", 5, 5), ("power-of-two", 4, 1), ("multiple-of-3", 5, 3)],
+)
+def test_the_rule_decides_what_is_taken(sizes: str, offered: int, accepted: int) -> None:
+    """Of an offer as much as brings the component to the largest size that it can have."""
+    runner = WorkersRunner(application(sizes=sizes))
+    offer = GrowOffer(component="worker", cluster=BETA, processors=offered, size=3, minimum=1, maximum=9)
+    assert runner.accepted(offer) == accepted
+
+
+def test_the_rule_decides_what_is_given_up() -> None:
+    """More than requested, where what would be left is no size that it can have."""
+    assert WorkersRunner(application()).accepted(request(2)) == 2
+    assert WorkersRunner(application(sizes="power-of-two")).accepted(request(1, size=4)) == 2
+    assert WorkersRunner(application()).accepted(request(9)) == 2
+
+
+def test_new_ranks_are_started_where_the_head_is_told() -> None:
+    """Only theirs are started, with the address of the head in their environment."""
+    runner = WorkersRunner(application(rank(1)))
+    launches = runner.grow(application(rank(1), rank(2), rank(3, "gamma")), [2, 3])
+    assert [one.launch.task for one in launches] == ["7:2", "7:3"]
+    environment = dict(launches[1].launch.environment)
+    assert (environment["KOALA_HEAD_ADDRESS"], environment["KOALA_CLUSTER"]) == ("10.0.0.0", "gamma")
+
+
+def test_those_that_came_last_leave_first_on_that_cluster() -> None:
+    """The head, and workers elsewhere, are left alone; asking again for as many asks nobody else."""
+    runner = WorkersRunner(application(rank(1), rank(2), rank(3, "gamma"), rank(4)))
+    assert signals(runner.shrink(request(2), 2, 100.0)) == [("7:4", 2), ("7:2", 2)]
+    assert runner.shrink(request(2), 2, 101.0) == []
+    assert signals(runner.shrink(request(3), 3, 102.0)) == [("7:1", 2)]
+
+
+def test_who_does_not_end_in_time_is_killed() -> None:
+    """After the grace, and again after it; whoever has ended or is lost is not."""
+    runner = WorkersRunner(application(rank(1), rank(2), rank(3)))
+    runner.shrink(request(3), 3, 100.0)
+    runner.ended("7:3", WELL, 101.0)
+    assert (runner.next_kill, runner.kills(104.9)) == (105.0, [])
+    runner.departed({2})
+    assert signals(runner.kills(105.0)) == [("7:1", 9)]
+    assert (runner.next_kill, runner.kills(105.0)) == (110.0, [])
+    assert signals(runner.kills(110.0)) == [("7:1", 9)]
+
+
+def test_a_command_may_ask_instead_of_a_signal() -> None:
+    """It is run beside the worker, in its environment; what becomes of it means nothing for the ranks."""
+    runner = WorkersRunner(application(rank(1), retirement=Retirement(command=("bye", "now"), grace=9)))
+    (order,) = runner.shrink(request(1), 1, 100.0)
+    assert isinstance(order, AddressedLaunch)
+    assert (order.launch.task, order.launch.argv, order.launch.time_limit) == ("7:1.retire", ("bye", "now"), 9.0)
+    assert dict(order.launch.environment)["KOALA_RANK"] == "1"
+    assert order.placeholder == rank(1).placeholder
+
+
+def test_what_an_agent_may_have_missed_is_repeated() -> None:
+    """The wish when there is time left, the kill when there is none; nothing to those who were not asked."""
+    runner = WorkersRunner(application(rank(1), rank(2)))
+    runner.shrink(request(1), 1, 100.0)
+    assert signals(runner.asked_again(rank(2), 101.0)) == [("7:2", 2)]
+    assert signals(runner.asked_again(rank(2), 106.0)) == [("7:2", 9)]
+    assert runner.asked_again(rank(1), 101.0) == ()
+
+
+def test_a_runner_made_anew_asks_the_same_again() -> None:
+    """After a restart of the service: those who have not ended yet are the ones that came last."""
+    former = WorkersRunner(application(rank(1), rank(2), rank(3)))
+    first = former.shrink(request(2), 2, 100.0)
+    anew = WorkersRunner(replace(application(rank(1), rank(2), rank(3))))
+    assert anew.shrink(request(2), 2, 200.0) == first

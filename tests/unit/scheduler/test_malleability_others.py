@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of others that wait in a batch system's own queue: under PWA running malleable jobs make room for them."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors, WithdrawOffer
+from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.parameters import ClusterParameters
+from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, offers, part, requests
+from tests.unit.scheduler.scheduler_site import A, copied, job, of_kind, submissions
+
+BACKOFF = 60.0
+LONGEST_BACKOFF = 3600.0
+
+
+def full(size: int = 8, approach: Approach = Approach.PWA, policy: str = "egs-repeated") -> MalleableSite:
+    """Return a site with one job of 2 to ``size`` processors that has all ``size`` of the cluster a."""
+    site = MalleableSite({"a": size}, approach, policy)
+    site.start(malleable("1", part(2, size), initial=size, walltime=9000))
+    site.poll("a", size, idle=0, ours=size)
+    return site
+
+
+def shrunk(site: MalleableSite, others: tuple[int, ...]) -> int:
+    """Have others wait on the full cluster a; return how many processors the job 1 has given up for them."""
+    asked = of_kind(RequestProcessors, site.poll("a", 8, idle=0, ours=8, others=others))
+    for request in asked:
+        site.shrink_by(request)
+    return sum(request.processors for request in asked)
+
+
+# ---- shrinking ------------------------------------------------------------------------------------------------------
+
+
+def test_running_jobs_shrink_for_others_that_wait() -> None:
+    """As soon as a poll shows a job that waits, by what it lacks."""
+    assert requests(full().poll("a", 8, idle=0, ours=8, others=(3,))) == [("1", 3)]
+
+
+@pytest.mark.parametrize("approach", [Approach.NONE, Approach.PRA])
+def test_other_approaches_never_shrink_for_them(approach: Approach) -> None:
+    """PRA puts running applications first; nor does it keep anything from them."""
+    site = full(8, approach)
+    assert site.poll("a", 8, idle=0, ours=8, others=(3,)) == []
+    assert not site.scheduler.shrinks_for_others(A)
+    site = MalleableSite({"a": 8}, Approach.PRA)
+    site.poll("a", 8, idle=8, others=(8,))
+    assert offers(site.start(malleable("1", part(2, 8)))) == [("1", 6)]
+
+
+def test_it_matters_where_malleable_jobs_run() -> None:
+    """Others need not be counted where nobody could be shrunk for them."""
+    site = MalleableSite({"a": 8})
+    assert not site.scheduler.shrinks_for_others(A)
+    site.start(malleable("1", part(2, 8)))
+    assert site.scheduler.shrinks_for_others(A)
+    site.complete("1")
+    assert not site.scheduler.shrinks_for_others(A)
+
+
+def test_what_is_idle_and_on_its_way_out_counts() -> None:
+    """Of 5 that others want 1 is idle: 4 are asked for; while they are on their way out nobody is asked again."""
+    site = MalleableSite({"a": 9})
+    site.start(malleable("1", part(2, 8), initial=8))
+    (request,) = of_kind(RequestProcessors, site.poll("a", 9, idle=1, ours=8, others=(5,)))
+    assert request.processors == 4
+    site.answer(request)
+    assert site.release("1", 4)
+    assert requests(site.poll("a", 9, idle=1, ours=8, others=(5,))) == []
+    site.end_ending()
+    assert requests(site.poll("a", 9, idle=5, ours=4, others=(5,))) == []
+
+
+def test_a_job_that_needs_more_than_all_could_give_shrinks_nobody() -> None:
+    """7 are wanted, 6 could be given. For a smaller one behind it room is made."""
+    assert shrunk(full(), (7,)) == 0
+    assert shrunk(full(), (7, 2)) == 2
+    assert shrunk(full(), (2, 7, 4)) == 6
+
+
+def test_jobs_are_shrunk_to_their_minima_at_most() -> None:
+    """Of several small jobs those are counted for which it is enough."""
+    site = full()
+    assert shrunk(site, (1,) * 20) == 6
+    assert site.sizes("1") == [2]
+
+
+def test_the_queue_of_others_does_not_matter_where_enough_is_idle() -> None:
+    """A job that has just come in, and would start at once, makes nobody shrink."""
+    site = MalleableSite({"a": 12})
+    site.start(malleable("1", part(2, 8), initial=8))
+    assert requests(site.poll("a", 12, idle=4, ours=8, others=(4,))) == []
+
+
+def test_refusal_to_shrink_for_others_is_not_repeated_at_once() -> None:
+    """The same pause as for the head of the queue."""
+    site = full()
+    (request,) = of_kind(RequestProcessors, site.poll("a", 8, idle=0, ours=8, others=(3,)))
+    assert site.answer(request, 0) == []
+    assert requests(site.poll("a", 8, idle=0, ours=8, others=(3,))) == []
+    assert requests(site.pass_time(14.0)) == []
+    assert requests(site.pass_time(2.0)) == [("1", 3)]
+
+
+def test_placed_jobs_of_ours_come_first_and_others_next() -> None:
+    """Both wait in the queue of the batch system: one step for each."""
+    site = MalleableSite({"a": 12}, policy="fpsma")
+    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 12), initial=8)))
+    site.answer(offer, 0)
+    site.submit(job("2", 4))
+    site.take_all()
+    (first,) = of_kind(RequestProcessors, site.poll("a", 12, idle=1, ours=8, others=(2,)))
+    assert first.processors == 3
+    site.shrink_by(first)
+    assert requests(site.actions) == [("1", 3), ("1", 2)]
+
+
+# ---- growing --------------------------------------------------------------------------------------------------------
+
+
+def test_what_others_wait_for_is_not_offered() -> None:
+    """Of 6 that are idle 4 are left to a job that waits."""
+    site = MalleableSite({"a": 8})
+    site.poll("a", 8, idle=8, others=(4,))
+    assert offers(site.start(malleable("1", part(2, 8)))) == [("1", 2)]
+
+
+def test_a_voluntary_wish_does_not_get_what_others_wait_for() -> None:
+    """A mandatory one does: it comes before all who wait."""
+    for mandatory, got in ((False, 1), (True, 3)):
+        site = MalleableSite({"a": 8})
+        site.start(malleable("1", part(2, 8), initial=5))
+        for offer in of_kind(OfferProcessors, site.actions):
+            site.answer(offer, 0)
+        site.poll("a", 8, idle=3, ours=5, others=(2,))
+        assert [count for _, count, _ in granted(site.ask("1", 3, mandatory=mandatory))] == [got]
+
+
+def test_what_was_given_for_others_is_theirs_until_it_is_taken() -> None:
+    """Not offered when the placeholders are gone, nor when the next poll shows it idle; after they have gone, it is."""
+    site = full()
+    assert shrunk(site, (3,)) == 3
+    assert offers(site.poll("a", 8, idle=3, ours=5, others=(3,))) == []
+    assert offers(site.poll("a", 8, idle=0, ours=5)) == []
+    assert offers(site.poll("a", 8, idle=3, ours=5)) == [("1", 3)]
+
+
+def test_what_is_too_little_for_others_is_offered() -> None:
+    """Nothing is kept for a job that needs more than there could be."""
+    site = MalleableSite({"a": 8})
+    site.poll("a", 8, idle=4, others=(7,))
+    assert offers(site.start(malleable("1", part(2, 8)))) == [("1", 2)]
+
+
+def test_waiting_jobs_of_ours_are_placed_all_the_same() -> None:
+    """Who goes first in the batch system's own queue is the batch system's affair."""
+    site = full()
+    assert shrunk(site, (3,)) == 3
+    site.poll("a", 8, idle=3, ours=5, others=(3,))
+    assert submissions(site.submit(job("2", 2))) == {"a": 2}
+
+
+def growing() -> MalleableSite:
+    """Return a full cluster where a local user has taken the 3 processors into which a job of 5 was about to grow."""
+    site = MalleableSite({"a": 8})
+    (offer,) = of_kind(OfferProcessors, site.start(malleable("1", part(2, 8), initial=5, walltime=9000)))
+    assert offer.processors == 3
+    site.answer(offer)
+    site.take_all()
+    assert len(site.stubs()) == 3
+    return site
+
+
+def test_a_growth_whose_stubs_wait_makes_way() -> None:
+    """They would go first in the queue, and the job could not be shrunk for as long as they wait."""
+    site = growing()
+    actions = site.poll("a", 8, idle=0, ours=5, others=(2,))
+    (withdrawn,) = of_kind(WithdrawOffer, actions)
+    assert withdrawn.reason == "jobs of others wait for them"
+    assert requests(actions) == [("1", 2)]
+    assert site.stubs() == []
+
+
+@pytest.mark.parametrize("others", [(), (7,)])
+def test_a_growth_goes_on_where_that_helps_nobody(others: tuple[int, ...]) -> None:
+    """Nobody waits, or for more than there could be."""
+    site = growing()
+    assert of_kind(WithdrawOffer, site.poll("a", 8, idle=0, ours=5, others=others)) == []
+
+
+def test_a_growth_goes_on_whose_stubs_have_started() -> None:
+    """It is about to be over; then the job can be shrunk."""
+    site = growing()
+    for stub in site.stubs():
+        site.post(ev.PlaceholderStarted(time=site.now, placeholder=stub))
+    assert site.poll("a", 8, idle=0, ours=8, others=(2,)) == []
+    (taking,) = of_kind(TakeProcessors, site.hold_stubs())
+    assert requests(site.take(taking)) == [("1", 2)]
+
+
+# ---- jobs that wait for something else ------------------------------------------------------------------------------
+
+
+def doubted() -> MalleableSite:
+    """Return a site where 3 were given for a job that does not start although they are idle."""
+    site = full()
+    assert shrunk(site, (3,)) == 3
+    site.poll("a", 8, idle=3, ours=5, others=(3,))
+    assert offers(site.pass_time(BACKOFF - 1)) == []
+    assert offers(site.pass_time(2.0)) == [("1", 3)]
+    return site
+
+
+def test_what_others_do_not_take_is_offered_again() -> None:
+    """And nobody is shrunk for that job again, also when what it could have is in use."""
+    site = doubted()
+    site.grow_by(of_kind(OfferProcessors, site.actions)[-1])
+    assert site.sizes("1") == [8]
+    assert requests(site.poll("a", 8, idle=0, ours=8, others=(3,))) == []
+
+
+def test_a_new_job_of_the_same_size_counts() -> None:
+    """Beside the one that is not believed any more."""
+    site = doubted()
+    site.grow_by(of_kind(OfferProcessors, site.actions)[-1])
+    assert requests(site.poll("a", 8, idle=0, ours=8, others=(3, 3))) == [("1", 3)]
+
+
+def test_one_that_was_doubted_is_believed_again_after_a_long_while() -> None:
+    """It may have waited for something that has come."""
+    site = doubted()
+    site.grow_by(of_kind(OfferProcessors, site.actions)[-1])
+    site.pass_time(LONGEST_BACKOFF)
+    assert requests(site.poll("a", 8, idle=0, ours=8, others=(3,))) == [("1", 3)]
+
+
+def test_a_wait_that_ends_in_time_is_forgotten() -> None:
+    """Enough was idle only for a moment, because somebody else has taken it."""
+    site = full()
+    assert shrunk(site, (3,)) == 3
+    site.poll("a", 8, idle=3, ours=5, others=(3,))
+    site.pass_time(BACKOFF - 1)
+    site.poll("a", 8, idle=0, ours=5, others=(3,))
+    site.pass_time(5.0)
+    assert requests(site.actions)[-1] == ("1", 3)
+
+
+# ---- words and snapshots --------------------------------------------------------------------------------------------
+
+
+def words(site: MalleableSite, id_: str = "1") -> str:
+    """Return the explanation of a job."""
+    return explain(site.state, None, site.record(id_), site.now)
+
+
+def test_what_is_said_of_it() -> None:
+    """For whom a job shrinks, and why it does not grow."""
+    site = full()
+    site.poll("a", 8, idle=0, ours=8, others=(2,))
+    assert "it has been asked to give up 2 (2 processors for a job that waits in a's queue)" in words(site)
+    assert "2 processors of a are wanted by others who wait in its queue." in words(site)
+    site.poll("a", 8, idle=0, ours=8)
+    assert "wanted by others" not in words(site)
+
+
+def test_snapshots_keep_them() -> None:
+    """With the doubts."""
+    site = doubted()
+    assert copied(site.state) == site.state
+
+
+# ---- whatever happens -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("policy", ["fpsma", "egs-repeated", "equipartition", "folding"])
+def test_others_come_and_go(seed: int, policy: str) -> None:
+    """Over a long time of others that come and go: bounds hold, and no step is for nobody.
+
+    What is asked of applications is never more than others want, and they grow again when nobody waits.
+    """
+    chance = random.Random(seed)
+    threshold = chance.randint(0, 2)
+    site = MalleableSite({"a": 24}, policy=policy, clusters=(ClusterParameters(name=A, threshold=threshold),))
+    for number in range(chance.randint(1, 3)):
+        least, first = chance.randint(1, 3), chance.randint(2, 7)
+        site.submit(malleable(str(number), part(least, 10), initial=first, walltime=90_000))
+    running = list(site.state.jobs)
+    done = len(site.actions)
+    for id_ in running:
+        site.started(id_)
+    done = carried_through(site, done, wanted=0, chance=chance)
+    busy, waiting = 0, list[int]()
+    for _ in range(60):
+        site.now += chance.uniform(1.0, 40.0)
+        waiting += [chance.randint(1, 8)] if chance.random() < 0.4 else []
+        busy = max(0, busy - chance.choice([0, 0, 4]))
+        ours = sum(sum(site.sizes(id_)) for id_ in running)
+        while waiting and waiting[0] <= 24 - ours - busy:
+            busy += waiting.pop(0)
+        site.poll("a", 24, idle=24 - ours - busy, ours=ours, others=tuple(waiting))
+        done = carried_through(site, done, wanted=sum(waiting), chance=chance)
+        assert sum(sum(site.sizes(id_)) for id_ in running) <= 24 - threshold
+    for _ in range(40):
+        ours = sum(sum(site.sizes(id_)) for id_ in running)
+        site.poll("a", 24, idle=24 - ours, ours=ours)
+        done = carried_through(site, done, wanted=0, chance=chance)
+        site.pass_time(30.0)
+    if policy != "folding":
+        most = min(24 - threshold, 10 * len(running))
+        assert sum(sum(site.sizes(id_)) for id_ in running) >= most - len(running)
+
+
+def carried_through(site: MalleableSite, done: int, *, wanted: int, chance: random.Random) -> int:
+    """Have applications do what they are told from the action numbered ``done`` on; return how many there are."""
+    while done < len(site.actions):
+        message = site.actions[done]
+        done += 1
+        if isinstance(message, RequestProcessors):
+            step = site.state.clusters[A].step
+            if step is not None and " that wait" in step.reason and "of ours" not in step.reason:
+                assert wanted > 0
+                assert step.value <= wanted
+            site.shrink_by(message, chance.choice([message.processors, message.processors, 0]) if wanted else None)
+        elif isinstance(message, OfferProcessors):
+            site.grow_by(message)
+    return done
+
+
+def test_the_same_step_is_not_taken_over_and_over() -> None:
+    """With an application that declines all, one request for each pause."""
+    site = full()
+    times: list[float] = []
+    for _ in range(200):
+        site.now += 1.0
+        asked = of_kind(RequestProcessors, site.poll("a", 8, idle=0, ours=8, others=(3,)))
+        times += [site.now for _ in asked]
+        for request in asked:
+            site.answer(request, 0)
+    assert len(times) > 10
+    assert all(later - earlier >= 15.0 for earlier, later in pairwise(times))

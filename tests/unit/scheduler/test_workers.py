@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of a head and workers through the scheduler: workers come, go, fail and are lost; the head decides the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, RunnerName, TaskEnd
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import (
+    Action,
+    EndPlaceholders,
+    OfferProcessors,
+    RequestProcessors,
+    SubmitPlaceholders,
+    TakeProcessors,
+)
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.outcome import JobState
+from tests.unit.scheduler.malleable_site import MalleableSite, malleable, offers, part, requests
+from tests.unit.scheduler.scheduler_site import WELL, component, job, of_kind
+
+FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
+TERMINATED = TaskEnd(reason=EndReason.SIGNALLED, signal=15)
+
+
+def workers(id_: str, *components: Component, walltime: int = 600) -> Job:
+    """Return a job whose components of variable size are workers."""
+    return replace(malleable(id_, *components, walltime=walltime), runner=RunnerName.WORKERS)
+
+
+def headed(minimum: int = 1, maximum: int = 4, *, flexible: bool = False) -> Job:
+    """Return a job of a head on cluster a and workers: on cluster a, or (``flexible``) on all clusters."""
+    members = component("m", minimum, maximum) if flexible else part(minimum, maximum)
+    return workers("1", component("head", 1, cluster="a"), replace(members, flexible=flexible))
+
+
+def end(site: MalleableSite, rank: int, how: TaskEnd = WELL, id_: str = "1") -> None:
+    """Have the process of a rank end."""
+    site.post(ev.RankEnded(time=site.now, job_id=JobId(id_), rank=rank, end=how))
+
+
+def test_the_head_keeps_its_size() -> None:
+    """Only the workers are offered processors; the head's component never is."""
+    site = MalleableSite({"a": 6}, policy="egs")
+    actions = site.start(headed())
+    (offer,) = of_kind(OfferProcessors, actions)
+    assert (offer.component, offer.processors) == ("m", 4)
+    (taken,) = of_kind(TakeProcessors, [*site.answer(offer), *site.hold_stubs()])
+    site.take(taken)
+    assert site.sizes("1") == [1, 4]
+    change = site.record("1").size_changes[-1]
+    assert (change.before, change.after, change.reason) == (1, 4, "processors are free")
+
+
+def test_the_end_of_the_head_is_the_end_of_the_job() -> None:
+    """Workers that still run then are ended with their placeholders; the job has completed."""
+    site = MalleableSite({"a": 3}, Approach.NONE)
+    site.start(headed(2, 2 + 1))
+    end(site, 0)
+    assert site.record("1").state is JobState.COMPLETED
+    assert sum(len(one.placeholders) for one in of_kind(EndPlaceholders, site.actions)) == 3
+
+
+def test_a_head_that_fails_fails_the_job() -> None:
+    """Its exit status is the job's."""
+    site = MalleableSite({"a": 3}, Approach.NONE)
+    site.start(headed())
+    end(site, 0, FAILED)
+    outcome = site.record("1").outcome
+    assert outcome is not None
+    assert (site.record("1").state, outcome.exit_code, outcome.rank) == (JobState.FAILED, 3, 0)
+
+
+def test_an_asked_worker_may_end_in_any_way() -> None:
+    """A worker that is killed by the signal that asked it is no failure; its processor goes back to the LRM."""
+    site = MalleableSite({"a": 4})
+    site.start(headed(1, 3))
+    for offer in of_kind(OfferProcessors, list(site.actions)):
+        site.grow_by(offer)
+    assert site.sizes("1") == [1, 3]
+    site.poll("a", 4, idle=0, ours=4)
+    (asked,) = of_kind(RequestProcessors, site.submit(job("2", component("x", 2, cluster="a"))))
+    site.answer(asked)
+    before = len(site.actions)
+    end(site, 3, TERMINATED)
+    end(site, 2, TERMINATED)
+    record = site.record("1")
+    assert site.sizes("1") == [1, 1]
+    assert (record.worker_failures, record.growth_rests, record.last_trouble) == (0, False, "")
+    assert sum(len(one.placeholders) for one in of_kind(EndPlaceholders, site.actions[before:])) == 2
+    change = record.size_changes[-1]
+    assert (change.before, change.after, change.reason) == (3, 1, "room for job 2")
+
+
+@pytest.mark.parametrize("how", [WELL, FAILED])
+def test_workers_that_end_by_themselves_are_not_replaced_at_once(how: TaskEnd) -> None:
+    """The job is smaller, even below its minimum, and is offered processors again after a pause."""
+    site = MalleableSite({"a": 4})
+    site.start(headed(2, 2 + 1))
+    site.answer(of_kind(OfferProcessors, site.actions)[0], 0)
+    before = len(site.actions)
+    end(site, 1, how)
+    site.end_ending()
+    site.poll("a", 4, idle=2, ours=2)
+    record = site.record("1")
+    assert (record.state, site.sizes("1"), record.growth_rests) == (JobState.RUNNING, [1, 1], True)
+    assert offers(site.actions[before:]) == []
+    site.pass_time(11)
+    site.poll("a", 4, idle=2, ours=2)
+    assert offers(site.actions[before:]) == [("1", 2)]
+
+
+def test_pauses_grow_with_each_failure() -> None:
+    """A worker command that fails again and again is tried less and less often."""
+    site = MalleableSite({"a": 6})
+    site.start(headed(5, 6))
+    for rank in range(1, 4):
+        end(site, rank, FAILED)
+    due = site.record("1").timers
+    assert site.record("1").worker_failures == 3
+    assert max(one.at for kind, one in due.items() if kind == "workers") == pytest.approx(site.now + 40)
+
+
+def test_the_last_worker_that_fails_ends_the_job_unless_the_head_ends_first() -> None:
+    """When the head ends well within the patience that is why; otherwise the job has failed, and says with what."""
+    site = MalleableSite({"a": 2}, Approach.NONE)
+    site.start(headed(1, 3))
+    end(site, 1, FAILED)
+    assert site.record("1").state is JobState.RUNNING
+    copy = MalleableSite({"a": 2}, Approach.NONE)
+    copy.start(headed(1, 3))
+    end(copy, 1, FAILED)
+    end(copy, 0)
+    assert copy.record("1").state is JobState.COMPLETED
+    site.pass_time(11)
+    outcome = site.record("1").outcome
+    assert outcome is not None
+    assert (site.record("1").state, outcome.exit_code) == (JobState.FAILED, 3)
+    assert outcome.detail == "no worker is left; worker 1 (component 'm') exited with status 3"
+
+
+def test_without_a_head_the_last_worker_ends_the_job() -> None:
+    """Well when it ended well, by the pause when it did not."""
+    site = MalleableSite({"a": 2}, Approach.NONE)
+    site.start(workers("1", part(2, 3)))
+    end(site, 0, FAILED)
+    assert site.record("1").state is JobState.RUNNING
+    end(site, 1)
+    assert site.record("1").state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_lost_placeholder_costs_a_worker_only(*, launched: bool) -> None:
+    """Also while the job is still being launched; the loss is told, and processors are offered again at once."""
+    site = MalleableSite({"a": 4}, Approach.NONE)
+    if launched:
+        site.start(headed(2, 3))
+    else:
+        site.submit(headed(2, 3))
+        site.take_all()
+        site.hold_all("1")
+        for rank in (0, 1):
+            site.post(ev.RankStarted(time=site.now, job_id=JobId("1"), rank=rank))
+    lost = site.record("1").ranks[2].placeholder
+    site.post(ev.PlaceholderEnded(time=site.now, placeholder=lost, reason=EndReason.NODE_LOST))
+    record = site.record("1")
+    assert (record.state, site.sizes("1"), record.growth_rests) == (JobState.RUNNING, [1, 1], False)
+    assert "worker 2 on a was lost (node_lost)" in record.last_trouble.replace(" lost)", "_lost)")
+    end(site, 0)
+    assert site.record("1").state is JobState.COMPLETED
+
+
+def test_the_loss_of_the_head_is_the_loss_of_the_job() -> None:
+    """As of any rank."""
+    site = MalleableSite({"a": 4}, Approach.NONE)
+    site.start(headed(2, 3))
+    head = site.record("1").ranks[0].placeholder
+    site.post(ev.PlaceholderEnded(time=site.now, placeholder=head, reason=EndReason.NODE_LOST))
+    assert site.record("1").state is JobState.LOST
+
+
+def test_a_flexible_component_grows_everywhere_within_its_bounds() -> None:
+    """It has a claim on each cluster, and all of them together keep to minimum and maximum."""
+    site = MalleableSite({"a": 3, "b": 4, "c": 4})
+    site.start(headed(1, 5, flexible=True))
+    clusters = [claim.cluster for claim in site.record("1").claims]
+    assert sorted(str(one) for one in clusters[1:]) == ["a", "b", "c"]
+    for _ in range(3):
+        for offer in of_kind(OfferProcessors, list(site.actions)):
+            site.grow_by(offer)
+    assert sum(site.sizes("1")) == 6
+    assert {one.cluster for one in of_kind(SubmitPlaceholders, site.actions)} > {ClusterName("b")}
+
+
+def test_a_flexible_component_may_give_up_all_it_has_on_a_cluster() -> None:
+    """As long as enough is left elsewhere."""
+    site = MalleableSite({"a": 2, "b": 4})
+    site.start(headed(1, 4, flexible=True))
+    for offer in of_kind(OfferProcessors, list(site.actions)):
+        site.grow_by(offer)
+    there = sum(claim.processors for claim in site.record("1").claims if claim.cluster == "b")
+    assert there >= 3
+    site.poll("b", 4, idle=4 - there, ours=there)
+    asked = requests(site.submit(job("2", component("x", 4, cluster="b"))))
+    elsewhere = sum(site.sizes("1")) - 1 - there
+    assert asked == ([("1", there)] if elsewhere else [])
+
+
+def test_growth_asks_for_no_more_than_the_job_has_left() -> None:
+    """The walltime of late placeholders ends with the job, plus the margin for launching and ending."""
+    site = MalleableSite({"a": 4}, Approach.NONE)
+    site.start(headed(1, 3))
+    site.pass_time(200)
+    site.ask("1", 1)
+    walltimes = [one.walltime for one in of_kind(SubmitPlaceholders, site.actions)]
+    assert walltimes[-1] == 400 + site.parameters.launch_margin
+
+
+def want(site: MalleableSite, processors: int, name: str = "m") -> list[Action]:
+    """Have the owner of job 1 want a size."""
+    return site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component=name, processors=processors))
+
+
+def test_a_wanted_size_bounds_what_is_offered() -> None:
+    """No more is offered than what lacks for it; when a larger one is wanted, the rest is."""
+    site = MalleableSite({"a": 9})
+    site.submit(headed(1, 6))
+    want(site, 3)
+    actions = site.started("1")
+    (offer,) = of_kind(OfferProcessors, actions)
+    site.grow_by(offer)
+    assert site.sizes("1") == [1, 3]
+    site.poll("a", 9, idle=5, ours=4)
+    before = len(site.actions)
+    want(site, 6)
+    (more,) = of_kind(OfferProcessors, site.actions[before:])
+    site.grow_by(more)
+    assert site.sizes("1") == [1, 6]
+
+
+@pytest.mark.parametrize("approach", list(Approach))
+def test_what_is_beyond_the_wanted_size_is_asked_back(approach: Approach) -> None:
+    """Whatever the approach, from all clusters together, and once."""
+    site = MalleableSite({"a": 4, "b": 4}, approach)
+    site.start(headed(1, 6, flexible=True))
+    want(site, 6)
+    for _ in range(3):
+        for offer in of_kind(OfferProcessors, list(site.actions)):
+            site.grow_by(offer)
+        for taking in of_kind(TakeProcessors, site.hold_stubs()):
+            site.take(taking)
+    assert sum(site.sizes("1")) == 7
+    asked = of_kind(RequestProcessors, want(site, 2))
+    assert sum(one.processors for one in asked) == 4
+    for one in asked:
+        site.answer(one)
+    leaving = [rank for one in asked for rank in _latest(site, one)]
+    assert len(leaving) == 4
+    for rank in leaving:
+        end(site, rank, TERMINATED)
+    assert sum(site.sizes("1")) == 3
+    assert "its owner wants 2" in {one.reason for one in site.record("1").size_changes}
+
+
+def _latest(site: MalleableSite, asked: RequestProcessors) -> list[int]:
+    """Return the ranks that a runner would choose."""
+    record = site.record("1")
+    mine = [one.rank for one in record.ranks if (one.component, one.cluster) == (asked.component, asked.cluster)]
+    return [rank for rank in mine if rank not in record.departed][-asked.processors :]
+
+
+def test_an_application_that_keeps_what_it_has_is_not_asked_for_ever() -> None:
+    """It is asked again after a pause."""
+    site = MalleableSite({"a": 4})
+    site.start(headed(1, 3))
+    site.grow_by(of_kind(OfferProcessors, site.actions)[0])
+    (asked,) = of_kind(RequestProcessors, want(site, 1))
+    assert of_kind(RequestProcessors, site.answer(asked, 0)) == []
+    site.now += 16
+    assert len(of_kind(RequestProcessors, site.poll("a", 4, idle=0, ours=4))) == 1
+
+
+def test_without_an_approach_a_wanted_size_is_had_from_what_is_free() -> None:
+    """As when the application asks for more by itself."""
+    site = MalleableSite({"a": 4}, Approach.NONE)
+    site.start(headed(1, 6))
+    want(site, 5)
+    (taking,) = of_kind(TakeProcessors, site.hold_stubs())
+    site.take(taking)
+    assert site.sizes("1") == [1, 3]
+    assert site.record("1").size_changes[-1].reason == "its owner wants 5"
