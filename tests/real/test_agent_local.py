@@ -8,12 +8,15 @@ import re
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from anyio.abc import SocketAttribute
 
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.vjm.agentevents import (
@@ -498,6 +501,47 @@ async def test_a_silent_connection_is_closed_and_made_anew(site: Site) -> None:
         process.send_signal(signal.SIGCONT)
         assert not (await site.wait_for(AgentRegistered, after=seen)).first
         assert await run(site, shell("t", "true")) == EXITED
+
+
+async def relay(connection: SocketStream, port: int) -> None:
+    """Be a slow line: hand on what comes, to the center at once, from it 400 KB in a second."""
+
+    async def hand_on(source: SocketStream, target: SocketStream, pause: float) -> None:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while True:
+                await target.send(await source.receive(8192))
+                await anyio.sleep(pause)
+        group.cancel_scope.cancel()
+
+    async with (
+        connection,
+        await anyio.connect_tcp("127.0.0.1", port) as center,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(hand_on, connection, center, 0)
+        group.start_soon(hand_on, center, connection, 0.02)
+
+
+async def test_a_long_order_on_a_slow_line_is_no_silence(site: Site) -> None:
+    """While a file for a rank is under way for longer than any silence may last, the connection stays."""
+    content = os.urandom(2_000_000)
+    async with site.serving(), anyio.create_task_group() as group:
+        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        port = listener.extra(SocketAttribute.local_port)
+        group.start_soon(listener.serve, partial(relay, port=site.port))
+        site.start_agent(script=site.script(port=port))
+        await site.wait_for(AgentRegistered)
+        order = Launch(
+            task="0", argv=("sh", "-c", "wc -c <in"), files=(LaunchFile(target="in", mode=0o600, content=content),)
+        )
+        began = anyio.current_time()
+        assert site.center.launch(placeholder(), order)
+        ended = await site.wait_for(AgentTaskEnded)
+        assert ended.end.exit_code == 0
+        assert anyio.current_time() - began > 3 * site.heartbeat
+        assert not [event for event in site.events if isinstance(event, AgentDisconnected)]
+        await site.wait_for_output("0", b"2000000\n")
+        group.cancel_scope.cancel()
 
 
 async def test_token_from_a_private_file(site: Site) -> None:

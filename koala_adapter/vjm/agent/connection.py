@@ -27,12 +27,14 @@ class Channel:
         selector: selectors.BaseSelector,
         *,
         opened: "Callable[[], None]",
+        heard: "Callable[[], None]",
         received: "Callable[[bytes], None]",
         closed: "Callable[[str], None]",
     ) -> None:
         self._settings = settings
         self._selector = selector
         self._opened = opened
+        self._heard = heard
         self._received = received
         self._closed = closed
         self._socket: "Optional[socket.socket]" = None
@@ -172,6 +174,7 @@ class Channel:
             data = connection.recv(65536)
             if not data:
                 raise OSError(errno.ECONNRESET, "the control center closed the connection")
+            self._heard()
             self._receive(data)
 
     def _receive(self, data: bytes) -> None:

@@ -54,7 +54,14 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.timers = Timers()
         self.ending: "Optional[Tuple[str, str]]" = None  # reason and detail, once the agent must go
-        self._channel = Channel(settings, self.selector, opened=self.opened, received=self.received, closed=self.closed)
+        self._channel = Channel(
+            settings,
+            self.selector,
+            opened=self.opened,
+            heard=self.in_contact,
+            received=self.received,
+            closed=self.closed,
+        )
         self._session = random_name() + random_name()
         self._tasks: "Optional[TaskList]" = None  # what they need is not even compiled before the first
         self._lease = settings.lease
@@ -108,6 +115,10 @@ class Agent:
             "tasks": self._tasks.reports() if self._tasks else [], "resends": True,
         })  # fmt: skip
 
+    def in_contact(self) -> None:
+        """Something has come: a long order on a slow line is no silence before its end."""
+        self._contact = clock()
+
     def received(self, line: bytes) -> None:
         """Act on a line from the control center."""
         try:
@@ -118,7 +129,7 @@ class Agent:
                 act(message)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OSError(errno.EPROTO, f"the control center sent what makes no sense: {error!r}") from error
-        self._contact = clock()
+        self.in_contact()
 
     def closed(self, reason: str) -> None:
         """The connection is gone, or could not be made: try again after a while."""
