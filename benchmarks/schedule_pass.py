@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 
 from koala_adapter.batchsystem.listing import Listing
+from koala_adapter.batchsystem.starts import Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -77,7 +78,7 @@ def measure(policy: str, *, waiting: int, running: int, repeat: int) -> tuple[fl
     chance = random.Random(SEED)
     jobs, nodes = site(waiting, running, chance)
     queues = {"main": Queue(name="main", up=True, processors=NODE * len(nodes), default=True)}
-    mirror = Mirror(lambda: make_cluster_scheduler(policy, 0, depth=4), Rules())
+    mirror = Mirror(lambda: make_cluster_scheduler(policy, 0, depth=4), Rules(), Starts())
     manner = Manner.of(policy, 4)
     begun = time.process_time()
     mirror.observe(Listing(read_at=1e9, jobs=tuple(jobs), nodes=tuple(nodes), queues=queues))

@@ -19,8 +19,8 @@ PLACES = {
     State.ASKED: (580, 140),
     State.ACCEPTED: (180, 260),
     State.ACCEPTING: (580, 260),
-    State.AGREED: (380, 350),
-    State.CONSUMED: (380, 430),
+    State.AGREED: (280, 350),
+    State.CONSUMED: (480, 430),
 }
 """Where the middle of each state is drawn; the endings are not, for every state that waits leads to them."""
 HEAD = (
@@ -72,10 +72,9 @@ def _arrow(source: State, to: State, label: str) -> list[str]:
         middle = ((x1 + x2) // 2, y1 - 6 if shift > 0 else y1 + 16)
     else:
         y1, y2 = y1 + BOX_HEIGHT // 2, y2 - BOX_HEIGHT // 2
-        middle = ((x1 + x2) // 2 + (8 if x1 <= x2 else -8), (y1 + y2) // 2)
-    anchor = "middle" if y1 == y2 else "start" if x1 <= x2 else "end"
-    side = anchor if x1 != x2 or y1 == y2 else "start"
+        middle = ((x1 + x2) // 2 + (8 if x1 == x2 else -8), (y1 + y2) // 2)
+    anchor = "middle" if y1 == y2 else "start" if x1 == x2 else "end"
     return [
         f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#555" marker-end="url(#head)"/>',
-        f'<text x="{middle[0]}" y="{middle[1] + 2}" text-anchor="{side}" fill="#555" font-size="12">{label}</text>',
+        f'<text x="{middle[0]}" y="{middle[1] + 2}" text-anchor="{anchor}" fill="#555" font-size="12">{label}</text>',
     ]

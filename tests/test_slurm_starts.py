@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
-from koala_adapter.model import LrmJobId
-from koala_adapter.testing import RecordingRunner, new_context
+from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
+from koala_slurm.lrm import SlurmLrm
 from tests.fakes.slurm import FakeSlurm
 from tests.fakes.slurm.state import Store
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from koala_adapter.model import LrmJob
     from koala_adapter.plugin import Lrm
     from koala_adapter.plugin.commands import CommandResult
 
@@ -39,10 +43,8 @@ def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSlurm]:
 
 
 def settings_of(fake: FakeSlurm) -> SlurmSettings:
-    """Return settings with which a start that fails fails soon."""
-    return SlurmSettings(
-        conf=fake.conf, bin_directory=fake.bin_directory, use_pyslurm="never", start_timeout=2, command_timeout=30
-    )
+    """Return settings of the plugin for a fake."""
+    return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, use_pyslurm="never", command_timeout=30)
 
 
 @pytest.fixture
@@ -63,6 +65,18 @@ def submit(fake: FakeSlurm, processors: int, *options: str) -> LrmJobId:
 def entries(**counts: int) -> list[str]:
     """Return one entry for each processor."""
     return [node for node, count in counts.items() for _ in range(count)]
+
+
+async def run(lrm: Lrm, job: LrmJobId, **counts: int) -> None:
+    """Start a job, see it run, and say so."""
+    await lrm.start_on(job, entries(**counts))
+    await eventually(lrm.jobs, lambda jobs: state_of(jobs, job) is LrmJobState.RUNNING, what="it runs", seconds=10)
+    await lrm.confirm_start(job)
+
+
+def state_of(jobs: Sequence[LrmJob], id_: LrmJobId) -> LrmJobState:
+    """Return the state of a job of a listing."""
+    return next(job.state for job in jobs if job.id == id_)
 
 
 def layouts(fake: FakeSlurm) -> dict[str, dict[str, int]]:
@@ -91,7 +105,7 @@ async def test_it_runs_with_these_numbers(
     """As many processors on each node as chosen, also where others run, and no reservation is left."""
     submit(fake, 2)
     job = submit(fake, processors, "--hold", *options)
-    await lrm.start_on(job, entries(**counts))
+    await run(lrm, job, **counts)
     assert layouts(fake)[job] == counts
 
 
@@ -104,7 +118,7 @@ async def test_starts_at_the_same_time_share_nodes(fake: FakeSlurm, lrm: Lrm) ->
     }
     async with anyio.create_task_group() as group:
         for job, counts in wanted.items():
-            group.start_soon(lrm.start_on, job, entries(**counts))
+            group.start_soon(partial(run, lrm, job, **counts))
     assert layouts(fake) == wanted
 
 
@@ -141,7 +155,7 @@ async def test_others_come_and_go_meanwhile(fake: FakeSlurm, tmp_path: Path, cha
     other = submit(fake, 2) if change == "ends" else None
     job = submit(fake, 6, "--hold")
     runner.meanwhile = (lambda: fake.run("scancel", other)) if other else (lambda: submit(fake, 2))
-    await lrm.start_on(job, entries(n1=2, n2=4))
+    await run(lrm, job, n1=2, n2=4)
     assert runner.meanwhile is None
     assert layouts(fake)[job] == {"n1": 2, "n2": 4}
     assert sum("--nodes=n1,n2" in command.argv for command in runner.commands) > 1
@@ -154,7 +168,7 @@ async def test_a_controller_that_was_upgraded(fake: FakeSlurm, lrm: Lrm) -> None
     fake.conf.write_text(fake.conf.read_text().replace("22.05.8", "25.11.7"))
     with pytest.raises(LrmRejectedError, match="no longer valid"):
         await lrm.start_on(job, entries(n2=4, n3=2))
-    await lrm.start_on(job, entries(n2=4, n3=2))
+    await run(lrm, job, n2=4, n3=2)
     assert layouts(fake)[job] == {"n2": 4, "n3": 2}
 
 
@@ -166,14 +180,99 @@ async def test_a_start_that_fails_leaves_what_the_user_asked_for(
     """Held again, the job has its number of processors and nodes, and no nodes of ours."""
     blocking = [submit(fake, 8, "--nodes=1") for _ in range(3)]
     job = submit(fake, 6, "--hold", *options)
-    with pytest.raises(LrmUnavailableError):
+    if len(set(counts.values())) == 1:
         await lrm.start_on(job, entries(**counts))
+        assert state_of(await lrm.jobs(), job) is LrmJobState.QUEUED
+    else:
+        with pytest.raises(LrmUnavailableError):
+            await lrm.start_on(job, entries(**counts))
+    await lrm.take_back(job)
+    assert Counter(job.state for job in await lrm.jobs())[LrmJobState.RUNNING] == len(blocking)
+    assert_as_asked(fake, job, options)
+
+
+def assert_as_asked(fake: FakeSlurm, job: LrmJobId, options: tuple[str, ...]) -> None:
+    """Check that a waiting job of six processors has what its user asked for, and nothing of ours."""
     with Store(fake.conf).locked() as state:
         (seen,) = (one for one in state.jobs if one.identity == job)
-        assert Counter(one.state for one in state.jobs)["RUNNING"] == len(blocking)
         assert state.reservations == []
     low, _, high = (options[0].partition("=")[2] if options else "1").partition("-")
     assert (seen.state, seen.reason, seen.processors, seen.wanted) == ("PENDING", "JobHeldUser", 6, [])
     assert (seen.nodes_low, seen.reservation) == (int(low), "")
     # An upper bound that nobody asked for cannot be taken away, only made so large that it is none.
     assert seen.nodes_high in ({int(high or low)} if options else {0, 100_000})
+
+
+class Killed(BaseException):
+    """Nothing is done any more."""
+
+
+class Mortal(RecordingRunner):
+    """Runs the commands of a process that is killed before one of them, or in which all is done."""
+
+    dies_at: str = ""
+    dead = False
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 40.0,
+        urgent: bool = False,
+    ) -> CommandResult:
+        """Run a command, or die."""
+        self.dead |= bool(self.dies_at) and any(word.startswith(self.dies_at) for word in argv)
+        if self.dead:
+            raise Killed
+        return await super().run(argv, stdin=stdin, environment=environment, timeout=timeout, urgent=urgent)
+
+
+@pytest.mark.parametrize(
+    ("begins", "word"),
+    [
+        ("to start", "create"),
+        ("to start", "NumNodes=2-2"),
+        ("to start", "NumCPUs=6"),
+        ("to start", "release"),
+        ("to confirm", "uhold"),
+        ("to confirm", "Reservation="),
+        ("to confirm", "delete"),
+        ("to take back", "uhold"),
+        ("to take back", "ReqNodeList="),
+        ("to take back", "NumCPUs=6"),
+    ],
+)
+async def test_killed_before_any_request_of_a_start(fake: FakeSlurm, tmp_path: Path, begins: str, word: str) -> None:
+    """The next process finds what was reserved and tied: the job runs where it should, or is as its user asked."""
+    runner = Mortal()
+    context = replace(new_context(tmp_path), commands=runner)
+    doomed = PLUGIN.factory(context, settings_of(fake))
+    await doomed.start()
+    counts = {"n1": 3, "n2": 3} if begins == "to take back" else {"n1": 4, "n2": 2}
+    blocking = [submit(fake, 8, "--nodes=1") for _ in range(3)] if begins == "to take back" else []
+    job = submit(fake, 6, "--hold")
+    if begins != "to start":
+        await doomed.start_on(job, entries(**counts))
+    steps = {
+        "to start": partial(doomed.start_on, job, entries(**counts)),
+        "to confirm": partial(doomed.confirm_start, job),
+        "to take back": partial(doomed.take_back, job),
+    }
+    runner.dies_at = word
+    with pytest.raises(Killed):
+        await steps[begins]()
+    assert isinstance(doomed, SlurmLrm)
+    for descriptor in doomed._notes._locked.values():
+        os.close(descriptor)  # as the kernel does
+    following = PLUGIN.factory(new_context(tmp_path), settings_of(fake))
+    await following.start()
+    await following.close()
+    with Store(fake.conf).locked() as state:
+        states = {one.identity: one.state for one in state.jobs}
+    assert {states[one] for one in blocking} <= {"RUNNING"}
+    if begins == "to confirm":
+        assert layouts(fake) == {job: counts}
+    else:
+        assert_as_asked(fake, job, ())

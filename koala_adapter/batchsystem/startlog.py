@@ -131,10 +131,6 @@ class StartLog:
         """Put a start on record; on return that is on disk. Raises JournalError: then it must not be asked for."""
         self.store({**self._stored, pin.job_id: pin})
 
-    def remove(self, job_id: LrmJobId) -> None:
-        """Take a start off the record: the job runs, or is held, or is gone. Raises JournalError."""
-        self.store({job: pin for job, pin in self._stored.items() if job != job_id})
-
     def store(self, pins: Mapping[LrmJobId, Pin]) -> None:
         """Make the record equal to ``pins``; on return that is on disk. Raises JournalError: then nothing changed."""
         gone = [job for job in self._stored if job not in pins]

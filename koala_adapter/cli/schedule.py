@@ -13,7 +13,9 @@ import click
 from pydantic import TypeAdapter
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
+from koala_adapter.batchsystem.starter import LrmStarts, Starter
 from koala_adapter.batchsystem.startlog import StartLog
+from koala_adapter.batchsystem.starts import PATIENCE, Patience, Starts
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.queuepolicy import QueuePolicy
 from koala_adapter.cli.session import command_body, json_option, pass_session
@@ -29,7 +31,6 @@ from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.outsidescheduler import Driver
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher, start_plugin
-from koala_adapter.ordering.patience import PATIENCE, Patience
 from koala_adapter.ordering.schedulingpass import Manner
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.timeofday import as_read, report_as_read
@@ -269,14 +270,16 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
     record = StartLog(path)
     watcher = PacedWatcher(lrm, pace, on_trouble=screen.trouble, clock=ServiceClock(before=record.clock))
     record.note_clock(watcher.clock.reading())
-    mirror = Mirror(plan.make_scheduler, plan.rules, patience=plan.patience, pins=record.pins)
+    starts = Starts(plan.patience, pins=record.pins)
+    mirror = Mirror(plan.make_scheduler, plan.rules, starts)
+    starter = Starter(LrmStarts(lrm), starts, record, clock=watcher.clock.now)
     try:
 
         def tell(happened: Sequence[Happening]) -> None:
             screen.tell(happened)
             screen.show(ordertext.status(screen.cluster, overview(mirror), watcher.failure))
 
-        driver = Driver(lrm, watcher, mirror, plan.manner, record, tell=tell)
+        driver = Driver(watcher, mirror, plan.manner, starter, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(ExplainServer(mirror, path.parent, watcher.clock).serve)
@@ -358,7 +361,7 @@ class Screen:
 
     def farewell(self, found: Overview) -> None:
         """Say what becomes of the jobs when nobody schedules any more."""
-        running, waiting = found.running + found.starting, found.waiting + found.left_out
+        running, waiting = found.running, found.starting + found.waiting + found.left_out
         self._session.remark(
             f"koala schedules {self.cluster} no more; jobs that run on: {running}, "
             f"that wait until it is started again: {waiting}"

@@ -23,7 +23,7 @@ import time
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 from xml.parsers import expat
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 LARGEST_TEMPLATE = 65536
 LARGEST_QUANTITY = 2147483647
@@ -51,6 +51,12 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}\Z")
 _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 _ROUND = re.compile(r"[0-9]{1,4}\Z")
 _SECONDS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,3})?\Z")
+_ADDED = {
+    "Direction": re.compile(r"(grow|shrink)\Z"), "Obligation": re.compile(r"(voluntary|mandatory)\Z"),
+    "AnswerWithin": _SECONDS, "Round": _ROUND, "Minimum": _NUMBER, "Maximum": _NUMBER, "Cluster": _NAME,
+    "Component": _NAME,
+}  # fmt: skip
+"""What may stand in the attributes that koala adds, on whatever element."""
 _NOT_IN_REASON = re.compile("[^ -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _DECLARATION = re.compile(
     rb"""<\?xml\s+version\s*=\s*(["'])1\.0\1(\s+encoding\s*=\s*(["'])(?:[uU][tT][fF]-?8|[uU][sS]-[aA][sS][cC][iI][iI])\3)?"""
@@ -317,7 +323,7 @@ class _Reader:
             if not namespace and local != own:
                 raise NegotiationError("{} has an attribute {:.70}".format(name, attribute))
             if namespace in ("", NAMESPACE):
-                found[local] = value
+                found[local] = _checked_addition(local, value) if namespace else value
         return found
 
     def end(self, name: str) -> None:
@@ -344,15 +350,13 @@ class _Reader:
         if len(self.fields) < len(self.FIELDS):
             raise NegotiationError("{} is missing".format(self.FIELDS[len(self.fields)]))
         initiator, source, dest, status = self.fields
-        within = _added(self.root, "AnswerWithin", _SECONDS)
-        number = _added(self.root, "Round", _ROUND)
-        reason = self.root.get("Reason", "").translate({9: " ", 10: " ", 13: " "})
+        within, number = self.root.get("AnswerWithin"), self.root.get("Round")
         return checked(
             Template(
                 self.root["NT_AgreementID"].strip(_SPACE), initiator, source, dest, status,
                 tuple(self._resource(*one) for one in self.resources),
-                _added(self.root, "Direction"), _added(self.root, "Obligation"),
-                float(within) if within else None, int(number) if number else None, reason,
+                self.root.get("Direction", ""), self.root.get("Obligation", ""),
+                float(within) if within else None, int(number) if number else None, self.root.get("Reason", ""),
             )
         )  # fmt: skip
 
@@ -360,19 +364,23 @@ class _Reader:
     def _resource(attributes: Dict[str, str], inner: List[str]) -> Resource:
         type_, quantity, usage, negotiability, status = inner
         _require(bool(_NUMBER.match(quantity)), "Quantity", quantity)
-        least, most = _added(attributes, "Minimum", _NUMBER), _added(attributes, "Maximum", _NUMBER)
+        least, most = attributes.get("Minimum"), attributes.get("Maximum")
         return Resource(
             type_, int(quantity), usage, negotiability, status, int(least) if least else None,
-            int(most) if most else None, _added(attributes, "Cluster"), _added(attributes, "Component"),
+            int(most) if most else None, attributes.get("Cluster", ""), attributes.get("Component", ""),
         )  # fmt: skip
 
 
-def _added(attributes: Dict[str, str], name: str, pattern: "Optional[re.Pattern[str]]" = None) -> str:
-    value = attributes.get(name)
-    if value is None:
-        return ""
-    value = value.strip(_SPACE)
-    _require(bool(pattern.match(value) if pattern else value), name, value)
+def _checked_addition(name: str, value: str) -> str:
+    """Return the value of an attribute of ours, as it is meant. Raises NegotiationError."""
+    if name == "Reason":
+        value = value.translate({9: " ", 10: " ", 13: " "})
+        _require(len(value) <= LONGEST_REASON and not _NOT_IN_REASON.search(value), name, value)
+    elif name in _ADDED:
+        value = value.strip(_SPACE)
+        _require(bool(_ADDED[name].match(value)), name, value)
+        if name in ("AnswerWithin", "Round", "Minimum", "Maximum"):
+            _require(0 < float(value) <= LARGEST_QUANTITY, name, value)
     return value
 
 
@@ -417,12 +425,13 @@ def build(value: Template) -> bytes:
             value.agreement_id, _XSI, added
         ),
     ]
+    # Nothing to escape: what may stand in a field has no character that XML takes for its own.
     fields = (value.initiator, value.source, value.dest, value.status)
-    lines += ["  <{0}>{1}</{0}>".format(name, escape(text)) for name, text in zip(_Reader.FIELDS, fields)]
+    lines += ["  <{0}>{1}</{0}>".format(name, text) for name, text in zip(_Reader.FIELDS, fields)]
     for one, more in zip(value.resources, inner):
         lines.append("  <Resource{}>".format(more))
         texts = (one.type, str(one.quantity), one.usage, one.negotiability, one.status)
-        lines += ["    <{0}>{1}</{0}>".format(name, escape(text)) for name, text in zip(_Reader.INNER, texts)]
+        lines += ["    <{0}>{1}</{0}>".format(name, text) for name, text in zip(_Reader.INNER, texts)]
         lines.append("  </Resource>")
     return "\n".join([*lines, "</NT>", ""]).encode("utf-8")
 

@@ -150,18 +150,19 @@ def completed(template: Template, previous: Template) -> Template:
     Clusters and components go with the resources: where the peer names none, and the types tell which is which, they
     are those of before.
     """
-    resources = template.resources
     before = {resource.type: resource for resource in previous.resources}
+    resources = template.resources
     if len(before) == len(previous.resources):
-        resources = tuple(
-            replace(one, cluster=one.cluster or before[one.type].cluster,
-                    component=one.component or before[one.type].component)
-            if one.type in before else one
-            for one in resources
-        )  # fmt: skip
-    return replace(
-        template,
-        resources=resources,
-        direction=template.direction or previous.direction,
-        obligation=template.obligation or previous.obligation,
-    )
+        resources = tuple(_placed(one, before.get(one.type, one)) for one in resources)
+    direction = template.direction or previous.direction
+    obligation = template.obligation or previous.obligation
+    if (resources, direction, obligation) == (template.resources, template.direction, template.obligation):
+        return template
+    return replace(template, resources=resources, direction=direction, obligation=obligation)
+
+
+def _placed(resource: Resource, before: Resource) -> Resource:
+    cluster, component = resource.cluster or before.cluster, resource.component or before.component
+    if (cluster, component) == (resource.cluster, resource.component):
+        return resource
+    return replace(resource, cluster=cluster, component=component)

@@ -200,8 +200,8 @@ class Endpoint:
             known = self._known[key] = _Negotiation(standing=template)
         if message is Message.OFFER:
             known.round += 1
-            template = replace(template, answer_within=template.answer_within or self.limits.answer_within)
-        template = replace(template, round=known.round)
+        within = (template.answer_within or self.limits.answer_within) if message is Message.OFFER else None
+        template = replace(template, answer_within=within, round=known.round)
         if following not in ENDED or following is State.CONSUMED:
             known.standing = template
         self._move(key, known, following, now)

@@ -8,7 +8,7 @@ back, and their holders must be told.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -34,12 +34,13 @@ class ReservationBook(Generic[Holder]):
         """``free`` is what nobody uses."""
         self._free = dict(free)
         self._promises: OrderedDict[Holder, _Promise] = OrderedDict()
+        self._total: Counter[ResourceKey] = Counter()
+        """Of all promises."""
 
     def available(self, key: ResourceKey, *, holder: Holder | None = None) -> int:
         """Return how much of a resource is not promised to others than the holder."""
-        promised = sum(
-            promise.quantities.get(key, 0) for one, promise in self._promises.items() if holder is None or one != holder
-        )
+        own = self._promises.get(holder) if holder is not None else None
+        promised = self._total[key] - (own.quantities.get(key, 0) if own is not None else 0)
         return max(0, self._free.get(key, 0) - promised)
 
     def promised(self, holder: Holder) -> dict[ResourceKey, int]:
@@ -61,8 +62,17 @@ class ReservationBook(Generic[Holder]):
             return earlier.quantities == dict(quantities)
         if any(many > self.available(key, holder=holder) for key, many in quantities.items()):
             return False
+        if earlier is not None:  # it keeps its place among the others
+            self._total.subtract(earlier.quantities)
         self._promises[holder] = _Promise(quantities=dict(quantities), until=until)
+        self._total.update(quantities)
         return True
+
+    def _drop(self, holder: Holder) -> _Promise | None:
+        promise = self._promises.pop(holder, None)
+        if promise is not None:
+            self._total.subtract(promise.quantities)
+        return promise
 
     def settle(self, holder: Holder) -> bool:
         """Let a promise stay until it is used or given up. Return False when there is none (any more)."""
@@ -74,7 +84,7 @@ class ReservationBook(Generic[Holder]):
 
     def use(self, holder: Holder) -> dict[ResourceKey, int]:
         """Take what was promised out of what is free, for it is used now. Return what that was; twice is nothing."""
-        promise = self._promises.pop(holder, None)
+        promise = self._drop(holder)
         if promise is None:
             return {}
         for key, many in promise.quantities.items():
@@ -83,13 +93,13 @@ class ReservationBook(Generic[Holder]):
 
     def give_up(self, holder: Holder) -> None:
         """Take a promise back; without one it does nothing."""
-        self._promises.pop(holder, None)
+        self._drop(holder)
 
     def expire(self, now: float) -> list[Holder]:
         """Take back all promises whose time is over, and return whose they were."""
         late = [one for one, promise in self._promises.items() if promise.until is not None and promise.until <= now]
         for holder in late:
-            del self._promises[holder]
+            self._drop(holder)
         return late
 
     def set_free(self, key: ResourceKey, quantity: int) -> list[Holder]:
@@ -101,9 +111,9 @@ class ReservationBook(Generic[Holder]):
         youngest_first = list(reversed(self._promises.items()))
         broken = []
         for holder, promise in sorted(youngest_first, key=lambda one: one[1].until is None):
-            if sum(one.quantities.get(key, 0) for one in self._promises.values()) <= self._free[key]:
+            if self._total[key] <= self._free[key]:
                 break
             if promise.quantities.get(key, 0):
-                del self._promises[holder]
+                self._drop(holder)
                 broken.append(holder)
         return broken

@@ -197,14 +197,14 @@ class Template:
         self._check_resources()
 
     def _check_resources(self) -> None:
-        keys = {resource.key for resource in self.resources}
+        keys = {(one.type, one.cluster, one.component) for one in self.resources}
         if len(keys) < len(self.resources):
             raise NegotiationError("two resources have the same Type, Cluster and Component")
         if len(self.resources) > MOST_RESOURCES:
             raise NegotiationError(f"{len(self.resources)} resources are too many: at most {MOST_RESOURCES}")
         if not self.resources and self.status is not Status.ERROR:
             raise NegotiationError("a template has at least one Resource, unless it tells of an error")
-        if any(one.declined and one.usage is Usage.REQUIRED for one in self.resources) and self.status in _STANDING:
+        if self.status in _STANDING and any(one.declined and one.usage is Usage.REQUIRED for one in self.resources):
             raise NegotiationError("a required resource is declined: reject the whole")
 
     @property

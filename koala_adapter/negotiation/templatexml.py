@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 from lxml import etree
 
@@ -148,7 +148,8 @@ def build(template: Template) -> bytes:
         ("NT_Dest", template.dest),
         ("NT_Status", template.status),
     )
-    lines += [f"  <{name}>{escape(value)}</{name}>" for name, value in fields]
+    # Nothing to escape: a value that can be made of a field has no character that XML takes for its own.
+    lines += [f"  <{name}>{value}</{name}>" for name, value in fields]
     for resource in template.resources:
         lines += _resource_lines(resource)
     lines += ["</NT>", ""]
@@ -180,7 +181,7 @@ def _resource_lines(resource: Resource) -> list[str]:
         ("Status", resource.status),
     )
     added = {f"k:{name}": value for name, value in _additions(resource).items()}
-    inner = [f"    <{name}>{escape(value)}</{name}>" for name, value in fields]
+    inner = [f"    <{name}>{value}</{name}>" for name, value in fields]
     return [f"  <Resource{_attributes(added)}>", *inner, "  </Resource>"]
 
 

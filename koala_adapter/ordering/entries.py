@@ -52,12 +52,6 @@ class Entry:
     """What the pool's policy knows it as, while it does."""
     nodes: tuple[tuple[str, int], ...] = ()
     """Where it runs, or is to."""
-    accepted_at: float | None = None
-    """When the batch system had taken the start."""
-    doubtful: bool = False
-    """Whether it took the start is not known."""
-    tied: bool = False
-    """It was queued again, and has not been untied from its nodes yet."""
     requeues: int = 0
     """How often it had been queued again when it was last seen to run or to wait."""
     promised: float | None = None

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from koala_adapter.batchsystem.listing import is_another
-from koala_adapter.model import LrmJobState, NodeState
-from koala_adapter.ordering.allocation import Allocation, allocate, memory_on, rooms_of
+from koala_adapter.batchsystem.starts import REQUEUED, Layout, Stage, Starts, by_id, up_for_us
+from koala_adapter.model import LrmJobState
+from koala_adapter.ordering.allocation import memory_on, rooms_of
 from koala_adapter.ordering.entries import Entry, Happening, Kind, Phase
 from koala_adapter.ordering.listedjobs import (
     WAITING,
@@ -24,12 +25,10 @@ from koala_adapter.ordering.listedjobs import (
     estimate,
     in_order,
     layout_of,
-    shape,
     standing,
     turn,
 )
-from koala_adapter.ordering.patience import Patience
-from koala_adapter.ordering.pools import Pools, pools_of, serves
+from koala_adapter.ordering.suitability import Suitability
 from koala_adapter.queueing.local_queue import LocalJob
 
 if TYPE_CHECKING:
@@ -39,13 +38,10 @@ if TYPE_CHECKING:
     from koala_adapter.batchsystem.startlog import Pin
     from koala_adapter.model import LrmJob, LrmJobId, Node
     from koala_adapter.ordering.allocation import Room
+    from koala_adapter.ordering.pools import Pools
     from koala_adapter.queueing.local_queue import ClusterScheduler
 
-Layout: TypeAlias = "tuple[tuple[str, int], ...]"
-
 RUNNING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
-
-REQUEUED = "it was queued again"
 
 STEADY = frozenset({Phase.RUNNING, Phase.WAITING})
 """Phases in which nothing follows from a listing that shows a job as the last one did."""
@@ -58,16 +54,13 @@ class Mirror:
         self,
         make_scheduler: Callable[[], ClusterScheduler],
         rules: Rules,
-        *,
-        patience: Patience | None = None,
-        pins: Iterable[Pin] = (),
+        starts: Starts,
     ) -> None:
-        """``make_scheduler`` returns a policy of a cluster without processors; ``pins``: starts that are on record."""
+        """``make_scheduler`` returns a policy of a cluster without processors; ``starts``: those that are on record."""
         self.rules = rules
-        self.patience = patience or Patience()
-        self.pins = {pin.job_id: pin for pin in pins}
+        self.starts = starts
         self.entries: dict[LrmJobId, Entry] = {}
-        self.pools = Pools(nodes={}, queues={}, default=None)
+        self._suitability = Suitability()
         self.schedulers: list[ClusterScheduler] = []
         self.listing: Listing | None = None
         self.dirty = True
@@ -76,27 +69,26 @@ class Mirror:
         """What was free on each node that is up at the last look."""
         self.happened: list[Happening] = []
         """Whoever drives this takes from here what is to be told."""
-        self._started: set[LrmJobId] = set()
-        self._in_hand: dict[LrmJobId, tuple[Layout, float]] = {}
-        """Nodes of the starts that are being asked for, and from when on they are what they look like again."""
         self._make_scheduler = make_scheduler
-        self._feasible: dict[object, str] = {}
-        self._empty: tuple[Room, ...] = ()
-        self._served: dict[str, tuple[int | None, str]] = {}
-        self._nodes_seen: object = None
+
+    @property
+    def pools(self) -> Pools:
+        """The pools of nodes; their numbers are those of the policies."""
+        return self._suitability.pools
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def observe(self, listing: Listing) -> None:
         """Bring the picture in step with a listing."""
         now = listing.read_at
-        self.listing = listing = self._as_they_will_be(listing)
+        nodes = up_for_us(listing.nodes, self.starts.in_hand(listing.read_at))
+        self.listing = listing = replace(listing, nodes=nodes)
         same = self._examine_nodes(listing)
-        seen: dict[LrmJobId, LrmJob] = {job.id: job for job in listing.jobs}
+        seen = by_id(listing.jobs)
         for job_id in [id_ for id_ in self.entries if id_ not in seen]:
             self._gone(self.entries[job_id], now, Kind.GONE)
-        for job_id in [id_ for id_ in self.pins if id_ not in seen]:
-            self._unpin(job_id)
+        for job_id in [id_ for id_ in self.starts.pins if id_ not in seen]:
+            self.starts.gone(job_id)
         occupying: list[Entry] = []
         waiting: list[Entry] = []
         known = [job for job in listing.jobs if job.id in self.entries]
@@ -110,38 +102,12 @@ class Mirror:
             (occupying if entry.phase in {Phase.RUNNING, Phase.STARTING} else waiting).append(entry)
         self._settle(occupying, waiting, now)
 
-    def _as_they_will_be(self, listing: Listing) -> Listing:
-        """Return a listing in which nodes are up that take no jobs only because we are starting one there.
-
-        Slurm ties a job to different numbers of processors by a reservation, and shows the nodes as reserved meanwhile.
-        """
-        self._in_hand = {id_: (n, until) for id_, (n, until) in self._in_hand.items() if until >= listing.read_at}
-        names = {name for nodes, _ in self._in_hand.values() for name, _ in nodes}
-        if not any(node.state is NodeState.DRAINING and node.name in names for node in listing.nodes):
-            return listing
-        nodes = (
-            replace(node, state=NodeState.UP) if node.state is NodeState.DRAINING and node.name in names else node
-            for node in listing.nodes
-        )
-        return replace(listing, nodes=tuple(nodes))
-
     def _examine_nodes(self, listing: Listing) -> bool:
         """Have the policies follow nodes that came, went, or serve other queues; tell whether all is as it was."""
-        seen = [
-            (node.name, node.state is NodeState.UP, node.processors, node.memory_mib, node.features, node.queues)
-            for node in listing.nodes
-        ]
-        same = (seen, listing.queues) == self._nodes_seen
-        if not same:
-            self._nodes_seen = (seen, listing.queues)
-            self._feasible.clear()
-            self._served.clear()
-            unused = (replace(node, processors_used=0, memory_used_mib=0) for node in listing.nodes)
-            self._empty = tuple(rooms_of(unused, {}, {}).values())
-        pools = self.pools if same else pools_of(listing.nodes, listing.queues)
-        if pools != self.pools:
-            self.pools = pools
-            self.schedulers = [self._make_scheduler() for _ in range(pools.count)]
+        before = self.pools
+        same = self._suitability.follow(listing)
+        if self.pools != before:
+            self.schedulers = [self._make_scheduler() for _ in range(self.pools.count)]
             for entry in self.entries.values():
                 entry.local = None
                 if entry.phase is Phase.WAITING:
@@ -165,7 +131,7 @@ class Mirror:
         if found is Standing.OVER:
             if entry is not None:
                 self._gone(entry, now, Kind.ENDED)
-            self._unpin(job.id)
+            self.starts.gone(job.id)
             return None
         if entry is None:
             entry = self._new(job, pin)
@@ -175,9 +141,7 @@ class Mirror:
         self._update(entry, job, now)
         if found is Standing.OCCUPYING:
             self._occupies(entry, now, again=again and job.state in RUNNING)
-        elif entry.phase is Phase.STARTING:
-            self._judge_start(entry, now)
-        else:
+        elif entry.phase is not Phase.STARTING or self._start_has_failed(entry, now):
             self._waits(entry, reason, now)
         return entry
 
@@ -191,10 +155,12 @@ class Mirror:
             entry.phase = Phase.RUNNING
         elif pin is not None and not pin.not_before and job.state is not LrmJobState.HELD:
             # It had been released when we were stopped: the next looks tell what came of it.
-            entry.phase, entry.nodes, entry.accepted_at = Phase.STARTING, pin.nodes, pin.at
+            entry.phase, entry.nodes = Phase.STARTING, pin.nodes
+            self.starts.resume(pin, Stage.ACCEPTED)
         elif pin is not None and job.state is LrmJobState.QUEUED:
             # We were stopped before it was in hold again.
             entry.phase, entry.reason = Phase.RETURNING, pin.failure
+            self.starts.resume(pin, Stage.FAILED)
         return entry
 
     def _update(self, entry: Entry, job: LrmJob, now: float) -> None:
@@ -228,37 +194,37 @@ class Mirror:
         elif entry.phase is not Phase.RUNNING:
             self._withdraw(entry, now)
             self._tell(Kind.ADOPTED, entry, now, nodes=layout)
-        pin = self.pins.get(entry.job.id)
-        if pin is not None:
-            self.pins[entry.job.id] = replace(pin, started=True, failures=0, not_before=0.0, failure="")
+        self.starts.shown(entry.job, now)
         entry.nodes = layout or entry.nodes
-        entry.phase, entry.reason, entry.accepted_at = Phase.RUNNING, "", None
+        entry.phase, entry.reason = Phase.RUNNING, ""
         if entry.job.state in RUNNING:
             entry.requeues = entry.job.requeues
 
-    def _judge_start(self, entry: Entry, now: float) -> None:
-        """Decide whether a start that does not show yet has failed."""
-        if entry.accepted_at is None or now <= entry.accepted_at:
-            return
-        held = entry.job.state is LrmJobState.HELD
-        if (held and entry.doubtful) or now > entry.accepted_at + self.patience.start:
-            waited = f"it did not start within {now - entry.accepted_at:.0f} s"
-            reason = f"{waited} ({entry.job.reason})" if entry.job.reason else waited
-            self._put_back(entry, now, reason, refused=False)
+    def _start_has_failed(self, entry: Entry, now: float) -> bool:
+        """Take a start back that has failed; one that does not show yet may still succeed."""
+        failure = self.starts.failure(entry.job, now)
+        if failure is None:
+            return False
+        self._leave(entry, now)
+        pause = self.starts.failed(entry.job.id, failure)
+        entry.phase, entry.reason, entry.nodes = Phase.RETURNING, failure.reason, ()
+        self._tell(Kind.NOT_STARTED, entry, now, detail=f"{failure.reason}; tried again in {pause:.0f} s")
+        return True
 
     def _waits(self, entry: Entry, reason: str, now: float) -> None:
         """Put a job that may not be started aside; the others are queued once the size of the cluster is known."""
         if entry.phase is Phase.RUNNING or (entry.job.tied and entry.phase is not Phase.RETURNING):
             self._queued_again(entry, now)
         held = entry.job.state is LrmJobState.HELD
-        if entry.phase is Phase.RETURNING and held and not (entry.tied or entry.job.tied):
+        if entry.phase is Phase.RETURNING and held and not self._is_tied(entry):
             entry.phase = Phase.LEFT_OUT
         if entry.phase is Phase.RETURNING:
             return
-        pin = self.pins.get(entry.job.id)
+        pin = self.starts.pins.get(entry.job.id)
         if not reason and pin is not None and now < pin.not_before:
             reason = f"{pin.failure}; it is tried again in {pin.not_before - now:.0f} s"
-        reason = reason or self._place(entry)
+        if not reason:
+            entry.pool, reason = self._suitability.pool_for(entry.job)
         if reason and entry.phase is Phase.WAITING:
             self._withdraw(entry, now)
             entry.phase = Phase.LEFT_OUT
@@ -272,46 +238,18 @@ class Mirror:
             self._leave(entry, now)
         self._withdraw(entry, now)
         self._tell(Kind.REQUEUED, entry, now, nodes=())
-        pin = self.pins.get(entry.job.id)
         entry.phase, entry.nodes, entry.promised, entry.requeues = Phase.LEFT_OUT, (), None, entry.job.requeues
-        if pin is not None:
-            self.pins[entry.job.id] = replace(pin, started=False, not_before=now, failure=REQUEUED)
-            entry.tied = True
-        if entry.tied or entry.job.tied:
+        if self.starts.requeued(entry.job.id, now) or entry.job.tied:
             entry.phase, entry.reason = Phase.RETURNING, REQUEUED
 
-    def _place(self, entry: Entry) -> str:
-        """Choose a job's pool; return why it cannot have any."""
-        queue = entry.job.queue
-        if queue not in self._served:
-            self._served[queue] = self._pool_of(queue)
-        entry.pool, problem = self._served[queue]
-        if problem:
-            return problem
-        wanted = shape(entry.job)
-        if wanted not in self._feasible:
-            found = allocate(entry.job, self._empty)
-            problem = "" if isinstance(found, Allocation) else found.reason
-            self._feasible[wanted] = problem.removesuffix(" now").removesuffix(" for it")
-        problem = self._feasible[wanted]
-        return f"even with nothing else running on the nodes that are up: {problem}" if problem else ""
-
-    def _pool_of(self, wanted: str) -> tuple[int | None, str]:
-        """Return the pool of a queue, or list of queues, and why its jobs cannot start there now."""
-        pool = self.pools.of_queue(wanted)
-        if pool is None:
-            return None, f"no node serves queue {wanted}" if wanted else "it names no queue"
-        queues = {} if self.listing is None else self.listing.queues
-        serving = [queue for name, queue in queues.items() if serves(wanted, name)]
-        if serving and not any(queue.up for queue in serving):
-            return pool, f"queue {serving[0].name} is down"
-        return pool, ""
+    def _is_tied(self, entry: Entry) -> bool:
+        return entry.job.tied or self.starts.is_tied(entry.job.id)
 
     def _settle(self, occupying: Iterable[Entry], waiting: Iterable[Entry], now: float) -> None:
         """Tell the policies the size of the cluster, and then what runs and what waits."""
         for entry in occupying:
             if entry.local is None:
-                entry.pool = self._pool_of_running(entry)
+                entry.pool = self.pools.of_nodes(entry.nodes)
         self._resize(occupying, now)
         for entry in occupying:
             if entry.local is None and entry.pool is not None:
@@ -338,12 +276,6 @@ class Mirror:
                 scheduler.resize(size, now)
                 self.dirty = True
 
-    def _pool_of_running(self, entry: Entry) -> int | None:
-        for name, _ in entry.nodes:
-            if name in self.pools.nodes:
-                return self.pools.nodes[name]
-        return None
-
     def _queue(self, entry: Entry) -> None:
         entry.local = self._local(entry)
         entry.phase = Phase.WAITING
@@ -357,28 +289,6 @@ class Mirror:
 
     # -- what became of it -------------------------------------------------------------------------------------------
 
-    def asking(self, job_id: LrmJobId, nodes: Layout) -> None:
-        """Take note that a start is being asked for."""
-        self._in_hand[job_id] = (nodes, inf)
-
-    def accepted(self, job_id: LrmJobId, now: float, *, doubtful: bool = False) -> None:
-        """Take note that the batch system took a start, or, ``doubtful``, may have taken it."""
-        self._asked(job_id, now)
-        entry = self.entries.get(job_id)
-        if entry is not None and entry.phase is Phase.STARTING:
-            entry.accepted_at, entry.doubtful = now, doubtful
-
-    def refused(self, job_id: LrmJobId, now: float, reason: str) -> None:
-        """Take note that the batch system refused a start."""
-        self._asked(job_id, now)
-        entry = self.entries.get(job_id)
-        if entry is not None and entry.phase is Phase.STARTING:
-            self._put_back(entry, now, reason, refused=True)
-
-    def _asked(self, job_id: LrmJobId, now: float) -> None:
-        if job_id in self._in_hand:
-            self._in_hand[job_id] = (self._in_hand[job_id][0], now)
-
     def another_starts(self, entry: Entry) -> bool:
         """Tell whether another element of a job's array is being started, and it has to wait for that."""
         array = array_of(entry.job) if self.rules.one_by_one else None
@@ -387,35 +297,11 @@ class Mirror:
             for other in self.entries.values()
         )
 
-    def to_hold(self) -> list[LrmJobId]:
-        """Return the jobs to be held and untied, because they did not start in time or were queued again."""
+    def to_take_back(self) -> list[LrmJobId]:
+        """Return the jobs to be held and untied: they did not start in time, were queued again, or are gone."""
         returning = (entry for entry in self.entries.values() if entry.phase is Phase.RETURNING)
-        return [
-            entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or entry.tied or entry.job.tied
-        ]
-
-    def taken_back(self, job_id: LrmJobId) -> None:
-        """Take note that a job was put in hold and untied."""
-        entry = self.entries.get(job_id)
-        if entry is not None:
-            entry.tied = False
-
-    def started(self) -> list[LrmJobId]:
-        """Return the jobs that run where we started them, and were not returned before."""
-        ours = (entry for entry in self.entries.values() if entry.phase is Phase.RUNNING and entry.job.id in self.pins)
-        fresh = [entry.job.id for entry in ours if entry.job.id not in self._started]
-        self._started = {*(id_ for id_ in self._started if id_ in self.pins), *fresh}
-        return fresh
-
-    def _put_back(self, entry: Entry, now: float, reason: str, *, refused: bool) -> None:
-        self._leave(entry, now)
-        pin = self.pins[entry.job.id]
-        failures = pin.failures + 1
-        pause = self.patience.after(failures, refused=refused)
-        self.pins[entry.job.id] = replace(pin, not_before=now + pause, failure=reason, failures=failures)
-        entry.phase = Phase.RETURNING
-        entry.reason, entry.nodes, entry.accepted_at, entry.doubtful = reason, (), None, False
-        self._tell(Kind.NOT_STARTED, entry, now, detail=f"{reason}; tried again in {pause:.0f} s")
+        found = [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]
+        return [*found, *self.starts.in_stage(Stage.GONE)]
 
     def _gone(self, entry: Entry, now: float, kind: Kind) -> None:
         ran = entry.phase in {Phase.RUNNING, Phase.STARTING}
@@ -441,14 +327,11 @@ class Mirror:
             self.dirty = True
 
     def _pin(self, job: LrmJob) -> Pin | None:
-        pin = self.pins.get(job.id)
+        pin = self.starts.pins.get(job.id)
         if pin is None or not is_another(job, pin.submitted_at):
             return pin
-        self._unpin(job.id)
+        self.starts.forget(job.id)
         return None
-
-    def _unpin(self, job_id: LrmJobId) -> None:
-        self.pins.pop(job_id, None)
 
     def _tell(self, kind: Kind, entry: Entry, now: float, *, detail: str = "", nodes: Layout | None = None) -> None:
         job = entry.job
@@ -482,7 +365,7 @@ class Mirror:
 
     def next_due(self, now: float) -> float | None:
         """Return when something is to be looked at again although nothing happens; None when never."""
-        times = [pin.not_before for pin in self.pins.values()]
+        times = [pin.not_before for pin in self.starts.pins.values()]
         offset = 0.0 if self.listing is None else self.listing.offset
         eligible = (entry.job.eligible_at for entry in self.entries.values())
         times += [time - offset for time in eligible if time is not None]

@@ -39,6 +39,10 @@ class Pools:
             return 0 if self.nodes else None
         return next((pool for name, pool in self.queues.items() if serves(queue, name)), None)
 
+    def of_nodes(self, nodes: Iterable[tuple[str, int]]) -> int | None:
+        """Return the pool of the first of these nodes that is known; None when none is."""
+        return next((self.nodes[name] for name, _ in nodes if name in self.nodes), None)
+
 
 def serves(wanted: str, queue: str) -> bool:
     """Tell whether a queue is one that a job asks for: one name, a list of names, or patterns as in Grid Engine."""

@@ -125,7 +125,7 @@ class _Pass:
     def _start(self, entry: Entry, found: Allocation) -> Start:
         for name, count in found.nodes:
             self._rooms[name] = self._rooms[name].without(count, memory_on(entry.job, count))
-        job, former = entry.job, self._mirror.pins.get(entry.job.id)
+        job, former = entry.job, self._mirror.starts.pins.get(entry.job.id)
         pin = Pin(
             job_id=job.id,
             submitted_at=job.submitted_at,
@@ -134,9 +134,8 @@ class _Pass:
             at=self._now,
             failures=former.failures if former else 0,
         )
-        self._mirror.pins[job.id] = pin
+        self._mirror.starts.begin(pin)
         entry.phase, entry.nodes, entry.reason = Phase.STARTING, found.nodes, ""
-        entry.accepted_at, entry.doubtful = None, False
         self._tell(entry, Kind.START, "")
         return Start(job_id=job.id, allocation=found, pin=pin)
 

@@ -43,7 +43,7 @@ class Capabilities:
     """``jobs`` without a prefix lists the jobs of all users, the waiting ones in the order of their queue."""
     hold: bool = False
     pin: bool = False
-    """``start_on`` can start a held job on chosen nodes."""
+    """``start_on`` can have a held job start on chosen nodes."""
     pin_several: bool = True
     """... on several nodes at once, with a number of processors on each."""
     pin_elements: bool = True
@@ -207,20 +207,26 @@ class Lrm(ABC):
         self._unsupported("release", ids)
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
-        """Start one held job on exactly these nodes. Needs ``pin``.
+        """Have one held job start on exactly these nodes; return when the LRM has accepted that. Needs ``pin``.
 
         ``nodes`` has one entry for each processor, equal ones adjacent: ``n4 n4 n4 n2`` is three processors of n4 and
-        one of n2. Raises LrmRejectedError, with the job still held, when the LRM cannot be made to start it so.
+        one of n2. Nothing is waited for: whoever asks sees in a listing whether the job runs, and ends each start with
+        :meth:`confirm_start` or :meth:`take_back`. Raises LrmRejectedError, with the job still held and as it was, when
+        the LRM cannot be made to start it so; after LrmUnavailableError the job is taken back if it still waits.
         """
         self._unsupported("start_on", (job, *nodes))
 
-    async def hold_when_requeued(self, job: LrmJobId) -> None:  # noqa: B027 - the others' start_on does it, or nothing can
-        """Have a job that was started by ``start_on`` and runs come back in hold, should its LRM queue it again."""
+    async def confirm_start(self, job: LrmJobId) -> None:  # noqa: B027 - most have nothing to do
+        """Hear that a job was seen to run after ``start_on``: whatever was reserved for its start is given back.
+
+        Where the LRM can, the job is made to come back in hold, should it be queued again.
+        """
 
     async def take_back(self, job: LrmJobId) -> None:
-        """Hold a job that waits again after ``start_on``, and untie it from its nodes. Needs ``hold``.
+        """Hold a job that waits after ``start_on``, and untie it from its nodes. Needs ``hold``.
 
-        It did not start, or ran and was queued again. Harmless when it is held and free already.
+        It did not start, or ran and was queued again, or is gone by now; whatever was reserved for its start is given
+        back. Harmless when it is held and free already; one that has started meanwhile runs on.
         """
         await self.hold([job])
 

@@ -40,7 +40,8 @@ class RequestWindow:
         limit = self.per_minute if urgent else self._ordinary
         if len(self._times) < limit:
             return 0.0
-        return max(0.001, self._times[len(self._times) - limit] + WINDOW - now)
+        # Rounding must not make it longer than a window.
+        return min(WINDOW, max(0.001, self._times[len(self._times) - limit] + WINDOW - now))
 
     def record(self, now: float) -> None:
         """Count one request sent at ``now``."""

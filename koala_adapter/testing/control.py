@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from koala_adapter.errors import LrmNotFoundError, LrmUnsupportedError
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnsupportedError
 from koala_adapter.model import LrmJobState
 
 if TYPE_CHECKING:
@@ -146,9 +147,48 @@ class ControlTests:
             await live_trial.wait_states(batch, LrmJobState.HELD)
             await live_trial.lrm.start_on(batch.ids[0], [node])
             await live_trial.wait_running(batch)
+            await live_trial.lrm.confirm_start(batch.ids[0])
             assert (await live_trial.jobs(batch))[batch.ids[0]].nodes == (node,)
             batch.go()
             await live_trial.wait_ended(batch)
+
+    async def test_start_on_a_busy_node_is_accepted(self, live_trial: Trial) -> None:
+        """Nothing is waited for; taken back, twice, the job is held and starts nowhere, also when there is room."""
+        trial = live_trial
+        trial.need("pin")
+        trial.need("hold")
+        full = await trial.submit(count=trial.under_test.processors)
+        await trial.wait_running(full)
+        node = (await trial.jobs(full))[full.ids[0]].nodes[0]
+        batch = await trial.submit(held=True)
+        await trial.wait_states(batch, LrmJobState.HELD)
+        await trial.lrm.start_on(batch.ids[0], [node])
+        assert await trial.states(batch) == [LrmJobState.QUEUED]
+        for _ in range(2):
+            await trial.lrm.take_back(batch.ids[0])
+            await trial.wait_states(batch, LrmJobState.HELD)
+        full.go()
+        await trial.wait_ended(full)
+        await anyio.sleep(2)
+        assert await trial.states(batch) == [LrmJobState.HELD]
+        await trial.lrm.start_on(batch.ids[0], [node])
+        await trial.wait_running(batch)
+
+    async def test_a_start_that_was_confirmed_may_be_confirmed_again(self, live_trial: Trial) -> None:
+        """Also taking it back does not touch a job that runs."""
+        trial = live_trial
+        trial.need("pin")
+        batch = await trial.submit(held=True)
+        await trial.wait_states(batch, LrmJobState.HELD)
+        node = next(node.name for node in await trial.lrm.nodes() if node.processors_idle)
+        await trial.lrm.start_on(batch.ids[0], [node])
+        await trial.wait_running(batch)
+        for _ in range(2):
+            await trial.lrm.confirm_start(batch.ids[0])
+        if trial.lrm.capabilities.hold:
+            with suppress(LrmRejectedError):  # where what runs cannot be put in hold
+                await trial.lrm.take_back(batch.ids[0])
+        assert await trial.states(batch) == [LrmJobState.RUNNING]
 
     async def test_suspend_and_resume(self, live_trial: Trial) -> None:
         """A suspended job is SUSPENDED and stands still; resumed, it runs on."""

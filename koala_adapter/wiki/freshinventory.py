@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
 import structlog
 
+from koala_adapter.batchsystem.starts import up_for_us
 from koala_adapter.batchsystem.watcher import Watcher
 from koala_adapter.errors import LrmError
 from koala_adapter.plugin.limits import CircuitBreaker
@@ -15,6 +18,7 @@ from koala_adapter.plugin.limits import CircuitBreaker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from koala_adapter.batchsystem.starter import Starter
     from koala_adapter.wiki.inventory import Inventory
     from koala_adapter.wiki.sources import Source, Survey
 
@@ -31,6 +35,7 @@ class Readings:
         self,
         source: Source,
         inventory: Inventory,
+        starter: Starter,
         *,
         cache: float,
         clock: Callable[[], float],
@@ -39,10 +44,12 @@ class Readings:
     ) -> None:
         """``cache``: seconds that a reading serves all; ``on_change`` is called when a job came, started or ended.
 
-        ``clock``: the time of day; ``steady``: a clock that nobody sets.
+        ``starter`` judges its starts by each reading, before anybody sees that. ``clock``: the time of day; ``steady``:
+        a clock that nobody sets.
         """
         self._source = source
         self._inventory = inventory
+        self._starter = starter
         self._cache = cache
         self._clock = clock
         self._steady = steady
@@ -54,18 +61,18 @@ class Readings:
         """Say that something was done to the source: no reading begun before now will do."""
         self._watcher.spoil()
 
-    async def fresh(self, *, now: bool = False) -> None:
-        """Return when the inventory is fresh enough; ``now``: as it is at this moment. Raises LrmError.
+    async def fresh(self, *, within: float | None = None, now: bool = False) -> None:
+        """Return when the inventory is fresh enough: read within so many seconds, None: as polls need it.
 
-        All who wait at the same time share one reading.
+        ``now``: as it is at this moment. All who wait at the same time share one reading. Raises LrmError.
         """
-        await self._watcher.fresh(within=self._cache, now=now)
+        await self._watcher.fresh(within=self._cache if within is None else within, now=now)
 
     async def _read(self) -> None:
-        survey = await self._source.read()
-        if await self._take_back(survey):
+        survey, taken_back = await self._settled()
+        if taken_back:
             with suppress(LrmError):
-                survey = await self._source.read()
+                survey, _ = await self._settled()
         if self._inventory.learn(survey, self._clock(), steady=self._steady()):
             self._on_change()
 
@@ -75,13 +82,11 @@ class Readings:
         else:
             log.warning("cluster does not answer", cluster=self._source.name, error=str(error))
 
-    async def _take_back(self, survey: Survey) -> bool:
-        """Hold and untie the jobs that were started and have been queued again, before anybody sees them wait."""
-        tied = [job.id for job in survey.jobs if job.tied]
-        for job in tied:
-            log.warning("a job was queued again", cluster=self._source.name, job=job)
-            try:
-                await self._source.take_back(job)
-            except LrmError as error:
-                log.warning("a job cannot be put in hold again", job=job, error=str(error))
-        return bool(tied)
+    async def _settled(self) -> tuple[Survey, bool]:
+        """Read, and have the starts judged; tell whether jobs were taken back, which the reading does not show."""
+        read_at = anyio.current_time()
+        survey = await self._source.read()
+        in_hand = self._starter.starts.in_hand(read_at)
+        taken_back = await self._starter.settle(survey.jobs, read_at)
+        nodes = {cluster: up_for_us(listed, in_hand) for cluster, listed in survey.nodes.items()}
+        return replace(survey, nodes=nodes), taken_back

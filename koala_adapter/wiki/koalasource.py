@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from koala_adapter.api.client import Client
     from koala_adapter.api.reports import JobReport
     from koala_adapter.plugin import Lrm
-    from koala_adapter.wiki.sources import Place
 
 MOST_JOBS = 10_000
 """Latest jobs of the queue that are listed."""
@@ -90,9 +89,9 @@ class KoalaSource(Source):
         except KoalaError as error:
             raise LrmUnavailableError(error.message, hint=error.hint) from error
 
-    async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Refuse: koala places its jobs itself."""
-        self._cannot("let others place its jobs: it does so itself, in its own order", job, places)
+        self._cannot("let others place its jobs: it does so itself, in its own order", job, nodes)
 
     async def cancel(self, job: LrmJobId) -> None:
         """Cancel a job of the queue."""

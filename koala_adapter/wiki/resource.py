@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from koala_adapter.batchsystem.starter import Starter
+from koala_adapter.batchsystem.starts import Starts
 from koala_adapter.errors import WikiError
 from koala_adapter.model import LrmJobState
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, MAUI_LARGEST_SIZE, open_request, seal, signature_size
@@ -70,16 +72,19 @@ class WikiResource:
         if memory is not None:
             self.inventory.recall(memory.load(), clock())
         self.notifier = Notifier(options, clock=anyio.current_time)
+        under_way = Starts(pins=starts.pins)
+        starter = Starter(source, under_way, starts, clock=anyio.current_time)
         self.readings = Readings(
             source,
             self.inventory,
+            starter,
             cache=options.cache,
             clock=clock,
             steady=steady or clock,
             on_change=self._changed,
         )
         self.verbs = Verbs(
-            source, self.inventory, self.readings, starts, options=options, clock=clock, steady=steady or clock
+            source, self.inventory, self.readings, starter, options=options, clock=clock, steady=steady or clock
         )
 
     def _changed(self) -> None:

@@ -59,23 +59,19 @@ class Source(ABC):
         """Return all nodes and jobs of all users."""
 
     @abstractmethod
-    async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
-        """Start a held job on these processors (one entry for each, equal ones adjacent)."""
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        """Have a held job start on these processors (one entry for each, equal ones adjacent)."""
 
     @abstractmethod
     async def cancel(self, job: LrmJobId) -> None:
         """End a job, whatever its state."""
 
-    async def hold(self, job: LrmJobId) -> None:
-        """Put a job in hold (again); a running one for when it is queued again."""
+    async def take_back(self, job: LrmJobId) -> None:
+        """Hold a job that did not start, or waits again, and untie it from its nodes."""
         self._cannot("hold jobs", job)
 
-    async def take_back(self, job: LrmJobId) -> None:
-        """Hold a job that waits again after it was started, and untie it from its nodes."""
-        await self.hold(job)
-
-    async def hold_when_requeued(self, job: LrmJobId) -> None:  # noqa: B027 - what cannot hold jobs leaves it
-        """Have a running job come back in hold, should it be queued again."""
+    async def confirm_start(self, job: LrmJobId) -> None:  # noqa: B027 - what starts nothing has nothing to do
+        """Hear that a started job runs; it is to come back in hold, should it be queued again."""
 
     async def suspend(self, job: LrmJobId) -> None:
         """Stop the processes of a running job for now."""
@@ -135,27 +131,23 @@ class LrmSource(Source):
         shown = tuple(node for node in listing.nodes if queue is None or queue in node.queues)
         return Survey(nodes={self._cluster: shown}, jobs=listing.jobs)
 
-    async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
-        """Start a held job on these processors."""
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        """Have a held job start on these processors."""
         if not self.capabilities.pin:
             self._cannot("start a job on chosen nodes", job)
-        await self._lrm.start_on(job, [place.node for place in places])
+        await self._lrm.start_on(job, nodes)
 
     async def cancel(self, job: LrmJobId) -> None:
         """End a job."""
         await self._lrm.cancel([job])
 
-    async def hold(self, job: LrmJobId) -> None:
-        """Put a job in hold."""
-        await self._lrm.hold([job])
-
     async def take_back(self, job: LrmJobId) -> None:
-        """Hold a job that waits again after it was started, and untie it from its nodes."""
+        """Hold a job that did not start, or waits again, and untie it from its nodes."""
         await self._lrm.take_back(job)
 
-    async def hold_when_requeued(self, job: LrmJobId) -> None:
-        """Have a running job come back in hold, should it be queued again."""
-        await self._lrm.hold_when_requeued(job)
+    async def confirm_start(self, job: LrmJobId) -> None:
+        """Hear that a started job runs; it is to come back in hold, should it be queued again."""
+        await self._lrm.confirm_start(job)
 
     async def suspend(self, job: LrmJobId) -> None:
         """Stop the processes of a running job."""

@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from koala_adapter.batchsystem.listing import is_another
 from koala_adapter.batchsystem.startlog import Pin, Wishes
+from koala_adapter.batchsystem.starts import Stage
 from koala_adapter.errors import (
     JournalError,
     LrmError,
     LrmNotFoundError,
     LrmRejectedError,
+    LrmUnavailableError,
     LrmUnsupportedError,
     WikiError,
 )
@@ -42,7 +43,7 @@ from koala_adapter.wiki.tasklists import host_counts
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from koala_adapter.batchsystem.startlog import StartLog
+    from koala_adapter.batchsystem.starter import Starter
     from koala_adapter.wiki.codec.requests import Request
     from koala_adapter.wiki.freshinventory import Readings
     from koala_adapter.wiki.inventory import Inventory
@@ -80,7 +81,7 @@ class Verbs:
         source: Source,
         inventory: Inventory,
         readings: Readings,
-        starts: StartLog,
+        starter: Starter,
         *,
         options: ServerOptions,
         clock: Callable[[], float],
@@ -90,7 +91,7 @@ class Verbs:
         self._source = source
         self._inventory = inventory
         self._readings = readings
-        self._starts = starts
+        self._starter = starter
         self._options = options
         self._clock = clock
         self._steady = steady
@@ -125,7 +126,7 @@ class Verbs:
 
     async def _start(self, request: StartJob) -> str:
         await self._know(request.job)
-        if request.job in self._starting:
+        if request.job in self._starting or request.job in self._starter.starts.attempts:
             raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
         places = admit_start(self._inventory, request, now=self._clock(), under_way=self._under_way())
         self._starting[request.job] = self._counts(places)
@@ -136,104 +137,65 @@ class Verbs:
         return done(request.verb, request.job)
 
     async def _start_there(self, request: StartJob, places: Sequence[Place]) -> None:
-        job = LrmJobId(request.job)
-        self._put_on_record(job, places)
-        failure: LrmError | None = None
+        pin = self._put_on_record(LrmJobId(request.job), places)
         # Once begun, a start comes to its end whatever becomes of who asked for it.
         with anyio.CancelScope(shield=True):
-            try:
-                with anyio.fail_after(self._options.reply_within):
-                    await self._source.start(job, places)
-                    await self._see(request.job, ACTIVE)
-            except TimeoutError:
-                pass
-            except LrmError as error:
-                failure = error
+            with anyio.move_on_after(self._options.reply_within):
+                await self._starter.ask(pin)
             self._readings.spoil()
-            # It was waiting when it was admitted, so only a later listing can show it as anything else.
-            runs = self._shows(request.job) or await self._runs(request.job)
-            if not runs:
-                runs = await self._hold_again(request.job)
-            self._take_off_record(job)
-            if runs:
-                with suppress(LrmError), anyio.move_on_after(self._options.reply_within):
-                    await self._source.hold_when_requeued(job)
-        if not runs:
-            self._inventory.pinned.add(request.job)
-            raise self._not_started(request, failure)
+            try:
+                await self._starter.see(pin.job_id, self._look_for_starts)
+            except LrmError as error:
+                self._inventory.pinned.add(request.job)
+                raise self._not_started(request, error) from error
         self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, places=tuple(places)))
         self._inventory.report_tasks(request.job, request.tasks)
 
-    def _put_on_record(self, id_: LrmJobId, places: Sequence[Place]) -> None:
+    async def _look_for_starts(self, within: float) -> None:
+        await self._readings.fresh(within=within)
+
+    def _put_on_record(self, id_: LrmJobId, places: Sequence[Place]) -> Pin:
         """Put a start on disk before it is asked for. Raises WikiError when that cannot be done."""
         job = require_job(self._inventory, id_)
         layout = tuple(host_counts([place.node for place in places]).items())
         pin = Pin(job_id=id_, submitted_at=job.submitted_at, nodes=layout, wishes=Wishes.of(job), at=self._steady())
+        self._starter.starts.begin(pin, until=anyio.current_time() + self._options.reply_within)
         try:
-            self._starts.note(pin)
+            self._starter.note()
         except JournalError as error:
+            self._starter.starts.forget(id_)
             raise WikiError(f"{error.message}: nothing is started off the record", status=Status.REFUSED) from error
+        return pin
 
-    def _take_off_record(self, job: LrmJobId) -> None:
-        try:
-            self._starts.remove(job)
-        except JournalError as error:
-            # The next server finds out that this start is over.
-            log.warning("a start that is over stays on record", job=job, error=str(error))
-
-    def _not_started(self, request: StartJob, failure: LrmError | None) -> WikiError:
+    def _not_started(self, request: StartJob, failure: LrmError) -> WikiError:
         if isinstance(failure, LrmNotFoundError):
             return WikiError(f"No such job: {failure.message}", status=Status.REFUSED)
         if isinstance(failure, LrmUnsupportedError):
             return WikiError(failure.message, status=Status.UNSUPPORTED)
-        why = str(failure) if failure else "it did not start in time, and is held again"
         reason = WaitReason.BAD_CONSTRAINTS if isinstance(failure, LrmRejectedError) else WaitReason.RESOURCES
-        return refused(request.job, request.tasks, reason, why)
-
-    def _shows(self, job: str) -> bool:
-        """Tell whether the last listing showed a job running, or over."""
-        found = self._inventory.job(job)
-        return found is not None and found.state not in WAITING
-
-    async def _runs(self, job: str) -> bool:
-        """Tell whether a job runs, or has already ended; False also when that cannot be found out."""
-        try:
-            await self._readings.fresh(now=True)
-        except LrmError:
-            return False
-        return self._shows(job)
-
-    async def _hold_again(self, job: str) -> bool:
-        """Hold a job that did not start; return True when it has started after all."""
-        found = self._inventory.job(job)
-        if found is not None and found.state is LrmJobState.QUEUED:
-            with suppress(LrmError):
-                await self._source.hold(LrmJobId(job))
-            self._readings.spoil()
-            return await self._runs(job)
-        return False
+        return refused(request.job, request.tasks, reason, str(failure))
 
     async def reconcile(self) -> None:
         """Find out what became of the starts that an earlier process was trying: each job runs, or is held again.
 
         Raises LrmError when the source does not answer.
         """
-        if not self._starts.pins:
+        starts = self._starter.starts
+        interrupted = [pin for pin in starts.pins.values() if pin.job_id not in self._starting]
+        for pin in interrupted:
+            if pin.job_id not in starts.attempts:
+                starts.resume(pin, Stage.FAILED)
+        if not interrupted:
             return
         await self._readings.fresh(now=True)
-        for pin in self._starts.pins:
+        for pin in interrupted:
             job = self._inventory.job(pin.job_id)
-            if job is not None and is_another(job, pin.submitted_at):
-                job = None
-            state = "gone" if job is None else str(job.state)
-            if job is not None and job.state is LrmJobState.QUEUED:
-                await self._source.hold(job.id)
-                self._readings.spoil()
-                state = "held again"
             if job is not None and job.state in WAITING:
                 self._inventory.pinned.add(pin.job_id)
+            state = "gone" if job is None else str(job.state)
             log.warning("an interrupted start", cluster=self._source.name, job=pin.job_id, nodes=pin.nodes, found=state)
-            self._take_off_record(pin.job_id)
+        if any(pin.job_id in starts.pins for pin in interrupted):
+            raise LrmUnavailableError("jobs whose start was interrupted cannot be put in hold yet")
 
     def _under_way(self) -> dict[str, int]:
         """Return the processors of starts that no listing shows yet: what it shows is already counted as used."""

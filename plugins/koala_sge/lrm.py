@@ -253,7 +253,7 @@ class SgeLrm(Lrm):
         if self._settings.trigger_scheduler:
             await self._commands.change(requests.trigger_scheduler(self._settings), action="trigger")
 
-    async def hold_when_requeued(self, job: LrmJobId) -> None:
+    async def confirm_start(self, job: LrmJobId) -> None:
         """Hold a running job: it comes back in hold when it is queued again (``qmod -rj``, exit status 99)."""
         await self.hold([job])
 

@@ -103,7 +103,7 @@ class SlurmLrm(Lrm):
             await self._try_pyslurm(config)
         self._config = config
         for note in self._notes.left():
-            await self._starting(note.job, note.nodes).recover(note)
+            await self._starting(note.job, note.nodes).take_back(note, after_kill=True)
 
     async def _read_config(self) -> ControllerConfig:
         return parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
@@ -249,21 +249,30 @@ class SlurmLrm(Lrm):
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Tie a held job to nodes, with one entry for each of its processors, and release it.
 
-        Different numbers of processors on its nodes need an operator's rights. Raises LrmUnavailableError, with the job
-        in hold again, when it does not start within ``start_timeout``.
+        Different numbers of processors on its nodes need an operator's rights.
         """
         if self._config is None:
             self._config = await self._read_config()
+        if self._notes.is_open(job):
+            await self.take_back(job)
         try:
-            await self._starting(job, nodes).run(self._outside.known(job))
+            await self._starting(job, nodes).begin(self._outside.known(job))
         except LrmRejectedError:
             # The controller may have been upgraded: before the next start it is asked again.
             self._config = None
             raise
 
+    async def confirm_start(self, job: LrmJobId) -> None:
+        """Give the cores back that were reserved for the start of a job, and hold it: it comes back in hold."""
+        note = self._notes.of(job)
+        if note is None:
+            await self.hold([job])
+            return
+        await self._starting(job, note.nodes).confirm(note)
+
     async def take_back(self, job: LrmJobId) -> None:
-        """Hold a job that waits again after it was started, and give it back what it had before it was tied."""
-        note = self._notes.kept.get(job)
+        """Hold a job that waits after it was started, and give it back what it had before it was tied."""
+        note = self._notes.of(job)
         if note is None:
             await self.hold([job])
             return
@@ -273,8 +282,7 @@ class SlurmLrm(Lrm):
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
         pin, numbers_by_node = make_pin(job, nodes), self._config is None or self._config.takes_cores_by_node
         reservation = CoreReservation(self._commands, pin, self._reserved, numbers_by_node=numbers_by_node)
-        timeout = self._settings.start_timeout
-        return Starting(self._commands, pin, self._notes, reservation=reservation, timeout=timeout)
+        return Starting(self._commands, pin, self._notes, reservation=reservation)
 
     async def _control(self, verb: str, ids: Sequence[LrmJobId]) -> None:
         for part in _arguments(ids):

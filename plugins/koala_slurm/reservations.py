@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.errors import LrmError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import LrmJobState
+from koala_slurm.details import everything_command, new_separator, parse_everything
 from koala_slurm.durations import minutes
 from koala_slurm.hostlist import expand
 from koala_slurm.jobids import waiting_elements
+from koala_slurm.listing import ENVIRONMENT
 from koala_slurm.nodes import idle_command, parse_nodes
 from koala_slurm.pinning import leave_reservation_command, natural_order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from koala_adapter.model import LrmJob
     from koala_slurm.client import SlurmCommands
@@ -39,6 +42,8 @@ PAUSE = 0.3
 
 NODES_BUSY = "requested nodes are busy"
 """Slurm's complaint when there are fewer idle cores than were just listed."""
+
+WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN})
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]*", re.ASCII)
 _NODES = re.compile(r"(?:^|\s)Nodes=(\S+)")
@@ -54,11 +59,17 @@ class Reserved:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     """One start at a time looks for idle cores and takes them."""
     promised: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """Cores, by job, that are reserved but not yet busy."""
+    """Cores, by job, that are reserved for its start, which is not over."""
 
-    def idle(self, idle: Mapping[str, int]) -> dict[str, int]:
-        """Return which of the idle cores of nodes are not promised to another job."""
-        taken = {node: sum(counts.get(node, 0) for counts in self.promised.values()) for node in idle}
+    def on(self, nodes: Iterable[str]) -> list[str]:
+        """Return the jobs for whose starts cores of these nodes are reserved."""
+        wanted = set(nodes)
+        return [job for job, counts in self.promised.items() if wanted & counts.keys()]
+
+    def idle(self, idle: Mapping[str, int], waiting: Container[str]) -> dict[str, int]:
+        """Return which of the idle cores of nodes are not promised to another job; those that run have theirs."""
+        promised = [counts for job, counts in self.promised.items() if job in waiting]
+        taken = {node: sum(counts.get(node, 0) for counts in promised) for node in idle}
         return {node: max(0, number - taken[node]) for node, number in idle.items()}
 
 
@@ -144,16 +155,16 @@ class CoreReservation:
             self._reserved.promised[self._pin.job] = self._pin.counts
 
     async def give_back(self, *, after_kill: bool = False) -> None:
-        """Take the job out of the reservation, if it is in it, and delete that.
+        """Take the job out of the reservation, if it is in it, and delete that. Raises LrmUnavailableError.
 
         ``after_kill``: whoever made it was killed, perhaps in the middle of that.
         """
-        self._reserved.promised.pop(self._pin.job, None)
-        with suppress(LrmError):
-            await self._commands.change(leave_reservation_command(self._pin), action="start_on")
         spare = self._spare_names().values() if after_kill and not self._numbers_by_node else ()
-        for name in (self._pin.reservation, *spare):
-            await self._delete(name)
+        leave = leave_reservation_command(self._pin)
+        for command in (leave, *map(unreserve_command, (self._pin.reservation, *spare))):
+            with suppress(LrmRejectedError, LrmNotFoundError):  # it is in none, or there is none
+                await self._commands.change(command, action="start_on")
+        self._reserved.promised.pop(self._pin.job, None)
 
     def distrust_order(self) -> None:
         """Look at the order of the nodes again next time: a job came to run elsewhere than it should."""
@@ -193,8 +204,9 @@ class CoreReservation:
 
     async def _try_from_idle(self, job: LrmJob) -> bool:
         counts = self._pin.counts
+        waiting = await self._waiting(self._reserved.on(counts))
         listed = await self._commands.read(idle_command(tuple(counts)), action="listing of nodes")
-        idle = self._reserved.idle({node.name: node.processors_idle for node in parse_nodes(listed)})
+        idle = self._reserved.idle({node.name: node.processors_idle for node in parse_nodes(listed)}, waiting)
         spare = {node: idle.get(node, 0) - count for node, count in counts.items()}
         if min(spare.values()) < 0:
             return False
@@ -208,6 +220,17 @@ class CoreReservation:
                 for name in names.values():
                     await self._delete(name)
         return reserved_cores(await self._show()) == counts
+
+    async def _waiting(self, jobs: Sequence[str]) -> set[str]:
+        """Return which of these jobs do not run yet."""
+        if not jobs:
+            return set()
+        separator = new_separator()
+        command = (*everything_command(separator), f"--jobs={','.join(jobs)}")
+        with suppress(LrmNotFoundError):
+            listed = await self._commands.read(command, action="looking at jobs", environment=ENVIRONMENT)
+            return {str(job.id) for job in parse_everything(listed, separator) if job.state in WAITING}
+        return set()
 
     def _spare_names(self) -> dict[str, str]:
         return {node: f"koala_spare_{self._pin.job}_{place}" for place, node in enumerate(self._pin.counts)}

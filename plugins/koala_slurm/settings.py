@@ -69,5 +69,8 @@ class SlurmSettings(BaseModel):
         default=15.0,
         gt=0,
         le=300,
-        description="Seconds that a job pinned to nodes and released may take to start, before it is held again.",
+        description=(
+            "Without effect, kept for site files that have it: how long a start may take is said to `koala schedule` "
+            "(--patience) and `koala wiki serve` (--reply-within)."
+        ),
     )

@@ -104,6 +104,14 @@ class StartNotes:
             message = f"cannot note the start of job {pin.job} in {self._directory}: {error.strerror}"
             raise LrmUnreachableError(message, hint="is the disk full?") from error
 
+    def of(self, job: str) -> StartNote | None:
+        """Return the note of a start of ours, under way or over."""
+        return self._written.get(job) or self.kept.get(job)
+
+    def is_open(self, job: str) -> bool:
+        """Tell whether a start of ours is not over."""
+        return job in self._written
+
     def keep(self, job: str, *, free: bool = False) -> None:
         """Keep the note of a start that is over; harmless when there is none. ``free``: the job is not tied any more.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs as many schedules of faults as there is time for, and names the seed of each that breaks an invariant.
 
-python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs rigid|malleable|both] [--every-write]
+python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs rigid|malleable|crowded|all] [--every-write]
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ import structlog
 from tests.faults.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-KINDS = {"rigid": (False,), "malleable": (True,), "both": (False, True)}
-"""Which worlds each choice of ``--jobs`` runs with a seed: whether their jobs are malleable."""
+KINDS: Mapping[str, Mapping[str, bool]] = {
+    "rigid": {},
+    "malleable": {"malleable": True},
+    "crowded": {"malleable": True, "crowded": True},
+}
+"""What a world of each kind is made with, beside its seed."""
 REPORT_INTERVAL = 30.0
 """Seconds between two lines that tell how far it is."""
 
@@ -50,31 +54,32 @@ class Progress:
             )
 
 
-def violation(seed: int, *, malleable: bool, kill_at: int | None = None) -> str | None:
+def violation(seed: int, kind: str, *, kill_at: int | None = None) -> str | None:
     """Run one schedule; return how it broke an invariant, and where, or None.
 
     ``kill_at``: moment of the journal at which the service is killed, beside all else that goes wrong.
     """
     try:
-        world = World(seed, malleable=malleable)
+        world = World(seed, **KINDS[kind])
         world.faults.kill_at = kill_at
         world.run()
     except Exception:  # noqa: BLE001 - whatever goes wrong in a schedule is what is looked for
-        return f"World({seed}, malleable={malleable}).run(), kill_at={kill_at}\n{traceback.format_exc()}"
+        given = "".join(f", {name}={value}" for name, value in KINDS[kind].items())
+        return f"World({seed}{given}).run(), kill_at={kill_at}\n{traceback.format_exc()}"
     return None
 
 
-def moments_of(seed: int, *, malleable: bool) -> int:
+def moments_of(seed: int, kind: str) -> int:
     """Return at how many moments of its journal a service can be killed: before and after each write."""
-    world = World(seed, malleable=malleable)
+    world = World(seed, **KINDS[kind])
     world.run()
     return world.service.store.moments
 
 
-def kills(seed: int, *, malleable: bool, every_write: bool) -> Iterator[int | None]:
+def kills(seed: int, kind: str, *, every_write: bool) -> Iterator[int | None]:
     """Return the moments at which the service of a schedule is killed, one in each of its runs."""
     if every_write:
-        yield from range(moments_of(seed, malleable=malleable))
+        yield from range(moments_of(seed, kind))
     else:
         yield None
 
@@ -84,18 +89,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (default: 1000)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default: 0)")
-    parser.add_argument("--jobs", choices=sorted(KINDS), default="both", help="whether jobs grow and shrink")
+    parser.add_argument(
+        "--jobs",
+        choices=(*KINDS, "all"),
+        default="all",
+        help="whether jobs grow and shrink; crowded: and many local users come and go",
+    )
     parser.add_argument(
         "--every-write", action="store_true", help="repeat each with a kill before and after each write of the journal"
     )
     chosen = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    kinds = KINDS[chosen.jobs]
+    kinds = [kind for kind in KINDS if chosen.jobs in {kind, "all"}]
     progress = Progress(total=chosen.seeds * len(kinds), begun_at=time.monotonic())
     for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
-        for malleable in kinds:
-            for kill_at in kills(seed, malleable=malleable, every_write=chosen.every_write):
-                broken = violation(seed, malleable=malleable, kill_at=kill_at)
+        for kind in kinds:
+            for kill_at in kills(seed, kind, every_write=chosen.every_write):
+                broken = violation(seed, kind, kill_at=kill_at)
                 if broken is not None:
                     progress.violations += 1
                     print(f"VIOLATION {broken}", flush=True)

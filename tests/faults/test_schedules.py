@@ -13,7 +13,7 @@ from koala_adapter.errors import EXIT_WALLTIME
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobState
-from tests.faults.__main__ import moments_of
+from tests.faults.__main__ import KINDS, moments_of
 from tests.faults.effector import STRANGER
 from tests.faults.world import JOBS, World
 
@@ -168,13 +168,13 @@ def test_same_seed_same_world() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("malleable", [False, True], ids=["rigid", "malleable"])
-def test_killed_at_moments_of_the_journal(seed: int, *, malleable: bool) -> None:
+@pytest.mark.parametrize("kind", ["rigid", "malleable"])
+def test_killed_at_moments_of_the_journal(seed: int, kind: str) -> None:
     """Before or after any write, none of which is in the middle of anything; `--every-write` tries all of them."""
-    moments = moments_of(seed, malleable=malleable)
+    moments = moments_of(seed, kind)
     assert moments > 100
     for moment in random.Random(seed).sample(range(moments), 4):
-        world = World(seed, malleable=malleable)
+        world = World(seed, **KINDS[kind])
         world.faults.kill_at = moment
         world.run()
         assert world.service.life > 0

@@ -71,6 +71,26 @@ def test_a_job_breathes_over_slurm_and_grid_engine(
     expect_right(user, job, tasks)
 
 
+def test_a_job_makes_room_for_local_users_who_wait(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
+    """What `sbatch` and `qsub` put in a queue is seen by polling and gets processors; after it the job grows again."""
+    user = two_systems(new_user, slurm_a, sge_cell)
+    tasks = 200
+    job = user.submit(write_taskqueue(user.directory, tasks=tasks, seconds=0.5))
+    full = 4 + sge_cell.slots - 1
+    user.wait(job, lambda report: sum(workers(report).values()) == full, what="has all there is")
+    left_to_local_users = slurm_a.cpus * len(slurm_a.nodes) - 4
+    with local_job(slurm_a, left_to_local_users + 2), local_job(sge_cell, 2):
+        report = user.report(job)
+        assert sum(workers(report).values()) == full - 4
+        shrunk = [one for one in report.size_changes if one.after < one.before]
+        assert {one.cluster for one in shrunk} == set(user.systems)
+        assert all(" that wait" in one.reason for one in shrunk), shrunk
+    user.wait(job, lambda report: sum(workers(report).values()) == full, what="has grown again")
+    expect_right(user, job, tasks)
+
+
 def test_workers_whose_placeholders_are_ended_by_others_are_replaced(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:

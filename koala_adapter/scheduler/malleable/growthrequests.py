@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applications that ask for more processors themselves (PAPERS section 1.3: initiative and obligation).
 
-A voluntary wish gets what is free now. A mandatory one must be accommodated: other running jobs of the cluster are
-shrunk for it, and what comes free is kept for it, before waiting jobs. When even all that the others could give would
-not suffice, nobody is shrunk in vain, and it gets what is free.
+A voluntary wish gets what is free now and others do not wait for. A mandatory one must be accommodated: other running
+jobs of the cluster are shrunk for it, and what comes free is kept for it, before waiting jobs. When even all that the
+others could give would not suffice, nobody is shrunk in vain, and it gets what is free.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from koala_adapter.scheduler.changes import Change, ChangePhase, Promise
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.growing import gather
 from koala_adapter.scheduler.malleable.offers import take_answer, unreserve
+from koala_adapter.scheduler.malleable.others import free_for_growing
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, new_change, start_step
 from koala_adapter.scheduler.outcome import JobState
@@ -56,6 +57,8 @@ def _grant_or_promise(
 ) -> None:
     cluster = cluster_of(context, record, number)
     free = _free(context, cluster)
+    if not mandatory:
+        free = min(free, free_for_growing(context, cluster))
     if not mandatory or change.processors <= free:
         granted = min(change.processors, free)
         _grant(context, record, number, change, granted, short if granted == change.processors else "no more is free")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -42,6 +43,9 @@ from koala_adapter.negotiation.template import (
 )
 from koala_adapter.negotiation.templatexml import build, parse
 from tests.unit.negotiation.templates import CPU, MEM, carried, pair, request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OURS = NegotiationKey(initiator=Side.APPLICATION, agreement_id="1")
 """The negotiation that the application begins in these tests."""
@@ -397,6 +401,21 @@ def test_a_commitment_that_was_never_given_is_not_invented() -> None:
     (ended,) = carried(app, rms, 3)
     assert isinstance(ended, Ended)
     assert (ended.state, ended.was_agreed) == (State.WITHDRAWN, False)
+
+
+@pytest.mark.parametrize(("say", "kind"), [(consumed, Consumed), (withdrawn, Ended)])
+def test_what_became_of_an_agreement_is_said_again(say: Callable[[Template], Template], kind: type) -> None:
+    """A report or a withdrawal that was lost with its connection comes on the next one, and takes effect once."""
+    rms, app, agreement = agreed_pair()
+    rms.send(say(agreement), 1)
+    rms.data_to_send()  # lost on its way
+    for expected in ([kind], []):
+        for end in (rms, app):
+            end.disconnected(2)
+            end.resumed()
+        assert [type(event) for event in carried(rms, app, 3)] == expected
+        assert carried(app, rms, 3) == []
+    assert rms.state(OURS) is app.state(OURS)
 
 
 def test_half_a_frame_does_not_outlive_its_connection() -> None:

@@ -29,6 +29,10 @@ def test_a_new_offer_takes_the_place_of_the_old() -> None:
     assert book.reserve("a", {CPU: 8}, until=10)
     assert not book.reserve("a", {CPU: 9}, until=10)
     assert book.promised("a") == {CPU: 8}
+    assert book.reserve("a", {CPU: 2}, until=10)
+    assert book.reserve("b", {CPU: 6}, until=10)
+    assert book.reserve("a", {CPU: 1}, until=20)
+    assert book.set_free(CPU, 1) == ["b"]
 
 
 def test_promises_expire_unless_they_are_settled() -> None:
@@ -104,5 +108,6 @@ def test_never_more_is_promised_than_is_free() -> None:
                     book.set_free(key, free[key])
             book.expire(now)
             for key in (CPU, MEM):
-                assert sum(book.promised(one).get(key, 0) for one in book.holders()) <= free[key]
-                assert book.available(key) >= 0
+                total = sum(book.promised(one).get(key, 0) for one in book.holders())
+                assert book.available(key) == free[key] - total
+                assert total <= free[key]

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter.batchsystem.listing import Listing
+from koala_adapter.batchsystem.starts import Patience, Stage, Starts
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
-from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.schedulingpass import Manner, decide
 from koala_adapter.queueing.policies import make_cluster_scheduler
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.batchsystem.startlog import Pin
+    from koala_adapter.errors import LrmError
     from koala_adapter.model import Queue
     from koala_adapter.ordering.entries import Happening, Kind, Start
 
@@ -46,8 +47,7 @@ class Listed:
         self.mirror = Mirror(
             lambda: make_cluster_scheduler(policy, 0, depth=depth),
             rules or Rules(),
-            patience=PATIENCE,
-            pins=pins,
+            Starts(PATIENCE, pins=pins),
         )
 
     @property
@@ -91,7 +91,7 @@ class Listed:
         return decide(self.mirror, self.manner, self.now)
 
     def observe(self) -> None:
-        """List everything as it is."""
+        """List everything as it is; what runs is confirmed."""
         used = dict.fromkeys(self.nodes, 0)
         for job in self.jobs.values():
             for name, count in job.layout:
@@ -99,14 +99,28 @@ class Listed:
         nodes = tuple(replace(one, processors_used=one.processors_used + used[one.name]) for one in self.nodes.values())
         jobs = tuple(self.jobs.values())
         self.mirror.observe(Listing(read_at=self.now, jobs=jobs, nodes=nodes, queues=self.queues, offset=self.set_by))
+        for job_id in self.mirror.starts.in_stage(Stage.RUNS):
+            self.mirror.starts.advance(job_id, Stage.CONFIRMED, self.now)
 
     def step(self, after: float = 1.0) -> list[str]:
         """Look, have what is started run at once, and return the ids."""
         starts = self.look(after)
         for start in starts:
             self.run(start)
-            self.mirror.accepted(start.job_id, self.now)
+            self.accept(start.job_id)
         return [start.job_id for start in starts]
+
+    def accept(self, job_id: LrmJobId) -> None:
+        """Have the batch system accept a start."""
+        self.mirror.starts.advance(job_id, Stage.ACCEPTED, self.now)
+
+    def refuse(self, job_id: LrmJobId, error: LrmError) -> None:
+        """Have it refuse one."""
+        self.mirror.starts.advance(job_id, Stage.REFUSED, self.now, error=error)
+
+    def taken_back(self, job_id: LrmJobId) -> None:
+        """Have a job been held and untied."""
+        self.mirror.starts.advance(job_id, Stage.TAKEN_BACK, self.now)
 
     def end(self, *job_ids: str) -> None:
         """Have jobs leave the listing."""

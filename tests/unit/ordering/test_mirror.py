@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from koala_adapter.batchsystem.starts import Stage
+from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState, Queue
 from koala_adapter.ordering.entries import Kind, Phase
 from koala_adapter.ordering.listedjobs import Rules
@@ -210,7 +212,7 @@ def test_a_start_is_counted_before_it_shows() -> None:
     site = Listed()
     site.submit("1", 20)
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.submit("2", 20)
     site.submit("3", 12)
     (other,) = site.look()
@@ -223,7 +225,7 @@ def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
     site = Listed()
     site.submit("1", 20, 100)
     (start,) = site.look()
-    site.mirror.asking(start.job_id, start.allocation.nodes)
+    site.mirror.starts.advance(start.job_id, Stage.ASKED, site.now)
     site.submit("2", 32, 100)
     site.submit("3", 8, 500)
     for name, _ in start.allocation.nodes:
@@ -231,7 +233,10 @@ def test_nodes_that_we_ourselves_occupy_for_a_start_stay_in_the_plan() -> None:
     assert site.step() == []
     assert site.mirror.schedulers[0].processors == 32
     site.run(start)
-    site.mirror.accepted(start.job_id, site.now + 0.5)
+    site.accept(start.job_id)
+    assert site.step() == []
+    assert site.mirror.schedulers[0].processors == 32
+    site.mirror.starts.advance(start.job_id, Stage.CONFIRMED, site.now + 0.5)
     assert site.step() == []
     assert site.mirror.schedulers[0].processors == 20
 
@@ -241,26 +246,27 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     site = Listed()
     site.submit("1", 4, requested_nodes=("n1",))
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.change("1", state=LrmJobState.QUEUED, hold=None, reason="Resources")
     assert site.look(5.0) == []
-    assert site.mirror.to_hold() == []
+    assert site.mirror.to_take_back() == []
     assert site.look(6.0) == []
-    assert site.mirror.to_hold() == ["1"]
+    assert site.mirror.to_take_back() == ["1"]
     assert "did not start within 11 s (Resources)" in site.told(Kind.NOT_STARTED)[0].detail
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+    site.taken_back(start.job_id)
     assert site.look() == []
-    assert site.mirror.to_hold() == []
+    assert site.mirror.to_take_back() == []
     assert "tried again in" in site.mirror.entries[start.job_id].reason
     (again,) = site.look(5.0)
     assert again.pin.failures == 1
     assert again.pin.wishes.requested_nodes == ("n1",)
     site.run(again)
     site.look()
-    assert [(pin.started, pin.failures, pin.failure) for pin in site.mirror.pins.values()] == [(True, 0, "")]
+    assert [(pin.started, pin.failures, pin.failure) for pin in site.mirror.starts.pins.values()] == [(True, 0, "")]
     site.end("1")
     site.look()
-    assert site.mirror.pins == {}
+    assert site.mirror.starts.pins == {}
 
 
 @pytest.mark.parametrize(
@@ -277,7 +283,7 @@ def test_where_a_started_job_is_found_is_told(layout: tuple[tuple[str, int], ...
     site = Listed()
     site.submit("1", 4, requested_nodes=("n1",))
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     nodes = tuple(name for name, _ in layout)
     site.change("1", state=LrmJobState.RUNNING, hold=None, layout=layout, nodes=nodes, started_at=site.now)
     site.look()
@@ -289,7 +295,7 @@ def test_a_refused_start_waits_longer() -> None:
     site = Listed()
     site.submit("1", 32)
     (start,) = site.look()
-    site.mirror.refused(start.job_id, site.now, "access denied")
+    site.refuse(start.job_id, LrmRejectedError("access denied"))
     site.submit("2", 32, 1000)
     assert site.step() == ["2"]
     assert "access denied" in site.mirror.entries[start.job_id].reason
@@ -305,12 +311,33 @@ def test_an_unanswered_start_is_judged_by_what_shows() -> None:
     site.submit("2", 4)
     first, second = site.look()
     for start in (first, second):
-        site.mirror.accepted(start.job_id, site.now, doubtful=True)
+        site.mirror.starts.advance(start.job_id, Stage.UNCERTAIN, site.now, error=LrmUnavailableError("no answer"))
     site.run(second)
     assert site.look() == []
-    assert site.mirror.entries[first.job_id].phase is Phase.LEFT_OUT or site.mirror.to_hold() == []
+    assert site.mirror.to_take_back() == ["1"]
+    site.taken_back(first.job_id)
+    site.look()
+    assert site.mirror.entries[first.job_id].phase is Phase.LEFT_OUT
     assert [one.job_id for one in site.told(Kind.NOT_STARTED)] == ["1"]
     assert [one.job_id for one in site.told(Kind.STARTED)] == ["2"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_that_goes_before_it_shows_gives_back_what_was_reserved(ended: bool) -> None:  # noqa: FBT001 - a parameter
+    """Cancelled, or over between two looks; what was asked for is undone once, and nothing stays on record."""
+    site = Listed()
+    site.submit("1", 4)
+    (start,) = site.look()
+    site.accept(start.job_id)
+    if ended:
+        site.change("1", state=LrmJobState.ENDED, hold=None)
+    else:
+        site.end("1")
+    site.look()
+    assert (site.mirror.to_take_back(), site.mirror.starts.pins) == (["1"], {})
+    site.taken_back(start.job_id)
+    site.look()
+    assert (site.mirror.to_take_back(), site.mirror.starts.attempts) == ([], {})
 
 
 @pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])
@@ -332,12 +359,13 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
     again = site.look(1.0)
     if shown in {"running", "gone"}:
         assert again == site.look(100.0) == []
-        assert [pin.started for pin in site.mirror.pins.values()] == ([True] if shown == "running" else [])
+        assert [pin.started for pin in site.mirror.starts.pins.values()] == ([True] if shown == "running" else [])
         return
     if shown == "queued":
         assert again == site.look(11.0) == []
-        assert site.mirror.to_hold() == ["1"]
+        assert site.mirror.to_take_back() == ["1"]
         site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+        site.taken_back(start.job_id)
         again = [*site.look(1.0), *site.look(6.0)]
     assert [(one.job_id, one.pin.wishes.requested_nodes) for one in again] == [("1", ())]
 
@@ -363,7 +391,7 @@ def test_being_killed_again_and_again_is_no_failure_of_the_job() -> None:
         site.submit("1", 4, submitted_at=1.0)
         (start,) = site.look()
         pins = [start.pin]
-    site.mirror.refused(start.job_id, site.now, "busy")
+    site.refuse(start.job_id, LrmRejectedError("busy"))
     assert site.look(PATIENCE.refused - 2.0) == []
     assert [one.job_id for one in site.look(3.0)] == ["1"]
 
@@ -373,14 +401,15 @@ def test_killed_while_a_start_is_taken_back() -> None:
     site = Listed()
     site.submit("1", 4, submitted_at=1.0)
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.change("1", state=LrmJobState.QUEUED, hold=None)
     site.look(11.0)
-    following = Listed(pins=site.mirror.pins.values())
+    following = Listed(pins=site.mirror.starts.pins.values())
     following.now, following.jobs = site.now, site.jobs
     assert following.look() == []
-    assert following.mirror.to_hold() == ["1"]
+    assert following.mirror.to_take_back() == ["1"]
     following.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
+    following.taken_back(start.job_id)
     assert [one.job_id for one in [*following.look(), *following.look(PATIENCE.backoff)]] == ["1"]
 
 
@@ -455,11 +484,12 @@ def test_the_patience_with_a_start_does_not_depend_on_the_clock(step: float) -> 
     site = Listed()
     site.submit("1", 8)
     (start,) = site.look()
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.set_by = step
     site.look(9)
     assert not site.told(Kind.NOT_STARTED)
     site.look(2)
     assert len(site.told(Kind.NOT_STARTED)) == 1
+    site.taken_back(start.job_id)
     site.set_by = 0.0
     assert [one.job_id for one in site.look(6)] == ["1"]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.batchsystem.listing import Listing
+from koala_adapter.batchsystem.starts import Starts
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -70,7 +71,7 @@ def test_any_listing_leads_to_the_same_order(
 ) -> None:
     """Any permutation, split over any listings taken at one time: the oldest first, then as the LRM counts."""
     ids, listings = shown
-    mirror = Mirror(lambda: scheduler_of(policy, weights), Rules())
+    mirror = Mirror(lambda: scheduler_of(policy, weights), Rules(), Starts())
     shadow = Shadow(lambda: scheduler_of(policy, weights), Rules(shadow=True))
     nodes = (node("n1", 8),)
     shadow.observe(Listing(read_at=990.0, jobs=(), nodes=nodes, queues={}))
@@ -114,7 +115,7 @@ def test_ids_are_no_more_than_told() -> None:
     jobs = [replace(listed("7", 1.0, LrmJobState.HELD), id=LrmJobId(id_)) for id_ in ("7", "07", "007")]
     orders = set()
     for shown in (jobs, jobs[::-1]):
-        mirror = Mirror(lambda: make_cluster_scheduler("fcfs", 0), Rules())
+        mirror = Mirror(lambda: make_cluster_scheduler("fcfs", 0), Rules(), Starts())
         mirror.observe(Listing(read_at=2.0, jobs=tuple(shown), nodes=(node("n1", 8),), queues={}))
         orders.add(tuple(local.id for local in mirror.schedulers[0].waiting))
     assert len(orders) == 1

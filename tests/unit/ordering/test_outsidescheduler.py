@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from koala_adapter.batchsystem.starter import LrmStarts, Starter
 from koala_adapter.batchsystem.startlog import StartLog
+from koala_adapter.batchsystem.starts import Patience, Starts
 from koala_adapter.errors import JobNotFoundError, JournalError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
@@ -22,7 +24,6 @@ from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.outsidescheduler import Driver
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher
-from koala_adapter.ordering.patience import Patience
 from koala_adapter.ordering.schedulingpass import Manner
 from koala_adapter.queueing.policies import make_cluster_scheduler
 from tests.unit.ordering.ordering_site import Listed
@@ -45,7 +46,11 @@ class StartingLrm(ScriptedLrm):
         self.all_nodes = (Node(name="n1", state=NodeState.UP, processors=8, processors_used=0),)
         self.started: list[tuple[str, tuple[str, ...]]] = []
         self.held: list[LrmJobId] = []
+        self.confirmed: list[LrmJobId] = []
+        self.sent_back: list[LrmJobId] = []
         self.becomes = LrmJobState.RUNNING
+        self.layout: tuple[tuple[str, int], ...] = ()
+        """Where a job runs, when that is told."""
         self.takes_first = False
         """A start that fails is taken all the same."""
 
@@ -76,7 +81,23 @@ class StartingLrm(ScriptedLrm):
         self.started.append((job, tuple(nodes)))
         if self.takes_first or self.errors.get("start_on") is None:
             self.change(job, self.becomes)
+            self.all_jobs = tuple(replace(one, layout=self.layout) if one.id == job else one for one in self.all_jobs)
         self._answer("start_on")
+
+    async def confirm_start(self, job: LrmJobId) -> None:
+        """See Lrm."""
+        self._answer("confirm_start")
+        self.confirmed.append(job)
+
+    async def requeue(self, ids: Sequence[LrmJobId]) -> None:
+        """See Lrm."""
+        self._answer("requeue")
+        self.sent_back += ids
+        for job_id in ids:
+            self.all_jobs = tuple(
+                replace(job, state=LrmJobState.HELD, layout=(), requeues=1) if job.id == job_id else job
+                for job in self.all_jobs
+            )
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """See Lrm."""
@@ -94,15 +115,13 @@ class Driven:
         self.happened: list[Happening] = []
         self.troubles: list[str] = []
         self.record = StartLog(directory / "starts.sqlite")
-        self.mirror = Mirror(
-            lambda: make_cluster_scheduler("easy", 0),
-            Rules(),
-            patience=Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0),
-            pins=self.record.pins,
-        )
+        patience = Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0)
+        starts = Starts(patience, pins=self.record.pins)
+        self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
         manner = Manner(overtaking=True, guards=1)
-        self.driver = Driver(self.lrm, watcher, self.mirror, manner, self.record, tell=self.happened.extend)
+        starter = Starter(LrmStarts(self.lrm), starts, self.record, clock=watcher.clock.now)
+        self.driver = Driver(watcher, self.mirror, manner, starter, self.record, tell=self.happened.extend)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -206,6 +225,55 @@ async def test_a_start_that_does_not_show_is_held_again(tmp_path: Path) -> None:
         await driven.until(lambda: Kind.STARTED in driven.kinds("1"))
     assert driven.lrm.held == ["1"]
     assert driven.kinds("1").count(Kind.NOT_STARTED) == 1
+
+
+async def test_a_start_that_shows_is_confirmed_once(tmp_path: Path) -> None:
+    """Also when that is not answered at first; the next process says so again, because it cannot know."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.errors["confirm_start"] = LrmUnavailableError("not now")
+    async with driven.running():
+        await driven.until(lambda: driven.lrm.order.count("confirm_start") >= 3)
+        driven.lrm.errors["confirm_start"] = None
+        await driven.until(lambda: bool(driven.lrm.confirmed))
+        await anyio.sleep(0.2)
+    assert driven.lrm.confirmed == ["1"]
+    driven.record.close()
+    following = Driven(tmp_path, driven.lrm)
+    async with following.running():
+        await following.until(lambda: driven.lrm.confirmed == ["1", "1"])
+    assert [job for job, _ in driven.lrm.started] == ["1"]
+
+
+async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None:
+    """Then it is started anew after a pause, where it should."""
+    driven = Driven(tmp_path)
+    driven.lrm.all_nodes = (*driven.lrm.all_nodes, replace(driven.lrm.all_nodes[0], name="n2"))
+    driven.lrm.add("1", 16)
+    driven.lrm.layout = (("n1", 12), ("n2", 4))
+    async with driven.running():
+        await driven.until(lambda: driven.lrm.sent_back == ["1"])
+        driven.lrm.layout = (("n1", 8), ("n2", 8))
+        await driven.until(lambda: driven.kinds("1").count(Kind.STARTED) == 2)
+        await anyio.sleep(0.1)
+    assert driven.lrm.sent_back == ["1"]
+    assert driven.kinds("1")[-4:] == [Kind.REQUEUED, Kind.LEFT_OUT, Kind.START, Kind.STARTED]
+    assert len(driven.lrm.started) == 2
+
+
+async def test_stopped_it_holds_again_what_does_not_run(tmp_path: Path) -> None:
+    """The next one finds the job in hold, and starts it."""
+    driven = Driven(tmp_path)
+    driven.lrm.add("1")
+    driven.lrm.becomes = LrmJobState.QUEUED
+    async with driven.running():
+        await driven.until(lambda: bool(driven.lrm.started))
+    assert (driven.lrm.held, driven.lrm.all_jobs[0].state) == (["1"], LrmJobState.HELD)
+    driven.record.close()
+    driven.lrm.becomes = LrmJobState.RUNNING
+    following = Driven(tmp_path, driven.lrm)
+    async with following.running():
+        await following.until(lambda: Kind.STARTED in following.kinds("1"))
 
 
 async def test_nothing_is_started_that_is_not_on_record(tmp_path: Path) -> None:

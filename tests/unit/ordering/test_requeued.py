@@ -22,7 +22,7 @@ def ran(processors: int = 32, **values: Any) -> tuple[Listed, LrmJobId]:  # noqa
     site.submit("1", processors, **values)
     (start,) = site.look()
     site.run(start)
-    site.mirror.accepted(start.job_id, site.now)
+    site.accept(start.job_id)
     site.look()
     return site, start.job_id
 
@@ -57,11 +57,11 @@ def test_it_is_held_and_untied_before_it_may_start_again(held: bool) -> None:  #
     site.submit("2", 32)
     assert [one.job_id for one in site.look()] == ["2"]
     assert entry_of(site, id_).phase is Phase.RETURNING
-    assert site.mirror.to_hold() == ["1"]
-    pin = site.mirror.pins[id_]
+    assert site.mirror.to_take_back() == ["1"]
+    pin = site.mirror.starts.pins[id_]
     assert (pin.started, pin.failure) == (False, "it was queued again")
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.OPERATOR)
-    site.mirror.taken_back(id_)
+    site.taken_back(id_)
     site.end("2")
     (again,) = site.look()
     assert (again.job_id, again.pin.wishes.requested_nodes) == ("1", ("n2",))
@@ -79,12 +79,12 @@ def test_while_nobody_looked(held: bool) -> None:  # noqa: FBT001 - a parameter
     """The record tells the next process that it had run; what still waits is held and untied as well."""
     site, id_ = ran()
     queue_again(site, held=held, submitted_at=site.now + 3)
-    following = Listed(pins=site.mirror.pins.values())
+    following = Listed(pins=site.mirror.starts.pins.values())
     following.now, following.jobs = site.now + 5, site.jobs
     assert following.look() == []
-    assert following.mirror.to_hold() == ["1"]
+    assert following.mirror.to_take_back() == ["1"]
     following.change("1", state=LrmJobState.HELD, hold=HoldOwner.OPERATOR)
-    following.mirror.taken_back(id_)
+    following.taken_back(id_)
     assert [one.job_id for one in following.look()] == ["1"]
 
 
@@ -93,10 +93,10 @@ def test_killed_before_it_was_taken_back() -> None:
     site, _ = ran()
     queue_again(site, held=False, submitted_at=site.now)
     site.look()
-    following = Listed(pins=site.mirror.pins.values())
+    following = Listed(pins=site.mirror.starts.pins.values())
     following.now, following.jobs = site.now, site.jobs
     assert following.look() == []
-    assert following.mirror.to_hold() == ["1"]
+    assert following.mirror.to_take_back() == ["1"]
 
 
 def test_what_the_batch_system_starts_first_is_adopted() -> None:
@@ -119,7 +119,7 @@ def test_what_a_plugin_shows_as_tied_is_freed_without_a_record() -> None:
     site = Listed()
     site.submit("1", 8, tied=True)
     assert site.look() == []
-    assert site.mirror.to_hold() == ["1"]
+    assert site.mirror.to_take_back() == ["1"]
     site.change("1", tied=False)
     assert [one.job_id for one in site.look()] == ["1"]
 
@@ -131,7 +131,7 @@ def test_what_the_batch_system_started_itself_is_left_to_it() -> None:
     site.look()
     queue_again(site, held=False, submitted_at=site.now)
     assert site.look() == []
-    assert site.mirror.to_hold() == []
+    assert site.mirror.to_take_back() == []
     assert "not in hold" in site.told(Kind.LEFT_OUT)[0].detail
 
 
@@ -141,4 +141,4 @@ def test_a_later_job_of_the_same_number_is_another() -> None:
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, layout=(), nodes=(), submitted_at=5000.0)
     assert [one.job_id for one in site.look()] == ["1"]
     assert site.told(Kind.REQUEUED) == []
-    assert not site.mirror.pins[id_].started
+    assert not site.mirror.starts.pins[id_].started

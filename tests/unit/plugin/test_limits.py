@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW, CircuitBreaker, RequestWindow
@@ -53,6 +53,7 @@ def test_ordinary_requests_leave_the_urgent_share(bound: int, wanted: list[tuple
 
 
 @given(bound=bounds, wanted=wishes, urgent=st.booleans())
+@example(bound=2, wanted=[(1.2870188873075028, False)], urgent=False)
 def test_waiting_as_told_is_enough(bound: int, wanted: list[tuple[float, bool]], urgent: bool) -> None:  # noqa: FBT001
     """Who waits as long as he is told may go then, and is never told to wait longer than a window."""
     window = RequestWindow(bound)

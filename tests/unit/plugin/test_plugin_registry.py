@@ -208,6 +208,6 @@ async def test_defaults_do_no_harm() -> None:
     }
     with pytest.raises(LrmUnsupportedError, match="Bare cannot hold"):
         await lrm.take_back(JOB)
-    await lrm.hold_when_requeued(JOB)
-    harmless = {"start", "close", "check", "check_outside", "take_back", "hold_when_requeued"}
+    await lrm.confirm_start(JOB)
+    harmless = {"start", "close", "check", "check_outside", "take_back", "confirm_start"}
     assert optional - harmless == set(CALLS)

@@ -167,16 +167,16 @@ async def test_history_of_a_newer_release(tmp_path: Path, context: ClusterContex
     fake.close()
 
 
-async def test_start_on_busy_node_holds_again(fake: FakeSlurm, context: ClusterContext) -> None:
-    """A pinned job that cannot start in time is held again, and the caller is told to try later."""
-    lrm = await started(fake, context, start_timeout=1.5)
+async def test_what_is_taken_back_is_in_hold(fake: FakeSlurm, context: ClusterContext) -> None:
+    """A start on a busy node is accepted at once; taken back, the job is in hold."""
+    lrm = await started(fake, context)
     script = "#!/bin/sh\nexec sleep 60\n"
     await lrm.submit(Submission(key=BatchKey("full"), count=fake.processors, script=script, walltime=60))
     (job,) = await lrm.submit(replace(HELD, count=1))
-    with pytest.raises(LrmUnavailableError, match="did not start"):
-        await lrm.start_on(job, ["n1"])
-    states = {seen.id: seen.state for seen in await lrm.jobs(name_prefix="koala")}
-    assert states[job] is LrmJobState.HELD
+    for step, state in ((lrm.start_on(job, ["n1"]), LrmJobState.QUEUED), (lrm.take_back(job), LrmJobState.HELD)):
+        await step
+        states = {seen.id: seen.state for seen in await lrm.jobs(name_prefix="koala")}
+        assert states[job] is state
 
 
 @pytest.mark.parametrize("nodes", [[], ["no such"], ["n1;reboot"], ["-n1"]])

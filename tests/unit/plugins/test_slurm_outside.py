@@ -239,8 +239,10 @@ def test_reservations() -> None:
 
 def test_cores_promised_to_another_start_are_not_idle() -> None:
     """Slurm shows reserved cores as idle until the job for which they are kept runs."""
-    reserved = Reserved(promised={"5": {"n1": 3, "n2": 1}, "6": {"n1": 1}})
-    assert reserved.idle({"n1": 8, "n3": 2}) == {"n1": 4, "n3": 2}
+    reserved = Reserved(promised={"5": {"n1": 3, "n2": 1}, "6": {"n1": 1}, "7": {"n2": 2}})
+    assert reserved.on(["n1", "n3"]) == ["5", "6"]
+    assert reserved.idle({"n1": 8, "n3": 2}, {"5", "6"}) == {"n1": 4, "n3": 2}
+    assert reserved.idle({"n1": 8, "n3": 2}, {"6"}) == {"n1": 7, "n3": 2}
 
 
 def test_notes_of_starts(tmp_path: Path) -> None:

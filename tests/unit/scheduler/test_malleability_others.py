@@ -13,7 +13,7 @@ from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, 
 from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.parameters import ClusterParameters
-from tests.unit.scheduler.malleable_site import MalleableSite, malleable, offers, part, requests
+from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, offers, part, requests
 from tests.unit.scheduler.scheduler_site import A, copied, job, of_kind, submissions
 
 BACKOFF = 60.0
@@ -130,6 +130,17 @@ def test_what_others_wait_for_is_not_offered() -> None:
     site = MalleableSite({"a": 8})
     site.poll("a", 8, idle=8, others=(4,))
     assert offers(site.start(malleable("1", part(2, 8)))) == [("1", 2)]
+
+
+def test_a_voluntary_wish_does_not_get_what_others_wait_for() -> None:
+    """A mandatory one does: it comes before all who wait."""
+    for mandatory, got in ((False, 1), (True, 3)):
+        site = MalleableSite({"a": 8})
+        site.start(malleable("1", part(2, 8), initial=5))
+        for offer in of_kind(OfferProcessors, site.actions):
+            site.answer(offer, 0)
+        site.poll("a", 8, idle=3, ours=5, others=(2,))
+        assert [count for _, count, _ in granted(site.ask("1", 3, mandatory=mandatory))] == [got]
 
 
 def test_what_was_given_for_others_is_theirs_until_it_is_taken() -> None:

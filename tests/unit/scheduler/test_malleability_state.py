@@ -97,7 +97,8 @@ def progress(site: Site, chance: random.Random, _: int) -> None:
     site.end_ending()
     for name, processors in SITE.items():
         ours = sum(p.cluster == name and not p.waiting for p in site.state.placeholders.values())
-        site.poll(name, processors, idle=max(0, processors - ours - chance.randint(0, 1)), ours=ours)
+        others = tuple(chance.randint(1, 4) for _ in range(chance.choice([0, 0, 1, 3])))
+        site.poll(name, processors, idle=max(0, processors - ours - chance.randint(0, 1)), ours=ours, others=others)
 
 
 _MOVES = {
@@ -131,6 +132,10 @@ def eventful(seed: int, length: int = 250) -> tuple[Site, set[ChangePhase]]:
         registration_timeout=20.0,
         answer_timeout=15.0,
         release_timeout=30.0,
+        longest_backoff=100.0,
+        grow_pause=chance.choice([0.0, 0.0, 30.0]),
+        shrink_pause=chance.choice([0.0, 0.0, 30.0]),
+        largest_change=chance.choice([None, None, 2]),
     )
     site = Site(SITE, parameters, ClusterParameters(name=A, threshold=THRESHOLD))
     phases: set[ChangePhase] = set()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.batchsystem.startlog import Pin, Wishes
+from koala_adapter.batchsystem.startlog import Pin, StartLog, Wishes
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.protocol import Dialect
@@ -35,6 +35,13 @@ def on_record(id_: str) -> Pin:
     """Return what is on record of the start of a job by an earlier process."""
     wishes = Wishes(processors=1)
     return Pin(job_id=LrmJobId(id_), submitted_at=NOW - 60, nodes=(("n1", 1),), wishes=wishes, at=NOW - 1)
+
+
+def note(directory: Path, pin: Pin) -> None:
+    """Have an earlier server of this directory put a start on record."""
+    starts = StartLog(directory / "starts.sqlite")
+    starts.note(pin)
+    starts.close()
 
 
 async def test_records_that_maui_understands(server: Server) -> None:
@@ -358,10 +365,10 @@ async def test_interrupted_starts_are_settled(tmp_path: Path, shows: str) -> Non
     states = {"released": job("5", state=LrmJobState.QUEUED), "running": running("5", {"n1": 1}), "held": job("5")}
     if shows in states:
         source.add(states[shows])
+    note(tmp_path, on_record("5"))
     server = Server(tmp_path, source)
-    server.starts.note(on_record("5"))
     await server.resource.verbs.reconcile()
-    assert source.calls == ([("hold", "5")] if shows == "released" else [])
+    assert source.calls == ([] if shows == "running" else [("take back", "5")])
     assert server.starts.pins == ()
     expected = {"released": {"5": "Idle"}, "held": {"5": "Idle"}, "running": {"5": "Running"}, "gone": {}}
     assert await server.states() == expected[shows]
@@ -369,9 +376,9 @@ async def test_interrupted_starts_are_settled(tmp_path: Path, shows: str) -> Non
 
 async def test_a_later_job_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
     """What is on record is the start of another job, which is gone."""
+    note(tmp_path, replace(on_record("5"), submitted_at=NOW - 5000))
     server = Server(tmp_path)
     server.source.add(job("5", state=LrmJobState.QUEUED))
-    server.starts.note(replace(on_record("5"), submitted_at=NOW - 5000))
     await server.resource.verbs.reconcile()
     assert (server.source.calls, server.starts.pins) == ([], ())
 
@@ -389,10 +396,12 @@ async def test_notes_of_version_0_1_are_taken_over(tmp_path: Path) -> None:
     notes.mkdir()
     (notes / "job-5.start").write_text('{"job": "5", "nodes": ["n1", "n1", "n2"], "at": 1795000000.5}')
     (notes / "job-9.start").write_text(json.dumps({"job": 9}))
+    earlier = StartLog(tmp_path / "starts.sqlite")
+    take_over_notes(notes, earlier)
+    earlier.close()
     server = Server(tmp_path)
-    take_over_notes(notes, server.starts)
     assert [(pin.job_id, pin.nodes) for pin in server.starts.pins] == [("5", (("n1", 2), ("n2", 1)))]
     assert list(notes.iterdir()) == []
     server.source.add(job("5", state=LrmJobState.QUEUED))
     await server.resource.verbs.reconcile()
-    assert (server.source.calls, server.starts.pins) == ([("hold", "5")], ())
+    assert (server.source.calls, server.starts.pins) == ([("take back", "5")], ())

@@ -15,7 +15,7 @@ from koala_adapter.plugin import Capabilities
 from koala_adapter.wiki.codec.protocol import Envelope, FrameReader, Key, Reply, open_reply, parse_reply, read_key, seal
 from koala_adapter.wiki.options import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
-from koala_adapter.wiki.sources import Place, Source, Survey
+from koala_adapter.wiki.sources import Source, Survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,9 +94,9 @@ class MemorySource(Source):
             nodes.append(replace(one, processors_used=max(used, one.processors_used)))
         return Survey(nodes={CLUSTER: tuple(nodes)}, jobs=tuple(self.job_list.values()))
 
-    async def start(self, job: LrmJobId, places: Sequence[Place]) -> None:
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Let a job run there."""
-        self.calls.append(("start", f"{job} {':'.join(place.node for place in places)}"))
+        self.calls.append(("start", f"{job} {':'.join(nodes)}"))
         if self.start_failure:
             raise self.start_failure
         self.job_list[job] = replace(self.job_list[job], state=LrmJobState.QUEUED, hold=None)
@@ -104,8 +104,8 @@ class MemorySource(Source):
         if self.never_starts:
             return
         counts: dict[str, int] = {}
-        for place in places:
-            counts[place.node] = counts.get(place.node, 0) + 1
+        for name in nodes:
+            counts[name] = counts.get(name, 0) + 1
         self.job_list[job] = replace(self.job_list[job], state=LrmJobState.RUNNING, layout=tuple(counts.items()))
 
     async def cancel(self, job: LrmJobId) -> None:
@@ -116,17 +116,13 @@ class MemorySource(Source):
             raise LrmNotFoundError(f"no job {job}")
         self.job_list[job] = replace(found, state=LrmJobState.ENDED, end=EndReason.CANCELLED, ends_at=NOW)
 
-    async def hold(self, job: LrmJobId) -> None:
-        """Hold a waiting job."""
-        self.calls.append(("hold", job))
-        if self.job_list[job].state is LrmJobState.QUEUED:
-            self.job_list[job] = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR)
-
     async def take_back(self, job: LrmJobId) -> None:
         """Hold and untie a job."""
         self.calls.append(("take back", job))
         if self.take_back_failure:
             raise self.take_back_failure
+        if job not in self.job_list:
+            raise LrmNotFoundError(f"no job {job}")
         held = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, tied=False)
         self.job_list[job] = held
 

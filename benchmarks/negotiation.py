@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a whole negotiation takes: open, exchange, close, for 1 to 5 rounds, by TCP on loopback and by Unix socket.
+
+In a round the application makes an offer and resource management answers it: with a counter-offer, in the last round
+with its acceptance, after which the application commits and closes. The baselines of the same run exchange the very
+same bytes without looking at them: an echo in C, where there is a compiler, and one in Python. *modules*: koala's own
+modules on both sides, both validating against the schema, over blocking sockets. *listener*: the module for
+applications against koala's listener, which validates and reserves; by TCP with a one-time token. Milliseconds as
+measured by the application: the median of all repetitions and, on a machine that does other work too, the least; every
+server is a process of its own. Last, what each of 10,000 negotiations costs that are open at once in one process.
+
+    python benchmarks/negotiation.py [--repeat 1000] [--rounds 5] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import anyio
+
+from koala_adapter.negotiation import applicationside as nt
+from koala_adapter.negotiation.conversation import Conversation
+from koala_adapter.negotiation.endpoint import Endpoint, Limits, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.granting import Granter, Promised
+from koala_adapter.negotiation.peerlistener import PeerListener
+from koala_adapter.negotiation.reservations import ReservationBook
+from koala_adapter.negotiation.template import (
+    CPU,
+    Direction,
+    Resource,
+    ResourceKey,
+    Side,
+    Template,
+    accepted,
+    committed,
+    countered,
+)
+from koala_adapter.negotiation.tokens import OneTimeTokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    from anyio.abc import SocketStream
+
+Address: TypeAlias = tuple[str, int] | str
+"""Of TCP, or the path of a Unix socket."""
+
+PUBLISHED = (0.03, 0.04, 0.12, 0.20, 0.28)
+"""Milliseconds for 1 to 5 rounds, Ghafoor and others 2005; between which machines is not said."""
+PROCESSORS = ResourceKey(type=CPU)
+WANTED = 100
+MANY = 10_000
+LIMITS = Limits(most_rounds=100, most_kept=4)
+ECHO_IN_C = r"""
+#include <signal.h>
+#include <stdlib.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    int listening = atoi(words[1]), one = 1;
+    static char buffer[1 << 16];
+    signal(SIGPIPE, SIG_IGN);
+    for (;;) {
+        int peer = accept(listening, 0, 0);
+        ssize_t size;
+        setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        while ((size = read(peer, buffer, sizeof buffer)) > 0)
+            if (write(peer, buffer, size) < 0) break;
+        close(peer);
+    }
+}
+"""
+
+
+def wish() -> Template:
+    """Return the application's first offer."""
+    return Template(
+        agreement_id="1", initiator=Side.APPLICATION, source="node7", dest="head", direction=Direction.GROW,
+        resources=(Resource(type=CPU, quantity=WANTED),),
+    )  # fmt: skip
+
+
+def answer_of(event: OfferReceived, rounds: int) -> Template:
+    """Return what resource management says: in the last round, that it accepts."""
+    asked = event.template.quantities()[PROCESSORS]
+    last = (event.template.round or 1) >= 2 * rounds - 1
+    return accepted(event.template) if last else countered(event.template, {PROCESSORS: asked - 1})
+
+
+def conversation(rounds: int) -> list[tuple[bytes, int]]:
+    """Return what an application writes and how many bytes it gets for it, of each exchange of a negotiation."""
+    rms, application = make_ends()
+    application.send(wish(), 0)
+    exchanges = []
+    while data := application.data_to_send():
+        for event in rms.receive(data, 0):
+            if isinstance(event, OfferReceived):
+                rms.send(answer_of(event, rounds), 0)
+        answer = rms.data_to_send()
+        exchanges.append((data, len(answer)))
+        for event in application.receive(answer, 0):
+            react(application, event)
+    return exchanges
+
+
+def make_ends() -> tuple[Endpoint, Endpoint]:
+    """Return both sides."""
+    rms = Endpoint(side=Side.RMS, host="head", peer="node7", limits=LIMITS)
+    return rms, Endpoint(side=Side.APPLICATION, host="node7", peer="head", limits=LIMITS)
+
+
+def react(application: Endpoint, event: object) -> None:
+    """Have an application go one lower, or commit."""
+    if isinstance(event, OfferReceived):
+        asked = event.template.quantities()[PROCESSORS]
+        application.send(countered(event.template, {PROCESSORS: asked - 1}), 0)
+    elif isinstance(event, OfferAccepted):
+        application.send(committed(event.template), 0)
+
+
+def opened(address: Address) -> socket.socket:
+    """Return a connection."""
+    if isinstance(address, str):
+        stream = socket.socket(socket.AF_UNIX)
+    else:
+        stream = socket.socket(socket.AF_INET)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream.connect(address)
+    return stream
+
+
+def echo_once(address: Address, exchanges: list[tuple[bytes, int]]) -> None:
+    """Exchange the bytes of a negotiation with an echo; what is said last is not waited for."""
+    with opened(address) as stream:
+        for data, answered in exchanges:
+            stream.sendall(data)
+            missing = len(data) if answered else 0
+            while missing:
+                got = len(stream.recv(65536))
+                assert got, "the echo has gone"
+                missing -= got
+
+
+def negotiate_once(address: Address) -> None:
+    """Negotiate with koala's modules on both sides."""
+    application = make_ends()[1]
+    with opened(address) as stream:
+        application.send(wish(), 0)
+        while True:
+            stream.sendall(application.data_to_send())
+            if not application.open_negotiations or application.state(wish().key) == "agreed":
+                return
+            for event in application.receive(stream.recv(65536), 0):
+                react(application, event)
+
+
+def negotiate_with_listener(address: Address, token: str) -> None:
+    """Negotiate as an application does."""
+    end = nt.Endpoint(most_rounds=LIMITS.most_rounds)
+    first = nt.template("1", "APPLICATION", "node7", "head", [nt.resource("CPU", WANTED)], direction="grow")
+    connection = nt.connect_unix(address, end) if isinstance(address, str) else nt.connect(*address, token, end)
+    connection.send(first)
+    while (event := connection.recv(30)) is not None:
+        assert event.template is not None, event
+        if event.kind == "accepted":
+            connection.send(nt.committed(event.template))
+            break
+        quantity = event.template.quantity("CPU")
+        connection.send(nt.countered(event.template, {("CPU", "", ""): quantity - 1}))
+    connection.close()
+
+
+def serve_echo(listening: socket.socket) -> None:
+    """Send back what comes, connection after connection."""
+    while True:
+        stream, _ = listening.accept()
+        with stream, suppress(OSError):
+            while data := stream.recv(65536):
+                stream.sendall(data)
+
+
+def serve_modules(listening: socket.socket, rounds: int) -> None:
+    """Answer as resource management, with koala's modules over blocking sockets."""
+    while True:
+        stream, _ = listening.accept()
+        rms = make_ends()[0]
+        with stream, suppress(OSError):
+            while data := stream.recv(65536):
+                for event in rms.receive(data, 0):
+                    if isinstance(event, OfferReceived):
+                        rms.send(answer_of(event, rounds), 0)
+                stream.sendall(rms.data_to_send())
+
+
+def serve_listener(address: Address, rounds: int, tokens: int, told: Connection) -> None:
+    """Run koala's listener; tell the port and the tokens."""
+
+    async def converse(application: str, stream: SocketStream) -> None:
+        book: ReservationBook[Promised] = ReservationBook({PROCESSORS: WANTED})
+        endpoint = make_ends()[0]
+        granter = Granter(application, endpoint, book)
+
+        def handle(event: object, now: float) -> None:
+            if isinstance(event, OfferReceived) and (event.template.round or 1) < 2 * rounds - 1:
+                endpoint.send(answer_of(event, rounds), now)
+            elif isinstance(event, OfferReceived):
+                granter.handle(event, now)
+
+        await Conversation(stream, endpoint, handle).run()
+
+    async def serve() -> None:
+        kept = OneTimeTokens()
+        listener = PeerListener(converse, kept)
+        async with anyio.create_task_group() as tasks:
+            if isinstance(address, str):
+                await tasks.start(listener.serve_unix, Path(address), "application")
+                told.send((address, []))
+            else:
+                port = await tasks.start(listener.serve_tcp)
+                told.send((("127.0.0.1", port), [kept.issue("application") for _ in range(tokens)]))
+
+    anyio.run(serve)
+
+
+@contextmanager
+def served(work: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Run a server in a process of its own."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+@contextmanager
+def listening_socket(address: Address) -> Iterator[tuple[socket.socket, Address]]:
+    """Listen by TCP on a free port, or on a path."""
+    stream = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+    with stream:
+        stream.bind(address)
+        stream.listen(100)
+        yield stream, stream.getsockname()
+    if isinstance(address, str):
+        Path(address).unlink()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Milliseconds that the same work took."""
+
+    median: float
+    least: float
+
+    def __str__(self) -> str:
+        """Both in a cell of a table."""
+        return f"{self.median:.3f} ({self.least:.3f})"
+
+
+def timed(repeat: int, work: Callable[[], None]) -> Times:
+    """Do some work again and again, and return how long it took."""
+    times = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return Times(median=statistics.median(times) * 1000, least=min(times) * 1000)
+
+
+def measured(address: Address, rounds: int, repeat: int, echo: Path | None) -> dict[str, Times]:
+    """Return the milliseconds of each way to do so many rounds."""
+    exchanges, found = conversation(rounds), {}
+    if echo is not None:
+        with listening_socket(address) as (listening, where):
+            fd = listening.fileno()
+            with subprocess.Popen([echo, str(fd)], pass_fds=[fd]) as process:
+                found["echo in C"] = timed(repeat, lambda: echo_once(where, exchanges))
+                process.kill()
+    with listening_socket(address) as (listening, where), served(serve_echo, listening):
+        found["echo in Python"] = timed(repeat, lambda: echo_once(where, exchanges))
+    with listening_socket(address) as (listening, where), served(serve_modules, listening, rounds):
+        found["modules"] = timed(repeat, lambda: negotiate_once(where))
+    here, there = multiprocessing.Pipe()
+    with served(serve_listener, address, rounds, repeat, there):
+        where, tokens = here.recv()
+        left = iter(tokens)
+        found["listener"] = timed(repeat, lambda: negotiate_with_listener(where, next(left, "")))
+    if isinstance(address, str):
+        Path(address).unlink()
+    return found
+
+
+def opened_at_once(many: int) -> tuple[float, float]:
+    """Return microseconds of processor time and KiB of memory of one of so many open negotiations in one process.
+
+    Each has an end of its own, and was answered with a promise from the book that all share.
+    """
+    application = make_ends()[1]
+    application.send(wish(), 0)
+    first = application.data_to_send()
+
+    def opened_by(count: int) -> list[Granter]:
+        book: ReservationBook[Promised] = ReservationBook({PROCESSORS: WANTED * count})
+        granters = []
+        for number in range(count):
+            rms = make_ends()[0]
+            granters.append(Granter(str(number), rms, book))
+            for event in rms.receive(first, 0):
+                granters[-1].handle(event, 0)
+            rms.data_to_send()
+        assert len(book.holders()) == count
+        return granters
+
+    begin = time.process_time()
+    opened_by(many)
+    taken = time.process_time() - begin
+    tracemalloc.start()
+    kept = opened_by(1000)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return taken / many * 1e6, size / len(kept) / 1024
+
+
+def compiled(directory: Path) -> Path | None:
+    """Return the echo in C; None: there is no compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    source, program = directory / "echo.c", directory / "echo"
+    source.write_text(ECHO_IN_C, encoding="utf-8")
+    subprocess.run([compiler, "-O2", "-o", program, source], check=True)
+    return program
+
+
+def shown(results: dict[str, list[dict[str, Times]]]) -> None:
+    """Print the tables."""
+    for transport, rows in results.items():
+        print(f"{transport}, milliseconds: median (least)")
+        print("rounds  published", *(f"{name:>18}" for name in rows[0]), "  modules / echo in Python")
+        for number, row in enumerate(rows, 1):
+            published = f"{PUBLISHED[number - 1]:.2f}" if number <= len(PUBLISHED) else ""
+            ratio = row["modules"].least / row["echo in Python"].least
+            print(
+                f"{number:>6}  {published:>9}", *(f"{one!s:>18}" for one in row.values()), f"{ratio:>15.1f}x of least"
+            )
+
+
+def main() -> None:
+    """Measure all, and print the result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        echo = compiled(directory)
+        addresses: dict[str, Address] = {"TCP": ("127.0.0.1", 0), "Unix socket": str(directory / "nt.sock")}
+        results = {
+            transport: [measured(address, rounds, given.repeat, echo) for rounds in range(1, given.rounds + 1)]
+            for transport, address in addresses.items()
+        }
+    time_each, memory_each = opened_at_once(MANY)
+    if given.json:
+        plain: dict[str, object] = {
+            transport: [{name: asdict(one) for name, one in row.items()} for row in rows]
+            for transport, rows in results.items()
+        }
+        plain["open at once"] = {"negotiations": MANY, "microseconds each": time_each, "KiB each": memory_each}
+        print(json.dumps(plain, indent=2))
+    else:
+        shown(results)
+        print(f"{MANY} open at once: {time_each:.0f} us of processor time and {memory_each:.1f} KiB each")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts of held jobs seen to their end: each job runs once where it should, or is in hold, whatever fails between."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.batchsystem import starter
+from koala_adapter.batchsystem.starter import Starter
+from koala_adapter.batchsystem.startlog import Pin, StartLog, Wishes
+from koala_adapter.batchsystem.starts import Patience, Stage, Starts, placed_elsewhere
+from koala_adapter.errors import JournalError, LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+JOB = LrmJobId("1")
+NODES = (("n1", 4), ("n2", 2))
+PIN = Pin(job_id=JOB, submitted_at=None, nodes=NODES, wishes=Wishes(processors=6), at=0.0)
+
+
+class Killed(BaseException):
+    """Nothing is done any more."""
+
+
+@dataclass
+class System:
+    """A batch system with one job, which outlives the processes that ask it."""
+
+    job: LrmJob | None = field(
+        default_factory=lambda: LrmJob(id=JOB, name="j", state=LrmJobState.HELD, user="u", processors=6)
+    )
+    busy: bool = False
+    """A job that is released waits."""
+    layout: tuple[tuple[str, int], ...] = NODES
+    reserved: bool = False
+    """Something is kept for a start."""
+    runs: int = 0
+    asked: list[str] = field(default_factory=list)
+    errors: dict[str, LrmError] = field(default_factory=dict)
+    dies: tuple[str, bool] | None = None
+    """Who asks is killed by this request, before or after it is carried out."""
+
+    def _enter(self, what: str) -> None:
+        if self.dies == (what, False) or "killed" in self.asked:
+            self.asked.append("killed")
+            raise Killed
+        self.asked.append(what)
+        if what in self.errors:
+            raise self.errors[what]
+
+    def _leave(self, what: str) -> None:
+        if self.dies == (what, True):
+            self.asked.append("killed")
+            raise Killed
+
+    def _known(self) -> LrmJob:
+        if self.job is None:
+            raise LrmNotFoundError("no such job")
+        return self.job
+
+    def let_run(self) -> None:
+        """Have the job run."""
+        self.job = replace(self._known(), state=LrmJobState.RUNNING, layout=self.layout)
+        self.runs += 1
+
+    async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+        """See StartingSystem."""
+        self._enter("start")
+        assert (job, self._known().state, len(nodes)) == (JOB, LrmJobState.HELD, 6)
+        self.reserved = True
+        self.job = replace(self._known(), state=LrmJobState.QUEUED)
+        if not self.busy:
+            self.let_run()
+        await anyio.lowlevel.checkpoint()
+        self._leave("start")
+
+    async def confirm_start(self, job: LrmJobId) -> None:
+        """See StartingSystem."""
+        self._enter("confirm")
+        assert (job, self._known().state) == (JOB, LrmJobState.RUNNING)
+        self.reserved = False
+        self._leave("confirm")
+
+    async def take_back(self, job: LrmJobId) -> None:
+        """See StartingSystem."""
+        self._enter("take back")
+        assert job == JOB
+        self.reserved = False
+        if self._known().state is LrmJobState.QUEUED:
+            self.job = replace(self._known(), state=LrmJobState.HELD)
+        self._leave("take back")
+
+    async def requeue(self, job: LrmJobId) -> None:
+        """See StartingSystem."""
+        self._enter("requeue")
+        assert (job, self._known().state) == (JOB, LrmJobState.RUNNING)
+        self.job = replace(self._known(), state=LrmJobState.HELD, layout=(), requeues=1, tied=True)
+
+
+class Process:
+    """One process that starts the job, by listings of its own."""
+
+    def __init__(self, directory: Path, system: System) -> None:
+        self.system = system
+        self.record = StartLog(directory / "starts.sqlite")
+        self.starts = Starts(Patience(start=0.2), pins=self.record.pins)
+        self.starter = Starter(system, self.starts, self.record, clock=anyio.current_time)
+        self.looks = 0
+        for pin in self.record.pins:
+            self.starts.resume(pin, Stage.FAILED)
+
+    async def look(self, _within: float) -> None:
+        """List the job, and have starts judged; again after a job was taken back."""
+        for _ in range(2):
+            read_at = anyio.current_time()
+            self.looks += 1
+            jobs = () if self.system.job is None else (self.system.job,)
+            await anyio.lowlevel.checkpoint()
+            if not await self.starter.settle(jobs, read_at):
+                return
+
+    async def start(self) -> None:
+        """Start the job, and return when it runs. Raises LrmError."""
+        self.starts.begin(PIN, until=anyio.current_time() + 0.2)
+        self.starter.note()
+        await self.starter.ask(PIN)
+        with anyio.fail_after(10):
+            await self.starter.see(JOB, self.look)
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize(("busy", "what"), [(False, "start"), (False, "confirm"), (True, "start"), (True, "take back")])
+async def test_killed_at_any_request(tmp_path: Path, what: str, *, busy: bool, after: bool) -> None:
+    """What is on record is settled by the next process: the job runs, once, or is in hold and can be started."""
+    system = System(busy=busy, dies=(what, after))
+    with pytest.raises(Killed):
+        await Process(tmp_path, system).start()
+    system.dies, system.asked = None, []
+    following = Process(tmp_path, system)
+    assert [pin.job_id for pin in following.record.pins] == [JOB]
+    await following.look(0.0)
+    assert following.record.pins == ()
+    assert not system.reserved
+    assert system.job is not None
+    if system.job.state is LrmJobState.HELD:
+        system.busy = False
+        await following.start()
+    assert (system.job.state, system.runs) == (LrmJobState.RUNNING, 1)
+    assert following.record.pins == ()
+
+
+async def test_a_start_is_accepted_and_then_seen(tmp_path: Path) -> None:
+    """It is over when the batch system was told that it runs; nothing is left on record."""
+    system = System()
+    process = Process(tmp_path, system)
+    await process.start()
+    assert (system.asked, system.reserved, process.record.pins) == (["start", "confirm"], False, ())
+
+
+async def test_what_starts_while_it_is_taken_back_has_started(tmp_path: Path) -> None:
+    """It is told so, not that it failed."""
+
+    class Late(System):
+        async def take_back(self, job: LrmJobId) -> None:
+            self.let_run()
+            await super().take_back(job)
+
+    system = Late(busy=True)
+    await Process(tmp_path, system).start()
+    assert system.asked == ["start", "take back", "confirm"]
+    assert not system.reserved
+
+
+@pytest.mark.parametrize("what", ["confirm", "take back"])
+async def test_the_end_of_a_start_is_tried_until_it_is_answered(tmp_path: Path, what: str) -> None:
+    """Meanwhile it stays on record."""
+    system = System(busy=what == "take back", errors={what: LrmUnavailableError("no answer")})
+    process = Process(tmp_path, system)
+
+    async def answer() -> None:
+        while system.asked.count(what) < 3:  # noqa: ASYNC110 - it is not announced
+            await anyio.sleep(0.01)
+        assert [pin.job_id for pin in process.record.pins] == [JOB]
+        system.errors.clear()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(answer)
+        with suppress(LrmUnavailableError):
+            await process.start()
+    assert (system.reserved, process.record.pins) == (False, ())
+
+
+async def test_a_job_that_cannot_be_held_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits hears that, and a later look holds it."""
+    monkeypatch.setattr(starter, "TO_END", 0.2)
+    system = System(busy=True, errors={"take back": LrmUnavailableError("no answer")})
+    process = Process(tmp_path, system)
+    with pytest.raises(LrmUnavailableError, match="as soon as that can be done"):
+        await process.start()
+    assert [pin.job_id for pin in process.record.pins] == [JOB]
+    system.errors.clear()
+    await process.look(0.0)
+    assert system.job is not None
+    assert (system.job.state, process.record.pins) == (LrmJobState.HELD, ())
+
+
+async def test_a_start_for_which_there_was_no_time_is_not_asked_for(tmp_path: Path) -> None:
+    """It is over at once, and the job in hold."""
+    system = System()
+    process = Process(tmp_path, system)
+    process.starts.begin(PIN)
+    async with AsyncExitStack() as stack:
+        for borrower in range(starter.AT_ONCE):
+            await process.starter._limit.acquire_on_behalf_of(borrower)
+            stack.callback(process.starter._limit.release_on_behalf_of, borrower)
+        with anyio.move_on_after(0.05):
+            await process.starter.ask(PIN)
+    with pytest.raises(LrmUnavailableError, match="too many starts"):
+        await process.starter.see(JOB, process.look)
+    assert system.asked == []
+
+
+async def test_a_refused_start_is_over_at_once(tmp_path: Path) -> None:
+    """The job is held as it was, and the words are passed on."""
+    system = System(errors={"start": LrmRejectedError("not so")})
+    process = Process(tmp_path, system)
+    with pytest.raises(LrmRejectedError, match="not so"):
+        await process.start()
+    assert (system.asked, process.looks, process.record.pins) == (["start"], 0, ())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_without_an_answer_the_listing_tells(tmp_path: Path, *, taken: bool) -> None:
+    """It was taken or not; nothing is asked twice."""
+
+    class Unanswering(System):
+        async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
+            if taken:
+                await super().start_on(job, nodes)
+            raise LrmUnavailableError("no answer")
+
+    system = Unanswering()
+    process = Process(tmp_path, system)
+    with suppress(LrmUnavailableError):
+        await process.start()
+    assert (system.runs, system.asked[-1], process.record.pins) == (taken, "confirm" if taken else "take back", ())
+
+
+async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None:
+    """It is confirmed first, so that it comes back in hold; then it is freed from its nodes."""
+    system = System(layout=(("n1", 2), ("n2", 4)))
+    process = Process(tmp_path, system)
+    with pytest.raises(LrmRejectedError, match="2 on n1, 4 on n2, which is not what was asked; it is queued and held"):
+        await process.start()
+    await process.look(0.0)
+    assert system.asked[:4] == ["start", "confirm", "requeue", "take back"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "state", "wrong"),
+    [
+        (NODES, LrmJobState.RUNNING, False),
+        ((("n2", 8), ("n1", 8)), LrmJobState.RUNNING, False),
+        ((("n1", 6),), LrmJobState.RUNNING, True),
+        ((("n1", 3), ("n2", 3)), LrmJobState.RUNNING, True),
+        ((), LrmJobState.RUNNING, False),
+        ((("n1", 6),), LrmJobState.ENDING, False),
+    ],
+)
+def test_where_a_job_may_run(layout: tuple[tuple[str, int], ...], state: LrmJobState, *, wrong: bool) -> None:
+    """With nodes for itself it has more than it asked for; what is not told, or just ends, is not judged."""
+    job = LrmJob(id=JOB, name="j", state=state, user="u", processors=6, layout=layout)
+    assert bool(placed_elsewhere(job, NODES)) == wrong
+
+
+async def test_who_leaves_takes_back_what_does_not_run(tmp_path: Path) -> None:
+    """What runs stays, and is confirmed."""
+    for busy in (True, False):
+        system = System(busy=busy)
+        process = Process(tmp_path, system)
+        process.starts.begin(PIN)
+        await process.starter.ask(PIN)
+        if not busy:
+            assert system.job is not None
+            process.starts.observe((system.job,), anyio.current_time())
+        await process.starter.leave()
+        assert system.asked == ["start", "take back" if busy else "confirm"]
+        assert not system.reserved
+
+
+async def test_nothing_is_asked_for_that_is_not_on_record(tmp_path: Path) -> None:
+    """The record refuses first."""
+    system = System()
+    process = Process(tmp_path, system)
+    process.record.close()
+    with pytest.raises(JournalError):
+        await process.start()
+    assert system.asked == []
+
+
+async def test_a_job_that_has_gone_gives_back_what_was_kept(tmp_path: Path) -> None:
+    """Its user has cancelled it before it ran."""
+    system = System(busy=True)
+    process = Process(tmp_path, system)
+    process.starts.begin(PIN)
+    await process.starter.ask(PIN)
+    system.job = None
+    await process.look(0.0)
+    assert (system.reserved, process.starts.attempts, process.record.pins) == (False, {}, ())

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C library in examples/negotiation: it is built here, and says, reads and refuses what koala does."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from anyio import run_process, to_thread
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.errors import NegotiationError
+from koala_adapter.negotiation.framing import FrameBuffer, frame
+from koala_adapter.negotiation.templatexml import LARGEST_TEMPLATE, build, parse
+from tests.examples import examples, repeated
+from tests.unit.negotiation.templates import CPU, PUBLISHED, full, mutated, request, templates
+from tests.unit.negotiation.test_peerlistener import Manager, listening
+
+if TYPE_CHECKING:
+    from koala_adapter.negotiation.template import Template
+
+pytestmark = pytest.mark.real("cc")
+
+SOURCES = Path(__file__).parents[3] / "examples" / "negotiation"
+WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O1")
+REWRITER = r"""
+#include "koala_nt.h"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+/* Reads frames from a descriptor and answers each with the template written again, or with why it is none. */
+int main(void) {
+    static char data[NT_LARGEST], written[NT_LARGEST + 1];
+    char header[10] = {0};
+    static NT nt;
+    while (fread(header, 1, 9, stdin) == 9) {
+        int size = 0;
+        sscanf(header, "%d", &size);
+        if (fread(data, 1, (size_t)size, stdin) != (size_t)size) return 1;
+        /* Of just the right size, so that the sanitizer sees each byte too far. */
+        char *copy = memcpy(__builtin_malloc((size_t)size), data, (size_t)size);
+        int got = NT_Read(copy, (size_t)size, &nt) ? -1 : NT_Write(&nt, written, sizeof written);
+        __builtin_free(copy);
+        if (got < 0) got = snprintf(written, sizeof written, "! %s", NT_Error());
+        printf("%08d\n", got);
+        fwrite(written, 1, (size_t)got, stdout);
+    }
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def rewriter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a program that reads and writes templates, with checks of every access to memory."""
+    directory = tmp_path_factory.mktemp("c")
+    (directory / "rewriter.c").write_text(REWRITER, encoding="utf-8")
+    program = directory / "rewriter"
+    sources = [directory / "rewriter.c", SOURCES / "koala_nt.c"]
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run(["cc", *WARNINGS, *sanitizers, "-I", SOURCES, "-o", program, *sources], check=True)
+    return program
+
+
+def rewritten(program: Path, documents: list[bytes]) -> list[bytes]:
+    """Return what the library makes of each document: another one that says the same, or "! " and why not."""
+    data = b"".join(map(frame, documents))
+    done = subprocess.run([program], input=data, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return FrameBuffer().feed(done.stdout)
+
+
+def test_it_reads_and_writes_what_koala_writes(rewriter: Path) -> None:
+    """The published instance and one with all that koala adds come back byte for byte."""
+    documents = [PUBLISHED, build(full()), build(request(memory=512)), build(full()).replace(b"\n  ", b"\n")]
+    assert rewritten(rewriter, documents) == [*documents[:3], documents[1]]
+
+
+@examples(30)
+@given(st.lists(templates, min_size=1, max_size=4))
+def test_it_reads_and_writes_every_template(rewriter: Path, values: list[Template]) -> None:
+    """Whatever koala can say, in the same bytes."""
+    documents = [build(value) for value in values]
+    assert rewritten(rewriter, documents) == documents
+
+
+@pytest.mark.hypothesis  # random: in the night there is more of it
+def test_what_it_reads_is_a_template(rewriter: Path) -> None:
+    """It takes no document that koala refuses, and finds in the others what koala does; memory is never hurt."""
+    chance = random.Random(15)
+    sources = [PUBLISHED, build(full()), build(request(memory=512))]
+    good = 0
+    for _ in range(repeated(4)):
+        documents = [mutated(sources[number % 3], chance) or b" " for number in range(500)]
+        for document, answer in zip(documents, rewritten(rewriter, documents), strict=True):
+            if not answer.startswith(b"! "):
+                good += 1
+                assert parse(answer) == parse(document), document
+    assert good
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"<a>" * 9000, b"<!DOCTYPE NT><NT/>", b"<NT", b"\x00" * 50, b"<!--" * 100, PUBLISHED.decode().encode("utf-16"),
+     PUBLISHED.replace(b"CPU", b"C" * 60_000), PUBLISHED.replace(b"1001", b"1" * 60_000),
+     PUBLISHED.replace(b"NT_AgreementID", b"x" * 60_000), PUBLISHED.replace(b">4<", b">99999999999999999999<")],
+)  # fmt: skip
+def test_it_refuses_what_could_harm(rewriter: Path, document: bytes) -> None:
+    """With a sentence, and without a byte too far."""
+    (answer,) = rewritten(rewriter, [document[:LARGEST_TEMPLATE]])
+    assert answer.startswith(b"! ")
+    with pytest.raises(NegotiationError):
+        parse(document)
+
+
+@pytest.mark.anyio
+async def test_a_c_program_negotiates(tmp_path: Path) -> None:
+    """14 are asked for, 6 are idle, 6 are taken and allocated; and then none are left."""
+    program = tmp_path / "evolving"
+    command = ["cc", *WARNINGS, "-o", str(program), str(SOURCES / "evolving.c"), str(SOURCES / "koala_nt.c")]
+    await to_thread.run_sync(lambda: subprocess.run(command, check=True))
+    async with listening(Manager()) as manager:
+        for output, code in ((b"0: 6 processors\n2: 6 processors\n3: 6 processors\n", 0), (b"", 1)):
+            token = manager.tokens.issue("evolving")
+            manager.endpoints.clear()
+            asking = [program, "127.0.0.1", str(manager.port), token, "14"]
+            done = await run_process([str(word) for word in asking], check=False)
+            assert done.stdout.startswith(output)
+            assert (done.returncode, done.stderr) == (code, b"")
+        assert done.stdout == b"4: 0 processors: of 14 CPU at most 0 can be had\n"
+        assert manager.book.available(CPU) == 0
+
+
+def test_the_library_can_be_loaded(tmp_path: Path) -> None:
+    """Built as a shared library, it answers a foreign program too."""
+    library = tmp_path / "koala_nt.so"
+    subprocess.run(["cc", *WARNINGS, "-shared", "-fPIC", "-o", library, SOURCES / "koala_nt.c"], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.NT_Error.restype = ctypes.c_char_p
+    assert loaded.NT_Connect(b"127.0.0.1", 1, None) == -1
+    assert b"cannot connect" in loaded.NT_Error()
