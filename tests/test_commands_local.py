@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.api.client import Client
 from koala_adapter.api.statedirectory import ownership
 from koala_adapter.plugin.commands import DEFAULT_TIMEOUT
 from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from koala_adapter.api.reports import JobReport
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -355,6 +358,22 @@ def test_cancel_ends_a_run_of_somebody_else(koala: Koala) -> None:
     output(process)
     assert process.returncode == 243
     assert koala.placeholders() == []
+
+
+def test_cancel_ends_when_the_run_that_served_it_has(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled run may be gone, its service with it, before the command comes to watch: the journal says it all."""
+    process = koala.start("run", koala.job("echo started; sleep 300"))
+    assert process.stdout is not None
+    assert "started" in process.stdout.readline()
+    watch = Client.watch
+
+    def come_late(client: Client, job_id: str) -> Iterator[JobReport]:
+        output(process)
+        return watch(client, job_id)
+
+    monkeypatch.setattr(Client, "watch", come_late)
+    done = koala.inside("cancel", "1")
+    assert (done.stdout, done.stderr) == ("job 1: cancelled\n", "")
 
 
 def test_stopping_the_service_inside_a_run(koala: Koala) -> None:

@@ -17,7 +17,7 @@ from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from koala_adapter.api.clusterreports import ClusterReport
     from koala_adapter.api.reports import JobReport
@@ -116,7 +116,7 @@ def cancel(session: Session, job_id: str, no_wait: bool, as_json: bool) -> None:
     report = session.client.cancel(job_id)
     if not no_wait and not report.over:
         with session.progress.status("cancelling") as display:
-            for report in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
+            for report in _until_over(session, job_id):
                 display.update(f"cancelling: {report.placeholders_left} placeholders left")
     if as_json:
         session.print_json(asdict(report))
@@ -147,6 +147,24 @@ def resize(session: Session, job_id: str, processors: int, component: str, as_js
         session.print_json(asdict(report))
     else:
         session.console.print(report.explanation, markup=False, soft_wrap=True)
+
+
+def _until_over(session: Session, job_id: str) -> Iterator[JobReport]:
+    """Yield the reports of a job until it is over.
+
+    The service may be that of the very `koala run` that ends with the job, and be gone before it has told us: then the
+    journal says it.
+    """
+    try:
+        yield from session.client.watch(job_id)
+    except ServiceUnavailableError:
+        from koala_adapter.api.offline import recorded
+
+        report = recorded(session.directory, session.policies, archived=MANY).job(job_id)
+        if report.over:
+            yield report
+        else:
+            yield from session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session))
 
 
 def lost(session: Session) -> Callable[[], None]:

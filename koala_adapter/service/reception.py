@@ -82,6 +82,7 @@ class Reception:
             output_path=applications.output_path,
             on_output=self._on_output,
             on_unwritten=self._on_unwritten,
+            on_written=self._on_written,
             results=applications.results,
             on_rejected=self._on_rejected,
             lease=site.parameters.lease,
@@ -182,6 +183,10 @@ class Reception:
     def _on_unwritten(self, task: str, stream: str, file: Path, why: str) -> None:
         if self._applications.unwritten.note(task, stream, file, why):
             self._tell()
+
+    def _on_written(self, task: str, stream: str) -> None:
+        self._applications.unwritten.written(task, stream)
+        self._tell()
 
     def _on_output(self, task: str, stream: str, offset: int, data: bytes) -> None:
         self._applications.output(task, stream, offset, data)

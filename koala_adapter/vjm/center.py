@@ -25,7 +25,7 @@ from koala_adapter.vjm import agentevents, channel
 from koala_adapter.vjm.admission import Admission
 from koala_adapter.vjm.agentconnection import LOST, AgentConnection
 from koala_adapter.vjm.credentials import digest, matches
-from koala_adapter.vjm.taskoutput import OutputFiles, TaskOutput
+from koala_adapter.vjm.taskoutput import FILES, FIRST_RETRY, LONGEST_RETRY, OutputFiles, TaskOutput
 
 if TYPE_CHECKING:
     import ssl
@@ -93,6 +93,8 @@ class _Agent:
 
     connection: AgentConnection
     output: TaskOutput
+    tasks: TaskGroup
+    """Within which what could not be kept is tried again."""
 
 
 class ControlCenter:
@@ -111,6 +113,7 @@ class ControlCenter:
         on_rejected: Callable[[str, str], None] | None = None,
         on_output: Callable[[str, str, int, bytes], None] | None = None,
         on_unwritten: Callable[[str, str, Path, str], None] | None = None,
+        on_written: Callable[[str, str], None] | None = None,
         results: ResultReceiver | None = None,
     ) -> None:
         """Make a center that does nothing before ``serve``.
@@ -121,8 +124,9 @@ class ControlCenter:
         are seconds. ``on_rejected`` hears address and fault of peers that did not prove themselves: for a log only, and
         not for every one of them, since anybody can be one. ``on_output`` gets task, stream, offset and bytes of each
         piece of output once it is in its file. ``on_unwritten`` gets task, stream, file and reason when a piece cannot
-        be written: it is tried again, and ``on_output`` hears of it then. ``results`` takes output files; without it
-        they are refused.
+        be written: it is tried again, and ``on_output`` hears of it then. It also gets what is said of output files,
+        as the stream ``files``, of which ``on_written`` (task, stream) hears. ``results`` takes output files; without
+        it they are refused.
         """
         self._ssl_context = ssl_context
         self._authenticate = authenticate
@@ -131,6 +135,7 @@ class ControlCenter:
         self._welcome = channel.Welcome(lease=lease, heartbeat=heartbeat)
         self._silence = SILENT_INTERVALS * heartbeat
         self._on_rejected = on_rejected
+        self._on_written = on_written
         self._results = results
         self._files = OutputFiles(path=output_path, on_output=on_output, on_unwritten=on_unwritten)
         self._connected: dict[PlaceholderId, AgentConnection] = {}
@@ -284,7 +289,7 @@ class ControlCenter:
         )
         is_current = partial(self._is_current, connection)
         output = TaskOutput(self._files, connection, tasks, resends=hello.resends, is_current=is_current)
-        return _Agent(connection=connection, output=output)
+        return _Agent(connection=connection, output=output, tasks=tasks)
 
     def _is_current(self, connection: AgentConnection) -> bool:
         return self._connected.get(connection.placeholder) is connection
@@ -318,7 +323,7 @@ class ControlCenter:
                 refused = channel.FileAck(task=message.task, number=message.number, offset=0, refusal="not wanted here")
                 connection.post(self._results.take(placeholder, message) if self._results else refused)
             case channel.TaskFiles():
-                self._conclude(connection, message)
+                self._conclude(agent, message)
             case channel.TaskStarted(task=task, pid=pid):
                 self._on_event(agentevents.AgentTaskStarted(placeholder=placeholder, task=task, pid=pid))
             case channel.Resending(task=task, stream=stream):
@@ -336,13 +341,31 @@ class ControlCenter:
         placeholder = agent.connection.placeholder
         self._on_event(agentevents.AgentTaskEnded(placeholder=placeholder, task=ended.task, end=ended.end))
 
-    def _conclude(self, connection: AgentConnection, files: channel.TaskFiles) -> None:
+    def _conclude(self, agent: _Agent, files: channel.TaskFiles) -> None:
+        """Keep what an agent says of a task's files, and tell it: now or later."""
+        if not self._kept(agent.connection, files):
+            agent.tasks.start_soon(self._conclude_later, agent.connection, files)
+
+    async def _conclude_later(self, connection: AgentConnection, files: channel.TaskFiles) -> None:
+        """Try again, at growing intervals, while the agent is there: by a later connection it says it itself."""
+        pause = FIRST_RETRY
+        await anyio.sleep(pause)
+        while self._is_current(connection) and not self._kept(connection, files):
+            pause = min(LONGEST_RETRY, 2 * pause)
+            await anyio.sleep(pause)
+
+    def _kept(self, connection: AgentConnection, files: channel.TaskFiles) -> bool:
+        """Keep what is said of files if it can be written; tell the agent then, and whoever heard that it could not."""
         if self._results is not None:
             try:
                 self._results.conclude(connection.placeholder, files)
-            except OSError as error:  # the agent says it again
-                raise ProtocolError(f"cannot write of output files: {error.strerror or error}") from None
+            except OSError as error:
+                self._files.tell_unkept(connection.placeholder, files.task, error)
+                return False
         connection.post(channel.FilesAck(task=files.task))
+        if self._on_written is not None:
+            self._on_written(files.task, FILES)
+        return True
 
     def _order(self, placeholder: PlaceholderId, message: CenterMessage) -> bool:
         connection = self._connected.get(placeholder)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FIRST_RETRY = 0.5
 """Seconds before output that could not be written is tried again; doubled with each try."""
 LONGEST_RETRY = 15.0
+FILES = "files"
+"""Stands for a stream where what an agent says of a task's output files cannot be written."""
 
 _Stream: TypeAlias = "tuple[str, str]"
 """Task and name of one of its output streams."""
@@ -71,9 +73,17 @@ class OutputFiles:
 
     def tell_unwritten(self, file: Path, piece: channel.Output, error: OSError) -> None:
         """Tell that a piece could not be written."""
+        self._tell(piece.task, piece.stream, file, error)
+
+    def tell_unkept(self, placeholder: PlaceholderId, task: str, error: OSError) -> None:
+        """Tell that what is said of a task's output files could not be written."""
+        path = self._path(placeholder, task)
+        if path is not None:
+            self._tell(task, FILES, path, error)
+
+    def _tell(self, task: str, stream: str, file: Path, error: OSError) -> None:
         if self._on_unwritten is not None:
-            why = os.strerror(error.errno) if error.errno else str(error)
-            self._on_unwritten(piece.task, piece.stream, file, why)
+            self._on_unwritten(task, stream, file, os.strerror(error.errno) if error.errno else str(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

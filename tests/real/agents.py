@@ -54,6 +54,7 @@ class Site:
         self.events: list[AgentEvent] = []
         self.rejected: list[str] = []
         self.unwritten: list[tuple[str, str, Path, str]] = []
+        self.written: list[tuple[str, str]] = []
         """What the center was told of pieces of output that could not be written."""
         self.unbindable = False
         """Whether the owner of a placeholder cannot be noted at present."""
@@ -170,6 +171,7 @@ class Site:
             heartbeat=self.heartbeat,
             on_rejected=lambda _, fault: self._on_rejected(fault),
             on_unwritten=self._on_unwritten,
+            on_written=lambda task, stream: self.written.append((task, stream)),
             results=self.results,
         )
 

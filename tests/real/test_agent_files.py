@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from koala_adapter.model import EndReason, TaskEnd
-from koala_adapter.service.results import Results, read_ledger
+from koala_adapter.service.results import LEDGER_NAME, Results, read_ledger
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.vjm.agentevents import AgentRegistered, AgentTaskEnded, AgentTaskStarted
 from koala_adapter.vjm.channel import Launch, LaunchFile
@@ -182,6 +182,26 @@ async def test_files_beyond_the_bounds_are_named(tmp_path: Path) -> None:
         assert "a job may leave 1.465 KiB" in said.omissions[0].reason
     finally:
         deliveries.site.close()
+
+
+async def test_what_is_said_of_files_and_cannot_be_written_is_waited_for(deliveries: Deliveries) -> None:
+    """The agent stays connected, and is told as soon as it is kept; until then its task has not ended."""
+    site, ledger = deliveries.site, deliveries.job / LEDGER_NAME
+    ledger.mkdir(parents=True)
+    async with site.serving():
+        site.start_agent()
+        await site.wait_for(AgentRegistered)
+        order = Launch(task="0", argv=("/bin/sh", "-c", "echo x >a"), output_files=("a",))
+        assert site.center.launch(placeholder(), order)
+        with anyio.fail_after(LIVENESS):
+            while len(site.unwritten) < 2:
+                await site.news()
+        assert {(stream, why) for _, stream, _, why in site.unwritten} == {("files", "Is a directory")}
+        ledger.rmdir()
+        assert (await deliveries.said()).arrived == 1
+        assert (await site.wait_for(AgentTaskEnded)).end.exit_code == 0
+    assert [type(event) for event in site.events].count(AgentRegistered) == 1
+    assert site.written == [("0", "files")]
 
 
 async def test_files_survive_restarts_of_the_center(deliveries: Deliveries) -> None:

@@ -276,11 +276,15 @@ def test_a_shadow_changes_nothing(slurm_a: SlurmCluster, tmp_path: Path) -> None
 
 
 def shown(cluster: SlurmCluster) -> dict[str, list[str]]:
-    """Return all that Slurm shows of its jobs, by id, but for what time alone and its own scheduler change."""
+    """Return all that Slurm shows of its jobs, by id, but for what time alone and its own scheduler change.
+
+    Without those that have ended: it forgets them some minutes later, also the ones of earlier tests.
+    """
     text = cluster.run("scontrol", "--oneliner", "show", "job")
     moving = re.compile(r"(RunTime|StartTime|EndTime|LastSchedEval|SchedNodeList|Scheduler|Reason|Priority|NumNodes)=")
     rows = [line.split() for line in text.splitlines() if line.strip()]
-    return {row[0].partition("=")[2]: [word for word in row if not moving.match(word)] for row in rows}
+    there = [row for row in rows if {"JobState=PENDING", "JobState=RUNNING"} & {*row}]
+    return {row[0].partition("=")[2]: [word for word in row if not moving.match(word)] for row in there}
 
 
 def test_killed_at_any_moment_it_loses_and_doubles_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
