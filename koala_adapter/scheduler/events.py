@@ -233,7 +233,7 @@ class ProcessorsReleased(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoreRequested(Event):
-    """A malleable application asks for more processors. The answer is ProcessorsGranted."""
+    """A malleable application asks for more processors. The answer is GrantProcessors."""
 
     job_id: JobId
     component: str
