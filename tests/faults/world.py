@@ -96,6 +96,8 @@ class World:
         policies = strange_policies(seed) if strange else OWN
         self.service = SimulatedService(self.clock, self.lrms, self.faults, parameters, clusters, policies=policies)
         self.cancelled: set[str] = set()
+        self.handed_in: set[JobId] = set()
+        """Jobs that were taken."""
         self._locals = 0
         self._checked = 0
         """Events after which the service was checked last."""
@@ -135,7 +137,9 @@ class World:
             # Refused: it was in the journal when the service was killed, so it is there already.
             with suppress(DefectError, JournalBlockedError, JobRefusedError):
                 self.service.enter(ev.JobSubmitted(time=self.service.now, job=one))
-        if one.id not in self.service.state.jobs:
+        if one.id in self.service.state.jobs:
+            self.handed_in.add(one.id)
+        else:
             self.clock.after(10.0, lambda: self._hand_in(one))
 
     def _job(self, number: int) -> Job:
@@ -267,8 +271,20 @@ class World:
     def over(self) -> bool:
         """Tell whether all jobs were submitted and ended, and nothing of ours is left anywhere."""
         service = self.service
-        ended = service.sound and len(service.outcomes) == JOBS and not service.state.placeholders
+        known = {*service.outcomes, *self._set_aside()}
+        ended = service.sound and len(known) == JOBS and not service.state.placeholders
         return ended and not any(lrm.live(service.prefix) for lrm in self.lrms.values())
+
+    def _set_aside(self) -> set[JobId]:
+        """Return the jobs that were taken and whose submission was set aside afterwards, as the operator is told.
+
+        A defect that shows only when a journal is replayed can do that. They are not begun again by themselves, as they
+        may have run.
+        """
+        store = self.service.store
+        events = (store.events[number - 1] for number in store.left_out)
+        aside = {event.job.id for event in events if isinstance(event, ev.JobSubmitted)}
+        return aside & self.handed_in - self.service.state.jobs.keys()
 
     def _unfinished(self) -> str:
         records = [r for r in self.service.state.jobs.values() if not r.state.final]

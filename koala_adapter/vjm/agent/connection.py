@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Optional, Union
 
 LINE = 32 * 1024 * 1024  # longest line accepted from the control center
+PIECES = 64  # TLS records that are read at once; other things are looked after in between
 
 
 class Channel:
@@ -170,7 +171,11 @@ class Channel:
         self._step(connection)
 
     def _transfer(self, connection: socket.socket) -> None:
-        while self._socket is connection and self.open:
+        # Not all that there is: while a long order comes in fast, heartbeats are due, too. What TLS has taken from the
+        # socket already would not be told of by the selector.
+        pieces = 0
+        while self._socket is connection and self.open and (pieces < PIECES or (self._tls and self._tls.pending())):
+            pieces += 1
             data = connection.recv(65536)
             if not data:
                 raise OSError(errno.ECONNRESET, "the control center closed the connection")
