@@ -55,6 +55,9 @@ class Applications:
             return
         record = self._chance.choice(running)
         claim = self._chance.choice(record.claims)
+        if self._chance.random() < 0.1:
+            self._resize(record, claim)
+            return
         if self._chance.random() < 0.4:
             self._give_up(record, claim, self._chance.randint(1, 2))
             return
@@ -68,6 +71,14 @@ class Applications:
                 processors=self._chance.randint(1, 4),
                 mandatory=self._chance.random() < 0.5,
             )
+        )
+
+    def _resize(self, record: JobRecord, claim: Claim) -> None:
+        """Have the owner want another size, sometimes one that the component cannot have."""
+        component = record.job.component(claim.component)
+        processors = self._chance.randint(max(1, component.minimum - 1), component.maximum + 1)
+        self._service.post(
+            ev.SizeWanted(time=self._service.now, job_id=record.job.id, component=component.name, processors=processors)
         )
 
     def _give_up(self, record: JobRecord, claim: Claim, count: int) -> None:

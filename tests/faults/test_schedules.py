@@ -18,7 +18,7 @@ from tests.faults.effector import STRANGER
 from tests.faults.world import JOBS, World
 
 SEEDS = range(100)
-OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested}
+OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, ev.SizeWanted}
 
 
 class WatchedWorld(World):

@@ -525,8 +525,11 @@ async def relay(connection: SocketStream, port: int) -> None:
 async def test_a_long_order_on_a_slow_line_is_no_silence(site: Site) -> None:
     """While a file for a rank is under way for longer than any silence may last, the connection stays."""
     content = os.urandom(2_000_000)
-    async with site.serving(), anyio.create_task_group() as group:
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with (
+        site.serving(),
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as group,
+    ):
         port = listener.extra(SocketAttribute.local_port)
         group.start_soon(listener.serve, partial(relay, port=site.port))
         site.start_agent(script=site.script(port=port))

@@ -180,7 +180,14 @@ def fail_node(cluster: SlurmCluster, scheduling: Scheduling, job: str) -> None:
     cluster.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
     scheduling.wait(lambda: not cluster.squeue(f"--jobs={job}", form="%N")[0][0], what="the job lost its node")
     cluster.start_node(node)
-    cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    if "down" in node_state(cluster, node):  # it comes back by itself when it registers, and may have done so
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+    scheduling.wait(lambda: "down" not in node_state(cluster, node), what="the node is back")
+
+
+def node_state(cluster: SlurmCluster, node: str) -> str:
+    """Return what sinfo tells of a node, such as ``idle`` or ``down*``."""
+    return cluster.run("sinfo", "--noheader", f"--nodes={node}", "--format=%T").strip()
 
 
 def details(cluster: SlurmCluster, job: str) -> dict[str, str]:

@@ -120,8 +120,10 @@ def recount_changes(state: State) -> None:
         for claim in record.claims:
             if record.state is JobState.RUNNING and record.job.kind is JobKind.MALLEABLE:
                 minimum, maximum = bounds(record, claim)
-                if record.job.runner is RunnerName.WORKERS:  # they may end by themselves, or be wanted smaller
-                    minimum, maximum = 0, record.job.component(claim.component).maximum
+                if record.job.runner is RunnerName.WORKERS:  # they may end by themselves
+                    minimum = 0
+                if record.job.runner is RunnerName.WORKERS or claim.component in record.sizes_wanted:
+                    maximum = record.job.component(claim.component).maximum  # it may have more than is wanted now
                 lost = claim.processors - len(claim.placeholders)  # after their ranks had ended
                 assert 0 <= lost <= len(record.ends), f"job {id_}: size"
                 assert minimum <= claim.processors <= maximum, f"job {id_}: out of bounds"
