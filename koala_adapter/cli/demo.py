@@ -3,18 +3,12 @@
 
 from __future__ import annotations
 
-import os
-import select
-import shutil
-import signal
-import tempfile
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
 import click
 from rich.console import Group
 from rich.live import Live
@@ -32,15 +26,15 @@ from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.session import Session, command_body, pass_session
 from koala_adapter.cli.tables import styled
+from koala_adapter.cli.temporarysite import everywhere, temporary_site
 from koala_adapter.errors import KoalaError
-from koala_adapter.model import BatchKey, LrmJobState
+from koala_adapter.model import BatchKey
 from koala_adapter.net.freeport import free_port
 from koala_adapter.plugin import Submission
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Mapping
 
     from rich.console import Console, RenderableType
 
@@ -52,10 +46,6 @@ BUSY = "gamma"
 """The cluster in which a local user is at work."""
 BUSY_PROCESSORS = 3
 BUSY_SECONDS = 5.0
-LONGEST_DIRECTORY = 60
-"""Bytes of a temporary directory in which Unix sockets still fit, unix(7)."""
-ENDING = 10.0
-"""Seconds that a cluster's daemon may take to end."""
 SLOT = "■"
 
 
@@ -74,7 +64,7 @@ def demo(session: Session) -> None:
     """
     story = Story(session.console)
     story.title()
-    with Interrupts() as interrupts, temporary_site(interrupts) as inner:
+    with Interrupts() as interrupts, temporary_site(interrupts, files) as inner:
         story.clusters(inner)
         everywhere(inner, local_users_job)
         story.job(inner)
@@ -84,46 +74,9 @@ def demo(session: Session) -> None:
     raise SystemExit(0 if report.state is JobState.COMPLETED else report.outcome.exit_code if report.outcome else 1)
 
 
-@contextmanager
-def temporary_site(interrupts: Interrupts) -> Iterator[Session]:
-    """Yield a session with a site of its own; afterwards its clusters end, and everything is removed."""
-    base = tempfile.gettempdir()
-    directory = Path(tempfile.mkdtemp(prefix="koala-demo-", dir=base if len(base) < LONGEST_DIRECTORY else "/tmp"))  # noqa: S108 - its own directory is private
-    try:
-        state = directory / "state"
-        state.mkdir(mode=0o700)
-        (directory / "site.toml").write_text(SITE.format(directory=directory), encoding="utf-8")
-        (directory / "job.toml").write_text(JOB.format(port=free_port()), encoding="utf-8")
-        (directory / "pi.py").write_text(PROGRAM, encoding="utf-8")
-        inner = Session(site_option=directory / "site.toml", state_option=state)
-        try:
-            yield inner
-        finally:
-            with interrupts.deferred():
-                everywhere(inner, cancel_all)
-                for cluster in (state / "clusters").iterdir():
-                    end_daemon(cluster)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def everywhere(session: Session, do: Callable[[str, Lrm], Awaitable[None]]) -> None:
-    """Do something with all clusters, side by side."""
-
-    async def with_cluster(name: str) -> None:
-        lrm, _ = make_lrm(session.site.cluster(name), session.plugins, session.directory)
-        try:
-            await lrm.start()
-            await do(name, lrm)
-        finally:
-            await close_lrm(lrm)
-
-    async def all_clusters() -> None:
-        async with anyio.create_task_group() as tasks:
-            for config in session.site.clusters:
-                tasks.start_soon(with_cluster, config.name)
-
-    anyio.run(all_clusters)
+def files(directory: Path) -> Mapping[str, str]:
+    """Return the files of the demonstration, by their names."""
+    return {"site.toml": SITE.format(directory=directory), "job.toml": JOB.format(port=free_port()), "pi.py": PROGRAM}
 
 
 async def local_users_job(name: str, lrm: Lrm) -> None:
@@ -133,23 +86,6 @@ async def local_users_job(name: str, lrm: Lrm) -> None:
     script = LOCAL_USER.format(seconds=BUSY_SECONDS)
     job = Submission(key=BatchKey("local-user"), count=BUSY_PROCESSORS, script=script, walltime=60)
     await lrm.submit(job)
-
-
-async def cancel_all(_name: str, lrm: Lrm) -> None:
-    """End whatever still runs in a cluster."""
-    jobs = await lrm.jobs()
-    await lrm.cancel([job.id for job in jobs if job.state is not LrmJobState.ENDED])
-
-
-def end_daemon(directory: Path) -> None:
-    """End the daemon of a local cluster and see it gone."""
-    with suppress(OSError, ValueError):
-        process = os.pidfd_open(int((directory / "pid").read_text(encoding="ascii")))
-        try:
-            signal.pidfd_send_signal(process, signal.SIGTERM)
-            select.select([process], [], [], ENDING)
-        finally:
-            os.close(process)
 
 
 @dataclass(slots=True)

@@ -50,6 +50,8 @@ class Settings:
     """Time between two looks of the information service at local users; 0: it sees them at once."""
     placeholder_delay: float = 0.0
     """From the submission of placeholders to idle processors until they are held."""
+    release_delay: float = 0.0
+    """From the end of a process until the scheduler knows that its processor is idle."""
     seed: int = 0
     """Of local users and failures."""
     timeline: bool = True
@@ -84,7 +86,10 @@ class Multicluster:
         self._on_end = on_end or self.outcome.jobs.append
         self._engine = Engine()
         self._resizing = CountedResizing(
-            self._engine, placeholder_delay=settings.placeholder_delay, released=self._released
+            self._engine,
+            placeholder_delay=settings.placeholder_delay,
+            release_delay=settings.release_delay,
+            released=self._released,
         )
         self._waiting = WaitingLine()
         self._live: dict[int, Run] = {}
@@ -175,8 +180,7 @@ class Multicluster:
                 part.cluster.making_room += part.pending
         run.parts.clear()  # or run and parts would hold each other, for the collector to find
         for cluster, processors in run.held.items():
-            cluster.managed -= processors
-            self._released(cluster)
+            self._resizing.give_back(cluster, processors)
 
     def _decide(self) -> None:
         self._sites.changed = True

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs workloads live for ``koala experiment``: a service inside this process, clusters, jobs at their times."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.api.statedirectory import ownership
+from koala_adapter.cli.innerservice import inner_service
+from koala_adapter.cli.interrupts import Interrupts
+from koala_adapter.cli.session import Session
+from koala_adapter.cli.temporarysite import temporary_directory, temporary_site
+from koala_adapter.errors import KoalaError, SimulationError
+from koala_adapter.liveworkload.bagserver import bag_server
+from koala_adapter.liveworkload.jobs import bag_of, live_job, name_of
+from koala_adapter.liveworkload.journalrecord import JournalRecord, typical
+from koala_adapter.liveworkload.localsite import site_text
+from koala_adapter.plugin.commands import login_name
+from koala_adapter.service.journal import Journal
+from koala_adapter.simulation.live_runs import LiveOutcome
+from koala_adapter.simulation.platform import ClusterModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from koala_adapter.liveworkload.bagserver import BagServer
+    from koala_adapter.simulation.live_runs import LiveRun
+
+LOOK = 0.25
+"""Seconds between two looks at the jobs."""
+ENDING = 60.0
+"""Seconds within which jobs that are cancelled on the clusters of a site must have ended."""
+SEEN = 60.0
+"""Seconds within which each cluster must have answered."""
+NEVER = 10**9
+"""Events after which a snapshot is taken: the journal of a run is read as a whole."""
+
+
+def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
+    """See RunsLive."""
+    with Interrupts() as interrupts, _site(run, interrupts) as session:
+        with bag_server(session.site.control_center.listen) as bags, ownership(session.directory, "koala experiment"):
+            with inner_service(session, interrupts, snapshot_interval=NEVER):
+                clusters = _clusters(run, session)
+                _Submission(run, session, bags, interrupts).to_end(ended)
+        return _outcome(run, session.directory, clusters)
+
+
+@contextmanager
+def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
+    """Yield a session on the clusters of a run, with a state directory of its own."""
+    if not run.site:
+        with temporary_site(interrupts, lambda directory: {"site.toml": _local(run, directory)}) as session:
+            yield session
+        return
+    directory = temporary_directory("koala-live-")
+    session = Session(site_option=Path(run.site), state_option=directory)
+    steered = {"approach": run.approach, "malleability": run.malleability}
+    site = session.site
+    session.site = site.model_copy(
+        update={
+            "scheduler": site.scheduler.model_copy(update=steered),
+            "clusters": tuple(one.model_copy(update={"malleability": None}) for one in site.clusters),
+        }
+    )
+    yield session
+    shutil.rmtree(directory, ignore_errors=True)  # only where all has ended: else it is what `koala reap` needs
+
+
+def _local(run: LiveRun, directory: Path) -> str:
+    return site_text(run.clusters, run.approach, run.malleability, str(directory))
+
+
+def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:
+    """Return the clusters as they are; of those of a site, what nobody else uses now."""
+    if not run.site:
+        return run.clusters
+    session.client.wait_until_seen(SEEN)
+    found = [
+        ClusterModel(name=one.name, nodes=(one.processors or 0) - (one.others or 0), threshold=one.threshold)
+        for one in session.client.clusters()
+        if one.closed is None and (one.processors or 0) - (one.others or 0) > one.threshold
+    ]
+    if not found:
+        raise SimulationError(f"{run.site}: no cluster has a free processor", hint="see `koala clusters`")
+    return found
+
+
+@dataclass(slots=True)
+class _Submission:
+    """Submits the jobs of a run at their times, and follows them."""
+
+    run: LiveRun
+    session: Session
+    bags: BagServer
+    interrupts: Interrupts
+
+    def to_end(self, ended: Callable[[int], None]) -> None:
+        """Return when all jobs have ended; whatever comes between, they are cancelled first."""
+        submitted: list[str] = []
+        try:
+            self._submit_all(submitted, ended)
+            self._follow(submitted, ended, until=None)
+        except BaseException:
+            with self.interrupts.deferred():
+                for job_id in submitted:
+                    self.session.client.cancel(job_id)
+                if not self._follow(submitted, ended, until=time.monotonic() + ENDING):
+                    where = f"--site {self.run.site} --state {self.session.directory}"
+                    raise KoalaError("jobs of the experiment have not ended", hint=f"see `koala {where} reap`") from None
+            raise
+
+    def _submit_all(self, submitted: list[str], ended: Callable[[int], None]) -> None:
+        key = self.session.directory / "authkey"
+        key.touch(mode=0o600)
+        key.write_bytes(self.bags.key)
+        begin = time.monotonic()
+        for job in self.run.jobs:
+            self._follow(submitted, ended, until=begin + job.submitted_at / self.run.pace)
+            self.bags.put({name_of(job): bag_of(job, self.run.pace)})
+            live = live_job(
+                job,
+                address=self.session.site.control_center.node_address,
+                port=self.bags.port,
+                key=key,
+                user=login_name(),
+            )
+            submitted.append(self.session.client.submit(live))
+
+    def _follow(self, submitted: Sequence[str], ended: Callable[[int], None], *, until: float | None) -> bool:
+        """Tell how many jobs have ended until all have, or a time has come; tell which of the two."""
+        while True:
+            reports = self.session.client.jobs(max(1, len(submitted)))
+            over = sum(one.over for one in reports)
+            ended(over)
+            if until is None and over == len(submitted):
+                return True
+            left = LOOK if until is None else min(LOOK, until - time.monotonic())
+            if left <= 0:
+                return over == len(submitted)
+            time.sleep(left)
+
+
+def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel]) -> LiveOutcome:
+    record = JournalRecord({name_of(job): job for job in run.jobs})
+    with closing(Journal(directory / "journal.sqlite", read_only=True)) as journal:
+        record.read(event for _, event in journal.recover()[1])
+    if record.failed:
+        raise SimulationError(f"jobs of the live run failed: {', '.join(record.failed)}", hint="see `koala check`")
+    return LiveOutcome(
+        outcome=record.outcome(run.pace),
+        clusters=clusters,
+        held_after=typical(record.held_after, run.pace),
+        computes_after=typical(record.computes_after, run.pace),
+        free_after=typical(record.free_after, run.pace),
+    )
