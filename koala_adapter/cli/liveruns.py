@@ -26,7 +26,7 @@ from koala_adapter.simulation.live_runs import LiveOutcome
 from koala_adapter.simulation.platform import ClusterModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from koala_adapter.liveworkload.bagserver import BagServer
     from koala_adapter.simulation.live_runs import LiveRun
@@ -48,7 +48,7 @@ def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
             with inner_service(session, interrupts, snapshot_interval=NEVER):
                 clusters = _clusters(run, session)
                 _Submission(run, session, bags, interrupts).to_end(ended)
-        return _outcome(run, session.directory, clusters)
+        return _outcome(run, session.directory, clusters, bags.joined_at)
 
 
 @contextmanager
@@ -146,7 +146,9 @@ class _Submission:
             time.sleep(left)
 
 
-def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel]) -> LiveOutcome:
+def _outcome(
+    run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], joined_at: Mapping[tuple[str, int], float]
+) -> LiveOutcome:
     record = JournalRecord({name_of(job): job for job in run.jobs})
     with closing(Journal(directory / "journal.sqlite", read_only=True)) as journal:
         record.read(event for _, event in journal.recover()[1])
@@ -156,6 +158,6 @@ def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel]) ->
         outcome=record.outcome(run.pace),
         clusters=clusters,
         held_after=typical(record.held_after, run.pace),
-        computes_after=typical(record.computes_after, run.pace),
+        computes_after=typical(record.computes_after(joined_at), run.pace),
         free_after=typical(record.free_after, run.pace),
     )

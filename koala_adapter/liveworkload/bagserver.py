@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 from itertools import count
 from multiprocessing import AuthenticationError
@@ -33,6 +34,8 @@ class BagServer:
         self.key = secrets.token_bytes(32)
         """What workers must have to be believed."""
         self._listener = socket.create_server((address, 0), backlog=BACKLOG)
+        self.joined_at: dict[tuple[str, int], float] = {}
+        """When, by the time of day, the worker of each bag and rank was ready to work for the first time."""
         self._bags: dict[str, Bag] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -84,7 +87,9 @@ class BagServer:
             with suppress(*NOBODY_TALKS), Connection(connected.dup().detach()) as worker:
                 deliver_challenge(worker, self.key)
                 answer_challenge(worker, self.key)
-                bag = self._bags[worker.recv_bytes(LONGEST_LINE).decode()]
+                name, _, rank = worker.recv_bytes(LONGEST_LINE).decode().partition(" ")
+                bag = self._bags[name]
+                self.joined_at.setdefault((name, int(rank)), time.time())
                 self._hand_out(worker, bag)
             with self._changed:
                 self._connections.discard(connected)

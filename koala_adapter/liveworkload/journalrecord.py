@@ -60,12 +60,12 @@ class JournalRecord:
         self._scheduler = scheduler or Scheduler()
         self._courses: dict[JobId, _Course] = {}
         self._submitted: dict[str, float] = {}
-        self._launched: dict[PlaceholderId, float] = {}
+        self._held: set[PlaceholderId] = set()
         self._ending: dict[PlaceholderId, float] = {}
         self.held_after: list[float] = []
         """Seconds from the submission of each placeholder until it was held."""
-        self.computes_after: list[float] = []
-        """Seconds from the launch of each process until it was known to run."""
+        self.launched_at: dict[tuple[str, int], float] = {}
+        """When the process of each job and rank was launched."""
         self.free_after: list[float] = []
         """Seconds from the end that each placeholder was told until it was known to be gone."""
         self.used: list[tuple[float, int]] = []
@@ -86,16 +86,11 @@ class JournalRecord:
         match event:
             case ev.JobSubmitted(job=job) if job.name in self._jobs:
                 self._courses[job.id] = _Course(job=self._jobs[job.name], submitted_at=now)
-            case ev.PlaceholderHeld(placeholder=id_) if id_.batch in self._submitted and id_ not in self._launched:
-                self._launched[id_] = now
+            case ev.PlaceholderHeld(placeholder=id_) if id_.batch in self._submitted and id_ not in self._held:
+                self._held.add(id_)
                 self.held_after.append(now - self._submitted[id_.batch])
             case ev.PlaceholderEnded(placeholder=id_) if id_ in self._ending:
                 self.free_after.append(now - self._ending.pop(id_))
-            case ev.RankStarted(job_id=job_id, rank=rank):
-                record = self._scheduler.state.jobs.get(job_id)
-                if record is not None and rank < len(record.ranks):
-                    at = self._launched.get(record.ranks[rank].placeholder)
-                    self.computes_after += [] if at is None else [now - at]
 
     def _note_action(self, action: Action, now: float) -> None:
         match action:
@@ -105,7 +100,8 @@ class JournalRecord:
                 for id_ in action.placeholders:
                     self._ending.setdefault(id_, now)
             case act.LaunchJob() | act.TakeProcessors():
-                self._launched.update((rank.placeholder, now) for rank in action.ranks)
+                name = self._scheduler.job(action.job_id).job.name
+                self.launched_at.update(((name, rank.rank), now) for rank in action.ranks)
             case act.OfferProcessors():
                 self.messages.append((now, 1, 0))
             case act.RequestProcessors():
@@ -129,6 +125,10 @@ class JournalRecord:
         used = sum(one.state not in GOING for one in state.placeholders.values())
         if not self.used or self.used[-1][1] != used:
             self.used.append((now, used))
+
+    def computes_after(self, joined_at: Mapping[tuple[str, int], float]) -> list[float]:
+        """Return the seconds from the launch of each process until it was ready to work."""
+        return [max(0.0, at - self.launched_at[one]) for one, at in joined_at.items() if one in self.launched_at]
 
     # ---- what came out ----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ It is sent to the nodes as an input file, and runs alone with whatever Python th
 it has not done of its unit goes back at once. The file `authkey` beside it proves who it is.
 """
 
+import os
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ def work(host, port, bag):
         key = file.read()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     units = Client((host, port), authkey=key)
-    units.send_bytes(bag.encode())
+    units.send_bytes(("%s %s" % (bag, os.environ["KOALA_RANK"])).encode())
     while True:
         seconds = float(units.recv_bytes())
         if seconds < 0:

@@ -50,7 +50,7 @@ class LiveOutcome:
     held_after: float
     """Median, from the submission of a placeholder until it was held."""
     computes_after: float
-    """Median, from the launch of a process until it was known to run."""
+    """Median, from the launch of a process until it was ready to work."""
     free_after: float
     """Median, from the end of a process until its processor was known to be idle."""
 
@@ -89,6 +89,7 @@ def predicted(run: LiveRun, live: LiveOutcome, *, delays: bool) -> Outcome:
         approach=run.approach,
         malleability=run.malleability,
         placeholder_delay=live.held_after if delays else 0.0,
+        start_delay=live.computes_after if delays else 0.0,
         release_delay=live.free_after if delays else 0.0,
     )
     return simulate(platform, run.jobs, settings)

@@ -50,6 +50,8 @@ class Settings:
     """Time between two looks of the information service at local users; 0: it sees them at once."""
     placeholder_delay: float = 0.0
     """From the submission of placeholders to idle processors until they are held."""
+    start_delay: float = 0.0
+    """From the launch of processes on held placeholders until they compute."""
     release_delay: float = 0.0
     """From the end of a process until the scheduler knows that its processor is idle."""
     seed: int = 0
@@ -87,7 +89,7 @@ class Multicluster:
         self._engine = Engine()
         self._resizing = CountedResizing(
             self._engine,
-            placeholder_delay=settings.placeholder_delay,
+            placeholder_delay=settings.placeholder_delay + settings.start_delay,
             release_delay=settings.release_delay,
             released=self._released,
         )
@@ -210,6 +212,9 @@ class Multicluster:
             restarts=self._restarts.get(job.number, 0),
         )  # fmt: skip
         self._live[job.number] = run
+        if self.settings.start_delay > 0:
+            run.standing += 1
+            self._engine.after(self.settings.placeholder_delay + self.settings.start_delay, lambda: self._computes(run))
         for cluster, processors in held.items():
             cluster.managed += processors
             self._frees[cluster.index] = cluster.free
@@ -218,6 +223,11 @@ class Multicluster:
                 self._join(run, cluster, processors)
         self._resizing.touch(run)
         return True
+
+    def _computes(self, run: Run) -> None:
+        if not run.over:
+            self._resizing.touch(run)
+            run.standing -= 1
 
     def _join(self, run: Run, cluster: SimulatedCluster, processors: int) -> None:
         """Let the malleability policy of a cluster have a part of a run that has started."""
