@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from koala_adapter.api.statedirectory import ownership
 from koala_adapter.cli.innerservice import inner_service
@@ -44,6 +47,7 @@ NEVER = 10**9
 def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
     """See RunsLive."""
     with Interrupts() as interrupts, _site(run, interrupts) as session:
+        session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
         with bag_server(session.site.control_center.listen) as bags, ownership(session.directory, "koala experiment"):
             with inner_service(session, interrupts, snapshot_interval=NEVER):
                 clusters = _clusters(run, session)
