@@ -7,7 +7,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from rich.console import Group
@@ -34,7 +34,7 @@ from koala_adapter.plugin import Submission
 from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from rich.console import Console, RenderableType
 
@@ -50,23 +50,40 @@ SLOT = "■"
 
 
 @click.command()
+@click.option("--malleable", is_flag=True, help="A job that grows and shrinks as local users come and go.")
 @pass_session
 @command_body
-def demo(session: Session) -> None:
+def demo(session: Session, malleable: bool) -> None:
     r"""See it work: one job on three clusters at once, in ten seconds.
 
     Needs no batch system, no site file and no rights. Three small clusters run inside this machine, in a temporary
-    directory, and are gone afterwards.
+    directory, and are gone afterwards. With --malleable the job breathes over them, in half a minute.
 
     \b
-    Example:
+    Examples:
       koala demo
+      koala demo --malleable
     """
-    story = Story(session.console)
+    if malleable:
+        from koala_adapter.cli.malleabledemo import MalleableStory
+        from koala_adapter.cli.malleabledemofiles import malleable_files
+
+        tell(session, MalleableStory(session.console), malleable_files)
+    tell(session, Story(session.console), files, before=local_users_job)
+
+
+def tell(
+    session: Session,
+    story: Story,
+    make_files: Callable[[Path], Mapping[str, str]],
+    before: Callable[[str, Lrm], Awaitable[None]] | None = None,
+) -> NoReturn:
+    """Tell a story on a site of its own, and exit as its job did; ``before``: what each cluster has to do first."""
     story.title()
-    with Interrupts() as interrupts, temporary_site(interrupts, files) as inner:
+    with Interrupts() as interrupts, temporary_site(interrupts, make_files) as inner:
         story.clusters(inner)
-        everywhere(inner, local_users_job)
+        if before is not None:
+            everywhere(inner, before)
         story.job(inner)
         with ownership(inner.directory, "koala demo"), inner_service(inner, interrupts):
             report = story.run(inner)
