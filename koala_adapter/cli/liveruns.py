@@ -161,6 +161,7 @@ def _outcome(
     return LiveOutcome(
         outcome=record.outcome(run.pace),
         clusters=clusters,
+        sizes=record.sizes(run.pace),
         held_after=typical(record.held_after, run.pace),
         computes_after=typical(record.computes_after(joined_at), run.pace),
         free_after=typical(record.free_after, run.pace),

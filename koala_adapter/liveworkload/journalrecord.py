@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler.actions import Action
     from koala_adapter.scheduler.events import Event
-    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord
     from koala_adapter.simulation.simulated_jobs import SimulatedJob
 
 GOING = frozenset({PlaceholderState.ENDING})
@@ -41,9 +41,11 @@ class _Course:
     largest: int = 0
     grown: int = 0
     shrunk: int = 0
+    steps: list[tuple[float, int]] = field(default_factory=list)
 
     def resize(self, size: int, now: float) -> None:
         """Note the size from now on."""
+        self.steps.append((now, size))
         self.area += self.size * (now - self.since)
         if self.size and size:
             self.grown += size > self.size
@@ -151,6 +153,11 @@ class JournalRecord:
         found.ended_at = max((one.ended_at for one in found.jobs), default=0.0)
         return found
 
+    def sizes(self, pace: float) -> dict[int, list[tuple[float, int]]]:
+        """Return, by the number of each job, when it had how many processors from then on; 0 at its end."""
+        at = _scaled(self.begin, pace)
+        return {one.job.number: [(at(time), size) for time, size in one.steps] for one in self._courses.values()}
+
     @property
     def failed(self) -> list[str]:
         """Names of the jobs that did not complete."""
@@ -159,10 +166,15 @@ class JournalRecord:
 
 
 def _size(record: JobRecord) -> int:
-    """Return the processors of a job, those that it has accepted and is still getting included."""
-    changes = (claim.change for claim in record.claims)
-    coming = sum(one.accepted for one in changes if one is not None and one.phase is ChangePhase.GATHERING)
-    return sum(claim.processors for claim in record.claims) + coming
+    """Return the processors of a job once what it has agreed to is done."""
+    return sum(claim.processors + _agreed(claim) for claim in record.claims)
+
+
+def _agreed(claim: Claim) -> int:
+    change = claim.change
+    if change is not None and change.phase is ChangePhase.GATHERING:
+        return change.accepted
+    return -claim.leaving if change is not None and change.phase is ChangePhase.RELEASING else 0
 
 
 def _scaled(begin: float, pace: float) -> Callable[[float], float]:

@@ -16,7 +16,7 @@ from koala_adapter.simulation.multicluster import Settings, simulate
 from koala_adapter.simulation.platform import DAS3, Platform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.scheduler.malleable.approaches import Approach
     from koala_adapter.simulation.platform import ClusterModel
@@ -51,6 +51,8 @@ class LiveOutcome:
     """Median, from the submission of a placeholder until it was held."""
     computes_after: float
     """Median, from the launch of a process until it was ready to work."""
+    sizes: Mapping[int, Sequence[tuple[float, int]]]
+    """By the number of each job: when it had how many processors from then on; 0 at its end."""
     free_after: float
     """Median, from the end of a process until its processor was known to be idle."""
 
