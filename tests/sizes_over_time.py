@@ -19,34 +19,34 @@ if TYPE_CHECKING:
 
     from koala_adapter.simulation.live_runs import LiveOutcome
 
-PROCESSORS = 10
+PROCESSORS = 8
 MALLEABLE_FIRST, MALLEABLE_SECOND, RIGID = range(3)
 SIZES = {
-    Approach.PRA: {MALLEABLE_FIRST: [2, 4, 0], MALLEABLE_SECOND: [2, 4, 0], RIGID: [4, 0]},
-    Approach.PWA: {MALLEABLE_FIRST: [2, 4, 0], MALLEABLE_SECOND: [2, 4, 2, 4, 0], RIGID: [4, 0]},
+    Approach.PRA: {MALLEABLE_FIRST: [2, 4, 0], MALLEABLE_SECOND: [2, 4, 0], RIGID: [2, 0]},
+    Approach.PWA: {MALLEABLE_FIRST: [2, 4, 0], MALLEABLE_SECOND: [2, 4, 2, 4, 0], RIGID: [2, 0]},
 }
 """What FPSMA makes of them: under PRA the rigid job waits for the first to end; under PWA the second, which started
 last, gives two processors up for it, and has them back when it has ended."""
 ORDER = {
-    Approach.PRA: [(0, 2), (0, 4), (1, 2), (1, 4), (0, 0), (2, 4), (2, 0), (1, 0)],
-    Approach.PWA: [(0, 2), (0, 4), (1, 2), (1, 4), (1, 2), (2, 4), (2, 0), (1, 4), (0, 0), (1, 0)],
+    Approach.PRA: [(0, 2), (0, 4), (1, 2), (1, 4), (0, 0), (2, 2), (2, 0), (1, 0)],
+    Approach.PWA: [(0, 2), (0, 4), (1, 2), (1, 4), (1, 2), (2, 2), (2, 0), (1, 4), (0, 0), (1, 0)],
 }
 """The same, in the order in which it happens: job and size."""
 
 
 def workload() -> list[SimulatedJob]:
-    """Return the jobs; on their 4 processors they take 14, 23 and 3 seconds."""
+    """Return the jobs; on 4, 4 and 2 processors they take 24, 38 and 6 seconds."""
 
     def job(number: int, at: float, seconds: float, *, malleable: bool) -> SimulatedJob:
-        curve = Interpolated(((2, 1.5 * seconds), (4, seconds)))
+        factor = 1.5 if malleable else 1.0
+        curve = Interpolated(((2, factor * seconds), (4, factor * seconds / 1.5)))
         application = Application(name="steady", speed_up=curve, minimum=2, maximum=4)
-        size = 2 if malleable else 4
-        return SimulatedJob(number=number, submitted_at=at, application=application, initial=size, malleable=malleable)
+        return SimulatedJob(number=number, submitted_at=at, application=application, initial=2, malleable=malleable)
 
     return [
-        job(MALLEABLE_FIRST, 0.0, 14.0, malleable=True),
-        job(MALLEABLE_SECOND, 2.0, 23.0, malleable=True),
-        job(RIGID, 5.0, 3.0, malleable=False),
+        job(MALLEABLE_FIRST, 0.0, 24.0, malleable=True),
+        job(MALLEABLE_SECOND, 4.0, 38.0, malleable=True),
+        job(RIGID, 12.0, 6.0, malleable=False),
     ]
 
 
@@ -73,7 +73,7 @@ def changes(sizes: Mapping[int, Sequence[tuple[float, int]]]) -> list[Change]:
     return sorted(found, key=lambda one: one.at)
 
 
-SIZES_THAT_LAST = {MALLEABLE_FIRST: 4, MALLEABLE_SECOND: 4, RIGID: 4}
+SIZES_THAT_LAST = {MALLEABLE_FIRST: 4, MALLEABLE_SECOND: 4, RIGID: 2}
 """The size of each with which it ends."""
 
 
@@ -123,10 +123,19 @@ def sizes_of(found: Sequence[Change]) -> dict[int, list[int]]:
     return by_job
 
 
-def expect_the_same(approach: Approach, outcome: LiveOutcome, *, within: float) -> None:
-    """Compare a live run with the policy's word and with the simulator; ``within``: seconds of the workload."""
+def bound(outcome: LiveOutcome, pace: float) -> float:
+    """Return the seconds of the workload by which a change may come earlier or later than simulated.
+
+    Two seconds, and five times what placeholders and processes took on average in that run: on a busy machine no delay
+    is like another.
+    """
+    return 2.0 * pace + 5.0 * (outcome.held_after + outcome.computes_after + outcome.free_after)
+
+
+def expect_the_same(approach: Approach, outcome: LiveOutcome, pace: float) -> None:
+    """Compare a live run with the policy's word and with the simulator."""
     found, expected = changes(outcome.sizes), changes(simulated(approach, outcome))
     assert sizes_of(found) == sizes_of(expected) == SIZES[approach]
     assert [(one.job, one.size) for one in found] == [(one.job, one.size) for one in expected] == ORDER[approach]
     late = {(one.job, one.size): (one.at, two.at) for one, two in zip(found, expected, strict=True)}
-    assert all(abs(one - two) <= within for one, two in late.values()), late
+    assert all(abs(one - two) <= bound(outcome, pace) for one, two in late.values()), late

@@ -21,7 +21,7 @@ from koala_adapter.cli.temporarysite import temporary_directory, temporary_site
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.liveworkload.bagserver import bag_server
 from koala_adapter.liveworkload.jobs import bag_of, live_job, name_of
-from koala_adapter.liveworkload.journalrecord import JournalRecord, typical
+from koala_adapter.liveworkload.journalrecord import JournalRecord, mean
 from koala_adapter.liveworkload.localsite import site_text
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.service.journal import Journal
@@ -162,7 +162,7 @@ def _outcome(
         outcome=record.outcome(run.pace),
         clusters=clusters,
         sizes=record.sizes(run.pace),
-        held_after=typical(record.held_after, run.pace),
-        computes_after=typical(record.computes_after(joined_at), run.pace),
-        free_after=typical(record.free_after, run.pace),
+        held_after=mean(record.held_after, run.pace),
+        computes_after=mean(record.computes_after(joined_at), run.pace),
+        free_after=mean(record.free_after, run.pace),
     )

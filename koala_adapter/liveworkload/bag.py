@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+SMALLEST = 0.1
+"""Smallest part of a unit that is given out, unless less is left."""
+NOTHING = 1e-9
+"""What is left of many fractions is no work."""
+
 
 class Bag:
     """What is left of the work of one application, and how many workers it has."""
@@ -49,12 +54,12 @@ class Bag:
         """Return the seconds for which a worker is to work; None: there is nothing to be done at present."""
         if self.left <= 0:
             return None
-        share = min(1.0, self.left)
+        count = min(max(1, len(self._workers)), len(self._times) - 1)
+        share = min(1.0, self.left, max(SMALLEST, self.left / count))  # small ones last, so that all end together
         self.left -= share
-        if self.left < 1e-9:  # what is left of many fractions is no work
+        if self.left < NOTHING:
             self.left = 0.0
         self._taken[worker] = share
-        count = min(max(1, len(self._workers)), len(self._times) - 1)
         return share * count * self._times[count] / self.units
 
     def done(self, worker: int, part: float) -> None:

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.simulation.simulated_jobs import JobResult, Outcome
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import Claim, JobRecord
     from koala_adapter.simulation.simulated_jobs import SimulatedJob
-
-GOING = frozenset({PlaceholderState.ENDING})
 
 
 @dataclass(slots=True)
@@ -71,7 +69,7 @@ class JournalRecord:
         self.free_after: list[float] = []
         """Seconds from the end that each placeholder was told until it was known to be gone."""
         self.used: list[tuple[float, int]] = []
-        """Time, and placeholders of all jobs that were not on their way out from then on."""
+        """Time, and placeholders of all jobs that were not known to be gone from then on."""
         self.messages: list[tuple[float, int, int]] = []
         """Time, offers and requests sent then."""
 
@@ -124,7 +122,7 @@ class JournalRecord:
                 if size != course.size:
                     course.resize(size, now)
                 course.ended_at = now if over else None
-        used = sum(one.state not in GOING for one in state.placeholders.values())
+        used = len(state.placeholders)
         if not self.used or self.used[-1][1] != used:
             self.used.append((now, used))
 
@@ -202,6 +200,6 @@ def _result(course: _Course, at: Callable[[float], float]) -> JobResult:
     )
 
 
-def typical(seconds: list[float], pace: float) -> float:
-    """Return the median in the time of the workload; 0 of nothing."""
-    return median(seconds) * pace if seconds else 0.0
+def mean(seconds: list[float], pace: float) -> float:
+    """Return the mean in the time of the workload; 0 of nothing."""
+    return fmean(seconds) * pace if seconds else 0.0

@@ -145,7 +145,7 @@ def delays_table(compared: Sequence[Compared]) -> Table:
         for one in compared
     ]
     caption = (
-        "Medians of the live run, in seconds of the workload: from the submission of a placeholder until it is held, "
+        "Means of the live run, in seconds of the workload: from the submission of a placeholder until it is held, "
         "from the launch of a process until it works, from its end until its processor is known to be idle."
     )
     return Table(name="delays", title="What the live system takes its time for", columns=columns, rows=rows,

@@ -48,13 +48,13 @@ class LiveOutcome:
     clusters: Sequence[ClusterModel]
     """As they were seen: processors that others had are not among them."""
     held_after: float
-    """Median, from the submission of a placeholder until it was held."""
+    """Mean, from the submission of a placeholder until it was held."""
     computes_after: float
-    """Median, from the launch of a process until it was ready to work."""
+    """Mean, from the launch of a process until it was ready to work."""
     sizes: Mapping[int, Sequence[tuple[float, int]]]
     """By the number of each job: when it had how many processors from then on; 0 at its end."""
     free_after: float
-    """Median, from the end of a process until its processor was known to be idle."""
+    """Mean, from the end of a process until its processor was known to be idle."""
 
 
 class RunsLive(Protocol):

@@ -74,11 +74,11 @@ NOTES = (
     (
         "A real system takes its time where the simulator of koala-pra and koala-pwa takes none: until placeholders "
         "are held, until processes work, until processors that were given back are seen to be idle. These times are "
-        "measured in each live run, and the simulator is given their medians. Multiplied by the pace they are large: "
+        "measured in each live run, and the simulator is given their means. Multiplied by the pace they are large: "
         "that is what the column without delays shows, and a lower pace makes smaller."
     ),
     (
-        "What is left has these reasons. A delay is not always its median: many processes that start at once on few "
+        "What is left has these reasons. A delay is not always its mean: many processes that start at once on few "
         "cores start slowly, and nobody computes meanwhile. The scheduler asks jobs one after the other which in the "
         "simulator all answer at one instant, so that some have changed already when the next event comes. The "
         "workers of a job do not end at one instant, but within the length of a unit."
