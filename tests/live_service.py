@@ -12,7 +12,7 @@ from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.api.hosting import host
 from koala_adapter.api.statedirectory import ownership
-from koala_adapter.driver import loop
+from koala_adapter.driver.effector import carry_out
 from koala_adapter.plugin import load_plugins
 
 if TYPE_CHECKING:
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 def service_inside(site: SiteConfig, directory: Path) -> Iterator[list[Action]]:
     """Run a service during the block; yield the actions that it has carried out so far, in their order."""
     done: list[Action] = []
-    carry_out = loop.carry_out
 
     def noted(action: Action, effector: Effector) -> None:
         carry_out(action, effector)
         done.append(action)
 
     with ownership(directory), pytest.MonkeyPatch.context() as patch, start_blocking_portal() as portal:
-        patch.setattr(loop, "carry_out", noted)
+        patch.setattr("koala_adapter.driver.loop.carry_out", noted)
         future, server = portal.start_task(partial(host, site, load_plugins(), directory))
         try:
             yield done

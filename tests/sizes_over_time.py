@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from koala_adapter.cli.liveruns import run_live
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.simulation.application_models import Application, Interpolated
-from koala_adapter.simulation.live_runs import LiveRun
+from koala_adapter.simulation.live_runs import LiveRun, platform_of, with_delays
 from koala_adapter.simulation.multicluster import Multicluster, Settings
-from koala_adapter.simulation.platform import ClusterModel, Platform
+from koala_adapter.simulation.platform import ClusterModel
 from koala_adapter.simulation.simulated_jobs import SimulatedJob
 
 if TYPE_CHECKING:
@@ -101,14 +101,8 @@ class Noted(Multicluster):
 
 def simulated(approach: Approach, outcome: LiveOutcome) -> dict[int, list[tuple[float, int]]]:
     """Return what the simulator says, with the clusters and delays of a live run."""
-    settings = Settings(
-        approach=approach,
-        malleability="fpsma",
-        placeholder_delay=outcome.held_after,
-        start_delay=outcome.computes_after,
-        release_delay=outcome.free_after,
-    )
-    world = Noted(Platform(name="same", clusters=tuple(outcome.clusters)), workload(), settings)
+    settings = with_delays(Settings(approach=approach, malleability="fpsma"), outcome)
+    world = Noted(platform_of(outcome), workload(), settings)
     world.sizes = {}
     for one in world.run().jobs:
         world.sizes[one.job.number].append((one.ended_at, 0))

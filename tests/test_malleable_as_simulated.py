@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two malleable jobs and a rigid one on a local cluster under PRA and PWA: sizes over time as the simulator has them."""
+"""Two malleable jobs and a rigid one on a local cluster under PRA and PWA: their sizes are as simulated."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from koala_adapter.simulation.live_runs import LiveOutcome
 from koala_adapter.simulation.platform import ClusterModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from koala_adapter.liveworkload.bagserver import BagServer
     from koala_adapter.simulation.live_runs import LiveRun
@@ -48,11 +48,14 @@ def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
     """See RunsLive."""
     with Interrupts() as interrupts, _site(run, interrupts) as session:
         session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
-        with bag_server(session.site.control_center.listen) as bags, ownership(session.directory, "koala experiment"):
-            with inner_service(session, interrupts, snapshot_interval=NEVER):
-                clusters = _clusters(run, session)
-                _Submission(run, session, bags, interrupts).to_end(ended)
-        return _outcome(run, session.directory, clusters, bags.joined_at)
+        with (
+            bag_server(session.site.control_center.listen) as bags,
+            ownership(session.directory, "koala experiment"),
+            inner_service(session, interrupts, snapshot_interval=NEVER),
+        ):
+            clusters = _clusters(run, session)
+            _Submission(run, session, bags, interrupts).to_end(ended)
+        return _outcome(run, session.directory, clusters, bags)
 
 
 @contextmanager
@@ -116,7 +119,9 @@ class _Submission:
                     self.session.client.cancel(job_id)
                 if not self._follow(submitted, ended, until=time.monotonic() + ENDING):
                     where = f"--site {self.run.site} --state {self.session.directory}"
-                    raise KoalaError("jobs of the experiment have not ended", hint=f"see `koala {where} reap`") from None
+                    raise KoalaError(
+                        "jobs of the experiment have not ended", hint=f"see `koala {where} reap`"
+                    ) from None
             raise
 
     def _submit_all(self, submitted: list[str], ended: Callable[[int], None]) -> None:
@@ -150,9 +155,7 @@ class _Submission:
             time.sleep(left)
 
 
-def _outcome(
-    run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], joined_at: Mapping[tuple[str, int], float]
-) -> LiveOutcome:
+def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], bags: BagServer) -> LiveOutcome:
     record = JournalRecord({name_of(job): job for job in run.jobs})
     with closing(Journal(directory / "journal.sqlite", read_only=True)) as journal:
         record.read(event for _, event in journal.recover()[1])
@@ -163,6 +166,7 @@ def _outcome(
         clusters=clusters,
         sizes=record.sizes(run.pace),
         held_after=mean(record.held_after, run.pace),
-        computes_after=mean(record.computes_after(joined_at), run.pace),
+        computes_after=mean(record.computes_after(bags.joined_at), run.pace),
+        known_after=mean(record.known_after(bags.emptied_at), run.pace),
         free_after=mean(record.free_after, run.pace),
     )

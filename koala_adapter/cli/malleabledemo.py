@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala demo --malleable``: one job breathes over three clusters while local users come and go, told as it happens."""
+"""``koala demo --malleable``: a job breathes over three clusters while local users come and go, told as it happens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 
-from koala_adapter.cli.demo import SLOT, Story, legend
 from koala_adapter.cli.demofiles import LOCAL_USER
+from koala_adapter.cli.demostory import SLOT, Story, legend
 from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.temporarysite import everywhere
 from koala_adapter.errors import KoalaError
@@ -99,7 +99,9 @@ class MalleableStory(Story):
 
     def job(self, session: Session) -> None:
         """Introduce the job."""
-        self.tell("A job of a head and workers. How many workers it has is for koala to say, from one moment to the next:")
+        self.tell(
+            "A job of a head and workers. How many workers it has is for koala to say, from one moment to the next:"
+        )
         parts = (session.site_file.parent / "job.toml").read_text(encoding="utf-8").split("\n\n")
         shown = "\n".join([*parts[0].splitlines()[1:3], "", *parts[2].splitlines()[:6]])
         self.console.print(Padding(Syntax(shown, "toml", background_color="default"), (0, 0, 0, 3), expand=False))
@@ -123,7 +125,9 @@ class MalleableStory(Story):
                 visit = visits.look(workers(report), clusters)
                 if visit is not None:
                     where, processors = visit
-                    self.console.print(f"   {self._time()}  [yellow]a local user[/] wants {processors} of [bold]{where}[/]")
+                    self.console.print(
+                        f"   {self._time()}  [yellow]a local user[/] wants {processors} of [bold]{where}[/]"
+                    )
                 self._tell_changes(report)
                 self._note_size(report)
                 if self.console.is_terminal:

@@ -43,7 +43,7 @@ input_files = ["pi.py", "authkey"]
 """
 
 PROGRAM = '''\
-"""Computes pi: a head hands out parts of the integral of 4 / (1 + x * x), and workers that come and go work them out."""
+"""Computes pi: a head hands out parts of the integral of 4 / (1 + x * x) to workers that come and go."""
 
 import os
 import queue

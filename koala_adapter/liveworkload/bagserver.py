@@ -36,6 +36,8 @@ class BagServer:
         self._listener = socket.create_server((address, 0), backlog=BACKLOG)
         self.joined_at: dict[tuple[str, int], float] = {}
         """When, by the time of day, the worker of each bag and rank was ready to work for the first time."""
+        self.emptied_at: dict[str, float] = {}
+        """When the work of each bag was done."""
         self._bags: dict[str, Bag] = {}
         self._changed = threading.Condition()
         self._closed = False
@@ -91,6 +93,8 @@ class BagServer:
                 bag = self._bags[name]
                 self.joined_at.setdefault((name, int(rank)), time.time())
                 self._hand_out(worker, bag)
+                if bag.empty:
+                    self.emptied_at.setdefault(name, time.time())
             with self._changed:
                 self._connections.discard(connected)
 

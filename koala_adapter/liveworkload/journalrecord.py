@@ -130,6 +130,12 @@ class JournalRecord:
         """Return the seconds from the launch of each process until it was ready to work."""
         return [max(0.0, at - self.launched_at[one]) for one, at in joined_at.items() if one in self.launched_at]
 
+    def known_after(self, emptied_at: Mapping[str, float]) -> list[float]:
+        """Return the seconds from the end of the work of each job until the scheduler knew that it had ended."""
+        names = {self._scheduler.job(id_).job.name: one.ended_at for id_, one in self._courses.items()}
+        ends = ((at, names.get(name)) for name, at in emptied_at.items())
+        return [max(0.0, end - at) for at, end in ends if end is not None]
+
     # ---- what came out ----------------------------------------------------------------------------------------------
 
     @property

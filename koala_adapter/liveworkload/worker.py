@@ -12,15 +12,15 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Client
+from pathlib import Path
 
 
-def work(host, port, bag):
+def work(host: str, port: int, bag: str) -> None:
     """Take units until there are no more, or SIGTERM comes."""
-    with open("authkey", "rb") as file:
-        key = file.read()
+    key = Path("authkey").read_bytes()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     units = Client((host, port), authkey=key)
-    units.send_bytes(("%s %s" % (bag, os.environ["KOALA_RANK"])).encode())
+    units.send_bytes("{} {}".format(bag, os.environ["KOALA_RANK"]).encode())
     while True:
         seconds = float(units.recv_bytes())
         if seconds < 0:
@@ -28,7 +28,7 @@ def work(host, port, bag):
         begin = time.monotonic()
         leave = signal.sigtimedwait([signal.SIGTERM], seconds) is not None
         part = 1.0 if not leave or seconds <= 0 else (time.monotonic() - begin) / seconds
-        units.send_bytes(("%s %.6f" % ("leaves" if leave else "done", part)).encode())
+        units.send_bytes("{} {:.6f}".format("leaves" if leave else "done", part).encode())
         if leave:
             return
 

@@ -74,8 +74,8 @@ class Service:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
         ``make_report`` makes the report (JSON) of a job that is kept when it has ended. ``clocks``: None: those of this
-        machine. ``snapshot_interval``: events after which a snapshot stands for them. Raises ConfigurationError, with nothing changed, when a policy that the journal needs is not among
-        ``policies``.
+        machine. ``snapshot_interval``: events after which a snapshot stands for them. Raises ConfigurationError, with
+        nothing changed, when a policy that the journal needs is not among ``policies``.
         """
         self.site = site
         self.directory = directory

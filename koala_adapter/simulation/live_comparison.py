@@ -97,9 +97,7 @@ class LiveRecords:
     def of(self, policy: str, workload: str) -> Sequence[Record]:
         """See ShownRecords."""
         wanted = (policy, workload)
-        return [
-            one.live for one in self._compared if (one.live.case.malleability, one.live.case.workload) == wanted
-        ]
+        return [one.live for one in self._compared if (one.live.case.malleability, one.live.case.workload) == wanted]
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -131,14 +129,16 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 def delays_table(compared: Sequence[Compared]) -> Table:
     """Return the delays that were measured, and how far the simulator is off that knows of none."""
     columns = [
-        "approach", "policy", "workload", "until held (s)", "until it computes (s)", "until free again (s)",
+        "approach", "policy", "workload", "until held (s)", "until it computes (s)", "until its end is known (s)",
+        "until free again (s)",
         *(f"{heading}: difference without delays (%)" for _, heading, _ in MEASURES),
     ]  # fmt: skip
-    rows = [
+    rows: list[list[str | float]] = [
         [
             *_names(one),
             one.outcome.held_after,
             one.outcome.computes_after,
+            one.outcome.known_after,
             one.outcome.free_after,
             *(round(100.0 * one.difference(what, one.undelayed), 1) for what, _, _ in MEASURES),
         ]
@@ -146,7 +146,8 @@ def delays_table(compared: Sequence[Compared]) -> Table:
     ]
     caption = (
         "Means of the live run, in seconds of the workload: from the submission of a placeholder until it is held, "
-        "from the launch of a process until it works, from its end until its processor is known to be idle."
+        "from the launch of a process until it works, from the end of a job's work until that is known, from the end "
+        "of a process until its processor is known to be idle."
     )
     return Table(name="delays", title="What the live system takes its time for", columns=columns, rows=rows,
                  caption=caption)  # fmt: skip

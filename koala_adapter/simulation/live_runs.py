@@ -51,6 +51,8 @@ class LiveOutcome:
     """Mean, from the submission of a placeholder until it was held."""
     computes_after: float
     """Mean, from the launch of a process until it was ready to work."""
+    known_after: float
+    """Mean, from the end of a job's work until the scheduler knew that it had ended."""
     sizes: Mapping[int, Sequence[tuple[float, int]]]
     """By the number of each job: when it had how many processors from then on; 0 at its end."""
     free_after: float
@@ -86,12 +88,21 @@ def workload_in_small(name: str, seed: int, *, jobs: int, divisor: float) -> lis
 
 def predicted(run: LiveRun, live: LiveOutcome, *, delays: bool) -> Outcome:
     """Return what the simulator says of a run; ``delays``: with those that were measured in it, or without any."""
-    platform = Platform(name="live", clusters=tuple(live.clusters))
-    settings = Settings(
-        approach=run.approach,
-        malleability=run.malleability,
-        placeholder_delay=live.held_after if delays else 0.0,
-        start_delay=live.computes_after if delays else 0.0,
-        release_delay=live.free_after if delays else 0.0,
+    settings = Settings(approach=run.approach, malleability=run.malleability)
+    return simulate(platform_of(live), run.jobs, with_delays(settings, live) if delays else settings)
+
+
+def platform_of(live: LiveOutcome) -> Platform:
+    """Return the clusters of a live run for the simulator."""
+    return Platform(name="live", clusters=tuple(live.clusters))
+
+
+def with_delays(settings: Settings, live: LiveOutcome) -> Settings:
+    """Return settings with the delays that were measured in a live run."""
+    return replace(
+        settings,
+        placeholder_delay=live.held_after,
+        start_delay=live.computes_after,
+        end_delay=live.known_after,
+        release_delay=live.free_after,
     )
-    return simulate(platform, run.jobs, settings)

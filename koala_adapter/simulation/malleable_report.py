@@ -250,7 +250,9 @@ def _timelines(records: ShownRecords, what: str) -> list[Series]:
         for workload in records.workloads:
             columns = zip(*(getattr(record, what) for record in records.of(policy, workload)), strict=True)
             means = [fmean(column) for column in columns]
-            series.append(Series(label=combination(policy, workload), x=[0.0, *records.axis(workload)], y=[0.0, *means]))
+            series.append(
+                Series(label=combination(policy, workload), x=[0.0, *records.axis(workload)], y=[0.0, *means])
+            )
     return series
 
 

@@ -52,6 +52,8 @@ class Settings:
     """From the submission of placeholders to idle processors until they are held."""
     start_delay: float = 0.0
     """From the launch of processes on held placeholders until they compute."""
+    end_delay: float = 0.0
+    """From the end of a job's work until the scheduler knows of it; counted before the job begins to compute."""
     release_delay: float = 0.0
     """From the end of a process until the scheduler knows that its processor is idle."""
     seed: int = 0
@@ -212,9 +214,10 @@ class Multicluster:
             restarts=self._restarts.get(job.number, 0),
         )  # fmt: skip
         self._live[job.number] = run
-        if self.settings.start_delay > 0:
+        idle = self.settings.start_delay + self.settings.end_delay
+        if idle > 0:
             run.standing += 1
-            self._engine.after(self.settings.placeholder_delay + self.settings.start_delay, lambda: self._computes(run))
+            self._engine.after(self.settings.placeholder_delay + idle, lambda: self._computes(run))
         for cluster, processors in held.items():
             cluster.managed += processors
             self._frees[cluster.index] = cluster.free
