@@ -74,8 +74,8 @@ NOTES = (
     (
         "A real system takes its time where the simulator of koala-pra and koala-pwa takes none: until placeholders "
         "are held, until processes work, until the end of a job is known, until processors that were given back are "
-        "seen to be idle. These times are measured in each live run, and the simulator is given their means. Multiplied "
-        "by the pace they are large: that is what the column without delays shows, and a lower pace makes smaller."
+        "seen to be idle. These times are measured in each live run, and the simulator is given their means. Times "
+        "the pace they are large: that is what the column without delays shows, and a lower pace makes smaller."
     ),
     (
         "What is left has these reasons. A delay is not always its mean: many processes that start at once on few "
