@@ -8,16 +8,17 @@ import shutil
 import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from koala_adapter.api.statedirectory import ownership
-from koala_adapter.cli.innerservice import inner_service
+from koala_adapter.cli.innerservice import InnerService, inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.session import Session
-from koala_adapter.cli.temporarysite import temporary_directory, temporary_site
+from koala_adapter.cli.temporarysite import end_daemons, temporary_directory, temporary_site
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.liveworkload.bagserver import bag_server
 from koala_adapter.liveworkload.jobs import bag_of, live_job, name_of
@@ -29,11 +30,13 @@ from koala_adapter.simulation.live_runs import LiveOutcome
 from koala_adapter.simulation.platform import ClusterModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.liveworkload.bagserver import BagServer
     from koala_adapter.simulation.live_runs import LiveRun
 
+PREFIX = "koala-live-"
 LOOK = 0.25
 """Seconds between two looks at the jobs."""
 ENDING = 60.0
@@ -62,25 +65,37 @@ def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
 def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
     """Yield a session on the clusters of a run, with a state directory of its own."""
     if not run.site:
-        with temporary_site(interrupts, lambda directory: {"site.toml": _local(run, directory)}) as session:
+        files = partial(_local, run)
+        with temporary_site(interrupts, files, prefix=PREFIX) as session:
             yield session
         return
-    directory = temporary_directory("koala-live-")
-    session = Session(site_option=Path(run.site), state_option=directory)
-    steered = {"approach": run.approach, "malleability": run.malleability}
-    site = session.site
-    session.site = site.model_copy(
-        update={
-            "scheduler": site.scheduler.model_copy(update=steered),
-            "clusters": tuple(one.model_copy(update={"malleability": None}) for one in site.clusters),
-        }
-    )
-    yield session
-    shutil.rmtree(directory, ignore_errors=True)  # only where all has ended: else it is what `koala reap` needs
+    session = Session(site_option=Path(run.site), state_option=temporary_directory(PREFIX))
+    session.site = _steered(session.site, run)
+    try:
+        yield session
+    finally:
+        with interrupts.deferred():
+            _remove(session)
 
 
-def _local(run: LiveRun, directory: Path) -> str:
-    return site_text(run.clusters, run.approach, run.malleability, str(directory))
+def _steered(site: SiteConfig, run: LiveRun) -> SiteConfig:
+    """Return a site with the approach and the policy of a run."""
+    how = {"approach": run.approach, "malleability": run.malleability}
+    scheduler = site.scheduler.model_copy(update=how)
+    clusters = tuple(one.model_copy(update={"malleability": None}) for one in site.clusters)
+    return site.model_copy(update={"scheduler": scheduler, "clusters": clusters})
+
+
+def _remove(session: Session) -> None:
+    """Remove the state directory, unless `koala reap` needs it."""
+    if (session.directory / "journal.sqlite").exists() and InnerService.unfinished(session):
+        return
+    end_daemons(session.directory)
+    shutil.rmtree(session.directory, ignore_errors=True)
+
+
+def _local(run: LiveRun, directory: Path) -> Mapping[str, str]:
+    return {"site.toml": site_text(run.clusters, run.approach, run.malleability, str(directory))}
 
 
 def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:

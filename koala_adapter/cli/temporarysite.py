@@ -37,12 +37,15 @@ def temporary_directory(prefix: str) -> Path:
 
 
 @contextmanager
-def temporary_site(interrupts: Interrupts, files: Callable[[Path], Mapping[str, str]]) -> Iterator[Session]:
+def temporary_site(
+    interrupts: Interrupts, files: Callable[[Path], Mapping[str, str]], *, prefix: str = "koala-demo-"
+) -> Iterator[Session]:
     """Yield a session with a site of its own; afterwards its clusters end, and everything is removed.
 
-    ``files``: texts by their names for the directory that it is given, ``site.toml`` among them.
+    ``files``: texts by their names for the directory that it is given, ``site.toml`` among them. ``prefix``: of the
+    name of the directory.
     """
-    directory = temporary_directory("koala-demo-")
+    directory = temporary_directory(prefix)
     try:
         state = directory / "state"
         state.mkdir(mode=0o700)
@@ -54,8 +57,7 @@ def temporary_site(interrupts: Interrupts, files: Callable[[Path], Mapping[str, 
         finally:
             with interrupts.deferred():
                 everywhere(inner, cancel_all)
-                for cluster in (state / "clusters").iterdir():
-                    end_daemon(cluster)
+                end_daemons(state)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -83,6 +85,12 @@ async def cancel_all(_name: str, lrm: Lrm) -> None:
     """End whatever still runs in a cluster."""
     jobs = await lrm.jobs()
     await lrm.cancel([job.id for job in jobs if job.state is not LrmJobState.ENDED])
+
+
+def end_daemons(state: Path) -> None:
+    """End the daemons of the local clusters of a state directory."""
+    for cluster in (state / "clusters").glob("*"):
+        end_daemon(cluster)
 
 
 def end_daemon(directory: Path) -> None:

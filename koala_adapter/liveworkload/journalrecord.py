@@ -164,9 +164,17 @@ class JournalRecord:
 
     @property
     def failed(self) -> list[str]:
-        """Names of the jobs that did not complete."""
-        jobs = self._scheduler.state.jobs
-        return [record.job.name for id_, record in jobs.items() if id_ in self._courses and _not_well(record)]
+        """What became of the jobs that did not complete, in words."""
+        records = [record for id_, record in self._scheduler.state.jobs.items() if id_ in self._courses]
+        return [f"{record.job.name} {_words(record)}" for record in records if _not_well(record)]
+
+
+def _words(record: JobRecord) -> str:
+    outcome = record.outcome
+    if outcome is None:
+        return record.state.value
+    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
+    return f"{outcome.state.value} ({outcome.reason.value}{code}{outcome.detail and ': '}{outcome.detail})"
 
 
 def _size(record: JobRecord) -> int:
