@@ -88,7 +88,7 @@ def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
 
 
 def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are used with the approach and policy that are wanted, whatever the file says, and all is gone afterwards."""
+    """The approach and policy are those that are wanted, whatever the file says, and all is gone afterwards."""
     monkeypatch.setattr(tempfile, "tempdir", str(koala.directory))
     koala.site_file.write_text(koala.site_file.read_text().replace("[scheduler]", '[scheduler]\napproach = "none"'))
     jobs = workload_in_small("W'm", 0, jobs=2, divisor=8)

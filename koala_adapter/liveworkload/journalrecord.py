@@ -173,8 +173,8 @@ def _words(record: JobRecord) -> str:
     outcome = record.outcome
     if outcome is None:
         return record.state.value
-    code = "" if outcome.exit_code is None else f", exit code {outcome.exit_code}"
-    return f"{outcome.state.value} ({outcome.reason.value}{code}{outcome.detail and ': '}{outcome.detail})"
+    said = f", {outcome.detail}" if outcome.detail else ""
+    return f"{outcome.state.value} ({outcome.reason.value}, exit code {outcome.exit_code}{said})"
 
 
 def _size(record: JobRecord) -> int:
