@@ -17,6 +17,7 @@ help:
 
 demo: $(VENV)/.installed
 	@$(VENV)/bin/koala demo
+	@echo "See a job grow and shrink while it runs: $(VENV)/bin/koala demo --malleable"
 
 # Two parts at a time: tests on real batch systems wait while others compute. What a part prints is shown when it fails.
 # The closing summary is printed whether the tests pass or not; the status is that of the tests.

@@ -564,9 +564,23 @@ def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala) -> None:
     assert processes_naming(str(koala.directory)) == []
 
 
-def test_interrupted_demo_leaves_nothing(koala: Koala) -> None:
+def test_the_malleable_demo_breathes_and_leaves_nothing(koala: Koala) -> None:
+    """The job grows, makes room for a local user, and grows again; its result is right."""
+    done = koala.run("demo", "--malleable")
+    assert "pi = 3.14159" in done.stdout
+    grew, _, later = done.stdout.partition("a local user wants 3 of gamma")
+    assert "grew from" in grew
+    assert "on gamma: 3 processors" in later
+    assert "grew from 1 to" in later
+    assert "completed" in later
+    assert [path.name for path in koala.directory.iterdir()] == ["site.toml"]
+    assert processes_naming(str(koala.directory)) == []
+
+
+@pytest.mark.parametrize("which", [[], ["--malleable"]], ids=["rigid", "malleable"])
+def test_interrupted_demo_leaves_nothing(koala: Koala, which: list[str]) -> None:
     """Ctrl-C in the middle ends the clusters and removes the files, too."""
-    process = koala.start("demo")
+    process = koala.start("demo", *which)
     assert process.stdout is not None
     while not process.stdout.readline().startswith("3"):
         pass

@@ -14,8 +14,11 @@ from rich.table import Table
 from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from koala_adapter.cli.session import Session
     from koala_adapter.simulation.experiments.framework import Finding
+    from koala_adapter.simulation.live_runs import LiveOutcome, LiveRun
 
 VERDICTS = {True: "[green]holds[/]", False: "[red]does not hold[/]", None: "[yellow]cannot tell[/]"}
 OUT = click.Path(path_type=Path, file_okay=False)
@@ -116,6 +119,7 @@ def run(
             processes=processes or os.cpu_count() or 1,
             progress=told(display),
             policies=session.policies if values.get(ALSO) else OWN,
+            live=_run_live,
         )
         directory.mkdir(parents=True, exist_ok=True)  # what cannot be written to is better told before a long run
         try:
@@ -140,6 +144,12 @@ def run(
     for note in result.notes:
         session.remark(note)
     session.console.print(f"of the claims {tally(result.findings)}; the page is {escape(str(page))}")
+
+
+def _run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
+    from koala_adapter.cli.liveruns import run_live
+
+    return run_live(run, ended)
 
 
 def finding_lines(finding: Finding) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from koala_adapter.driver.loop import EventLoop
+from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
@@ -69,12 +69,13 @@ class Service:
         make_report: Callable[[Service, JobId], str],
         clocks: HostClocks | None = None,
         policies: Policies = OWN,
+        snapshot_interval: int = SNAPSHOT_INTERVAL,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
         ``make_report`` makes the report (JSON) of a job that is kept when it has ended. ``clocks``: None: those of this
-        machine. Raises ConfigurationError, with nothing changed, when a policy that the journal needs is not among
-        ``policies``.
+        machine. ``snapshot_interval``: events after which a snapshot stands for them. Raises ConfigurationError, with
+        nothing changed, when a policy that the journal needs is not among ``policies``.
         """
         self.site = site
         self.directory = directory
@@ -100,7 +101,9 @@ class Service:
             ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
         )
         self._effector = self._new_effector()
-        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=make_scheduler)
+        self._loop = EventLoop(
+            scheduler, self.journal, self._effector, self, make=make_scheduler, snapshot_interval=snapshot_interval
+        )
         self._upkeep = Upkeep(
             directory,
             loop=self._loop,

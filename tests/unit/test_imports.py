@@ -26,7 +26,8 @@ CORE = "koala_adapter"
 PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
 APPLICATION_SIDE = f"{CORE}.negotiation.applicationside"
-STANDALONE = (AGENT, APPLICATION_SIDE)
+WORKER = f"{CORE}.liveworkload.worker"
+STANDALONE = (AGENT, APPLICATION_SIDE, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
@@ -83,6 +84,8 @@ MAY_IMPORT = {
     f"{CORE}.negotiation": _rooms("net", "negotiation"),
     APPLICATION_SIDE: (),
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
+    f"{CORE}.liveworkload": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
+    WORKER: (),
     f"{CORE}.service": _rooms(
         "host", "plugin", "batchsystem", "config", "scheduler", "driver", "dynaco", "vjm", "runners", "service"
     ),
@@ -106,7 +109,8 @@ IMPORTED_ONLY_BY = {
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.api": (f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.wiki.koalasource", f"{CORE}.cli"),
     f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
-    f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.cli"),
+    f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
+    f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
 """The parts on top: whatever lies below them does not know them."""
 

@@ -30,6 +30,8 @@ from koala_adapter.simulation.parallel import ProgressListener, in_parallel, sil
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from koala_adapter.simulation.live_runs import RunsLive
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -53,6 +55,8 @@ class Options:
     progress: ProgressListener = silent
     policies: Policies = OWN
     """Those that a setting may name."""
+    live: RunsLive | None = None
+    """What runs workloads on live clusters, for experiments that do so."""
 
     def also(self, known: Sequence[str], but: Sequence[str]) -> list[str]:
         """Return the further policies that the setting ``also`` names. Raises SimulationError for one not ``known``."""
@@ -221,6 +225,7 @@ class Experiment:
         settings: Mapping[str, str] | None = None,
         progress: ProgressListener = silent,
         policies: Policies = OWN,
+        live: RunsLive | None = None,
     ) -> Options:
         """Return options with this experiment's defaults filled in. Raises SimulationError for a wrong setting."""
         known = {setting.name: setting for setting in self.settings}
@@ -236,6 +241,7 @@ class Experiment:
             settings={**{name: setting.default for name, setting in known.items()}, **(settings or {})},
             progress=progress,
             policies=policies,
+            live=live,
         )
 
 
