@@ -76,10 +76,10 @@ class ByScheduler:
 
     async def start_on(self, job: str, nodes: Sequence[str]) -> None:
         """See Starting. Elements of arrays cannot be altered, and so not be started so."""
+        seen, (select, place, holds) = await _look(self._commands, job)
         if array_index(job) is not None:
             message = f"{job} is an element of an array, which PBS can alter and release only as a whole"
             raise LrmRejectedError(message, hint="set operator = true where koala is an operator of PBS")
-        seen, (select, place, holds) = await _look(self._commands, job)
         kept = self._notes.notes.get(job)
         if kept is not None and kept.is_of(seen):
             select, place = kept.select, kept.place
