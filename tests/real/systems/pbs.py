@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A PBS server that runs on this machine already, named by PBS_CONF_FILE: no package brings one that we could start.
 
-It must be there for tests alone: they fill all its processors, and the service must know the user nobody.
+It must be there for tests alone: they fill all its processors, and the service must let the user daemon submit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 # Read before tests/conftest.py takes them out of the environment.
 CONF = os.environ.get("PBS_CONF_FILE", "")
 EXEC = os.environ.get("PBS_EXEC", "")
-NOBODY = 65534
+OTHER = 1
+"""The user daemon, who has a home directory, as PBS wants."""
 SECONDS = 60.0
 
 
@@ -90,7 +91,7 @@ class PbsServer:
         """Have jobs of another user run."""
         options = ("-S", "/bin/sh", "-o", "/dev/null", "-j", "oe", "-l", "select=1:ncpus=1")
         script = "#!/bin/sh\ncd /; exec sleep 600\n"
-        ids = [self.run("qsub", "-f", *options, stdin=script, user=NOBODY) for _ in range(processors)]
+        ids = [self.run("qsub", "-f", *options, stdin=script, user=OTHER) for _ in range(processors)]
 
         def runs() -> bool:
             shown = (self.run("qstat", "-f", job) for job in ids)
@@ -106,7 +107,7 @@ class PbsServer:
     async def namesake_job(self, name: BatchKey, count: int) -> AsyncIterator[None]:
         """Have another user's array of a name be held."""
         options = ("-N", name, "-J", f"1-{count}", "-h", "-S", "/bin/sh", "-o", "/dev/null", "-j", "oe")
-        job = self.run("qsub", "-f", *options, stdin="#!/bin/sh\nexec sleep 600\n", user=NOBODY)
+        job = self.run("qsub", "-f", *options, stdin="#!/bin/sh\nexec sleep 600\n", user=OTHER)
         try:
             yield
         finally:
