@@ -3,8 +3,8 @@
 
 ``@pytest.mark.real("slurmctld", "slurmd")`` names the commands a test needs. Where one is missing the test is skipped
 and says which. With KOALA_REQUIRE_REAL=1, as in CI, a test with this marker, or one in tests/real, fails instead of
-being skipped, unless the conformance kit skips it because the plugin does not claim to do what it tests, or it is marked
-``never_required``: its system is in no package registry, and so not there in CI.
+being skipped, unless the conformance kit skips it because the plugin does not claim to do what it tests, or it is
+marked ``never_required``: its system is in no package registry, and so not there in CI.
 """
 
 from __future__ import annotations

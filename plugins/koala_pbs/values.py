@@ -28,7 +28,7 @@ def mebibytes_of(text: str) -> int | None:
     if not match:
         return None
     number, power, unit = match.groups()
-    size = int(number) * 1024 ** _POWERS[power.lower()] * (_WORD_BYTES if unit.lower() == "w" else 1)
+    size: int = int(number) * 1024 ** _POWERS[power.lower()] * (_WORD_BYTES if unit.lower() == "w" else 1)
     return -(-size // 1024**2)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin ``pbs`` on a real server, where the machine has one: the conformance kit, in both ways of starting jobs."""
+"""The plugin ``pbs`` on a real server, where the machine has one: the conformance kit, in both ways to start jobs."""
 
 from __future__ import annotations
 
