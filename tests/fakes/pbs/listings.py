@@ -43,7 +43,7 @@ def _jobs(store: Store, state: State, ids: list[str], *, elements: bool, ended: 
     except Refusal as refusal:
         _print(store, {})
         words = f"{ids[0]} Job has finished, use -x or -H to obtain historical job information"
-        raise Refusal(words if refusal.status == 35 else refusal.text, refusal.status) from None  # noqa: PLR2004
+        raise Refusal(words if refusal.status == 35 else refusal.text, refusal.status) from None
     entries: dict[str, object] = {}
     for job in chosen:
         if job.letter == "F" and not ended:

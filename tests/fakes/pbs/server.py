@@ -6,12 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from koala_adapter.plugin.commands import login_name
 from tests.fakes.commandfile import write_command
 from tests.fakes.pbs.state import ALIVE, Settings, Store
 
@@ -63,7 +63,7 @@ class FakePbs:
             "queue": "workq",
             "max_array_size": max_array_size,
             "history": history,
-            "operators": [login_name()] if operators is None else list(operators),
+            "operators": [pwd.getpwuid(os.geteuid()).pw_name] if operators is None else list(operators),
             "site_hook": site_hook,
         }
         self.conf.write_text(json.dumps(settings))
