@@ -36,6 +36,11 @@ def checked(job: str) -> str:
     return job
 
 
+def is_job_id(text: str) -> bool:
+    """Tell whether a text has the form of an id of a job, an array or an element."""
+    return _ID.fullmatch(text) is not None
+
+
 def is_array(job: str) -> bool:
     """Tell whether an id is that of a whole array."""
     match = _ID.fullmatch(job)

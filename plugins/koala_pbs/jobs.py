@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_pbs.documents import read_entries
-from koala_pbs.jobids import array_index, array_of, is_array
+from koala_pbs.jobids import array_index, array_of, is_array, is_job_id
 from koala_pbs.selection import parse_exec_vnode, parse_select, placement_of
 from koala_pbs.states import MOVED, hold_owner, job_end, job_state
 from koala_pbs.values import mebibytes_of, moment_of, number_of, seconds_of
@@ -34,6 +34,9 @@ _DEPENDS = ("after", "on:", "runone:", "syncwith:")
 def parse_jobs(text: str) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing, elements of arrays singly. Raises ValueError that names a job at fault."""
     entries = read_entries(text, "Jobs")
+    strange = next((id_ for id_ in entries if not is_job_id(id_)), None)
+    if strange is not None:
+        raise ValueError(f"{strange[:60]!r} is no job id")
     return tuple(
         _named(id_, attributes, entries.get(array_of(id_), {}))
         for id_, attributes in entries.items()
