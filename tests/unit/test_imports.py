@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
-PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
+PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_pbs", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
 APPLICATION_SIDE = f"{CORE}.negotiation.applicationside"
 WORKER = f"{CORE}.liveworkload.worker"
@@ -94,6 +94,7 @@ MAY_IMPORT = {
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
+    "koala_pbs": (*PLUGIN_SUPPORT, "koala_pbs"),
     "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),
     "koala_slurm": (*PLUGIN_SUPPORT, "koala_slurm"),
     "koala_wiki": (
