@@ -15,7 +15,7 @@ from koala_adapter.api.reports import JobReport
 from koala_adapter.api.statedirectory import socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
     from koala_adapter.api.protocol import Reply, Request
@@ -46,7 +46,7 @@ class AsyncClient:
         request = protocol.Request(operation="resize", job_id=job_id, component=component, processors=processors)
         return from_json(JobReport, await self._ask(request))
 
-    async def watch(self, job_id: str) -> AsyncIterator[JobReport]:
+    async def watch(self, job_id: str) -> AsyncGenerator[JobReport, None]:
         """Yield the report of a job now and after each change, until it is over. Raises JobNotFoundError."""
         async with self._connected() as (reader, writer):
             await self._send(writer, protocol.Request(operation="watch", job_id=job_id))
