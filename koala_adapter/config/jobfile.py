@@ -61,11 +61,13 @@ def load_job_text(
     return _job(table, files, site, name=source, job_id=job_id, user=user, submitted_at=submitted_at)
 
 
-def job_of_values(values: Mapping[str, object], *, source: str, user: str, site: SiteConfig, directory: Path) -> Job:
+def job_of_values(
+    values: Mapping[str, object], *, source: str, user: str, directory: Path, site: SiteConfig | None = None
+) -> Job:
     """Return the job that values describe which a program has put together, by the keys of a job file.
 
-    ``source``: what refusals call them. ``directory``: where relative input files are. The service gives the id.
-    Raises ConfigurationError with all that is wrong, one problem per line.
+    ``source``: what refusals call them. ``directory``: where relative input files are. ``site``: as for ``load_job``.
+    The service gives the id. Raises ConfigurationError with all that is wrong, one problem per line.
     """
     table, files = _table(Document(source=source, text="", data=values), directory.absolute(), site)
     return _job(table, files, site, name=source, job_id=JobId("0"), user=user, submitted_at=0.0)

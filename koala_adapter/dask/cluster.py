@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 JOB = "job"
 """The one entry in what :class:`SpecCluster` takes for a table of workers."""
 LOCALHOST = "127.0.0.1"
+UNFINISHED = frozenset({"waiting", "queued", "no-worker", "processing"})
+"""Words of Dask's scheduler for tasks that wait for somebody to work them out."""
 
 logger = logging.getLogger(__name__)
 
@@ -291,8 +293,10 @@ class KoalaCluster(SpecCluster):
         self._cluster_manager_logs.append((datetime.now(), text))  # noqa: DTZ005 - as Dask does
         logger.log(logging.WARNING if trouble else logging.INFO, "koala: %s", text)
 
-    def job_over(self) -> None:
+    def job_over(self, text: str, *, bad: bool) -> None:
         """Note that the job has ended by itself: nothing is wanted any more until :meth:`scale` says so."""
+        tasks = self.scheduler.tasks.values() if isinstance(self.scheduler, Scheduler) else ()
+        self.say(text, trouble=bad or any(task.state in UNFINISHED for task in tasks))
         if self.status is not Status.closing:
             self._wanted = 0
             self.worker_spec = {}

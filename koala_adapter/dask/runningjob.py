@@ -40,8 +40,8 @@ class Owner(Protocol):
     def say(self, text: str, *, trouble: bool = False) -> None:
         """Take what a person may want to know."""
 
-    def job_over(self) -> None:
-        """Note that the job has ended by itself."""
+    def job_over(self, text: str, *, bad: bool) -> None:
+        """Note that the job has ended by itself; ``text`` says so, ``bad``: otherwise than well."""
 
 
 class WorkersJob(ProcessInterface):
@@ -150,8 +150,8 @@ class WorkersJob(ProcessInterface):
         before, self.report = self.over, report
         if self.over and not before:
             if self.status is not Status.closing:
-                self._owner.say(f"job {self.job_id} has ended by itself: {report.explanation}", trouble=True)
-                self._owner.job_over()
+                text = f"job {self.job_id} has ended by itself: {report.explanation} (`koala logs {self.job_id}`)"
+                self._owner.job_over(text, bad=report.outcome is None or report.outcome.exit_code != 0)
             self.status = Status.closed
         async with self._changed:
             self._changed.notify_all()

@@ -52,7 +52,11 @@ def job_values(
         "initial": settings.minimum if size is None else size,
         "flexible": settings.cluster is None,
         "retire_grace": settings.retire_grace,
-        "environment": {"DASK_LEAVE_SECONDS": f"{settings.retire_grace / 2:g}", **settings.environment},
+        "environment": {
+            "DASK_LEAVE_SECONDS": f"{settings.retire_grace / 2:g}",
+            "PYTHONDONTWRITEBYTECODE": "1",  # in a directory that lives as long as the worker
+            **settings.environment,
+        },
         "input_files": [*settings.input_files, *({"source": at, "target": name} for name, at in files.items())],
     }
     job: dict[str, object] = {
