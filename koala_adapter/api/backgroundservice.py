@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
@@ -57,6 +58,8 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
             os.close(log)
     with os.fdopen(reader, "rb") as ready:
         if _read_within(ready.fileno(), timeout) == READY:
+            # Whoever lives longer than the service must not keep what is left of it.
+            threading.Thread(target=process.wait, name="koala-service-end", daemon=True).start()
             return process.pid
     process.terminate()
     with (directory / LOG_NAME).open("rb") as file:
