@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PROGRAMS = Path(__file__).with_name("daskprograms.py")
 LIVENESS = 240.0
+OWN = frozenset({"sum", "scattered", "executor", "lost", "none", "another", "closed"})
+"""Words with which lines of the programs begin that are the same each time."""
 
 
 class DaskProgram:
@@ -40,6 +42,11 @@ class DaskProgram:
     def said(self) -> list[str]:
         """The lines that it has printed."""
         return self.output.read_text(errors="replace").splitlines()
+
+    @property
+    def results(self) -> list[str]:
+        """The lines that are its own, without what Dask logs beside them."""
+        return [line for line in self.said if line.partition(" ")[0] in OWN]
 
     def until_said(self, beginning: str) -> str:
         """Return what follows the beginning of a line, as soon as there is one."""

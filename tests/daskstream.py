@@ -32,7 +32,7 @@ def main(enough: Path) -> None:
         ) as cluster,
         Client(cluster) as client,
     ):
-        futures: list[Future] = []
+        futures: list[Future[int]] = []
         while not enough.exists():
             first = len(futures)
             futures += client.map(square, range(first, first + ROUND), seconds=SECONDS)

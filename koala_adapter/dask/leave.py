@@ -41,6 +41,7 @@ async def leave(worker: Worker) -> None:
             until = time.monotonic() + PATIENCE
             while (worker.state.executing or worker.state.long_running) and time.monotonic() < until:  # noqa: ASYNC110 - Dask tells nobody
                 await asyncio.sleep(LOOK_AGAIN)
+            worker.periodic_callbacks["heartbeat"].stop()  # or the scheduler wonders who this is
             await worker.scheduler.retire_workers(workers=[worker.address], remove=True)
     finally:
         await worker.close(executor_wait=False, reason="it was asked to leave")

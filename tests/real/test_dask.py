@@ -105,8 +105,7 @@ def test_a_cluster_of_a_script_over_two_batch_systems(
         dask.until_said("closed")
         assert dask.ended() == 0
     sums = [sum_of_squares(0, TASKS), sum_of_squares(TASKS, 2 * TASKS), sum_of_squares(0, TASKS)]
-    assert [line for line in dask.said if line.startswith("sum")] == sums
-    assert dask.said[-4:] == ["scattered True", "executor 0 1 4 9 16", "lost 0", "closed"]
+    assert dask.results == [*sums, "scattered True", "executor 0 1 4 9 16", "lost 0", "closed"], dask.said
     assert user.wait_over(rigid).state is JobState.COMPLETED
     changes = expect_over(user, "1", 0, EXIT_CANCELLED).size_changes
     assert {one.cluster for one in changes if one.reason == f"room for job {rigid}"} == set(user.systems)
