@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,10 +24,10 @@ from tests.taskqueue import expected_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+MANUAL = Path(__file__).parents[1] / "docs" / "malleable.md"
 SQUARES = "0 1 4 9 16"
 CLOSED = frozenset({0, EXIT_CANCELLED})
 """How the job of a cluster that is closed ends: its workers do, and are cancelled where they take too long."""
@@ -94,6 +98,21 @@ def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
     expected = ["none - 0", *sums, "another job True", f"executor {SQUARES}", "closed"]
     assert dask.results == expected, dask.said
     assert {exit_code(koala, job) for job in ("1", "2", "3")} <= CLOSED
+
+
+def test_the_program_of_the_manual_runs(koala: Koala) -> None:
+    """What docs/malleable.md shows works as it stands, here with fewer workers; nobody has begun a service."""
+    (program_text,) = re.findall(r"^```python\n(.*?)^```$", MANUAL.read_text(), re.MULTILINE | re.DOTALL)
+    assert "maximum=40" in program_text
+    path = koala.directory / "manual.py"
+    path.write_text(program_text.replace("maximum=40", "maximum=3"))
+    own = {"KOALA_SITE": str(koala.site_file), "KOALA_STATE": str(koala.state)}
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, env={**koala.environment, **own}, stdout=subprocess.PIPE, text=True, check=True)
+    told, first, second = done.stdout.splitlines()
+    assert told.endswith("and the workers are job 1")
+    assert (first, second) == (str(sum(n * n for n in range(200))), str(sum(n * n for n in range(20))))
+    assert exit_code(koala, "1") in CLOSED
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
