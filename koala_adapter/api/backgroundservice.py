@@ -56,10 +56,10 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
         finally:
             os.close(writer)
             os.close(log)
+    # Whoever lives longer than the service must not keep what is left of it.
+    threading.Thread(target=process.wait, name="koala-service-end", daemon=True).start()
     with os.fdopen(reader, "rb") as ready:
         if _read_within(ready.fileno(), timeout) == READY:
-            # Whoever lives longer than the service must not keep what is left of it.
-            threading.Thread(target=process.wait, name="koala-service-end", daemon=True).start()
             return process.pid
     process.terminate()
     with (directory / LOG_NAME).open("rb") as file:
