@@ -140,7 +140,7 @@ class Client:
                     connection.sendall(request)
                     reply = self._reply(lines.readline())
                 except OSError as error:
-                    raise self._unavailable(error) from error
+                    raise unavailable(self.directory, error) from error
                 request, last = b"", reply.last
                 yield from_json(JobReport, reply.result)
 
@@ -150,11 +150,11 @@ class Client:
                 connection.sendall(protocol.encode(request))
                 return self._reply(lines.readline()).result
             except OSError as error:
-                raise self._unavailable(error) from error
+                raise unavailable(self.directory, error) from error
 
     def _reply(self, line: bytes) -> Reply:
         if not line:
-            raise self._unavailable("it closed the connection")
+            raise unavailable(self.directory, "it closed the connection")
         reply = protocol.decode_reply(line)
         protocol.raise_refusal(reply)
         return reply
@@ -167,11 +167,13 @@ class Client:
             connection.connect(path)
         except OSError as error:
             connection.close()
-            raise self._unavailable(error) from error
+            raise unavailable(self.directory, error) from error
         return connection
 
-    def _unavailable(self, why: object) -> ServiceUnavailableError:
-        said = getattr(why, "strerror", None) or why
-        return ServiceUnavailableError(
-            f"no koala service answers in {self.directory}: {said}", hint="start one with `koala serve`"
-        )
+
+def unavailable(directory: Path, why: object) -> ServiceUnavailableError:
+    """Return the error that says that no service answers in a state directory, and how to have one."""
+    said = getattr(why, "strerror", None) or why
+    return ServiceUnavailableError(
+        f"no koala service answers in {directory}: {said}", hint="start one with `koala serve`"
+    )

@@ -18,7 +18,7 @@ from koala_adapter.config.malleablejob import (
     malleability_problems,
     signal_number,
 )
-from koala_adapter.config.tomlfile import parse_document, read_document
+from koala_adapter.config.tomlfile import Document, parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Retirement
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.config.tomlfile import Document, KeyPath
+    from koala_adapter.config.tomlfile import KeyPath
     from koala_adapter.model import InputFile
 
 HINT = "every key is described in docs/jobfile.md"
@@ -59,6 +59,18 @@ def load_job_text(
     """
     table, files = _table(parse_document(text, source=source), directory.absolute(), site)
     return _job(table, files, site, name=source, job_id=job_id, user=user, submitted_at=submitted_at)
+
+
+def job_of_values(
+    values: Mapping[str, object], *, source: str, user: str, directory: Path, site: SiteConfig | None = None
+) -> Job:
+    """Return the job that values describe which a program has put together, by the keys of a job file.
+
+    ``source``: what refusals call them. ``directory``: where relative input files are. ``site``: as for ``load_job``.
+    The service gives the id. Raises ConfigurationError with all that is wrong, one problem per line.
+    """
+    table, files = _table(Document(source=source, text="", data=values), directory.absolute(), site)
+    return _job(table, files, site, name=source, job_id=JobId("0"), user=user, submitted_at=0.0)
 
 
 def check_job(job: Job, site: SiteConfig) -> None:

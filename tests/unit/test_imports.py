@@ -90,6 +90,11 @@ MAY_IMPORT = {
         "host", "plugin", "batchsystem", "config", "scheduler", "driver", "dynaco", "vjm", "runners", "service"
     ),
     f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
+    f"{CORE}.dask": (
+        *_rooms("plugin", "config", "dask"),
+        *(f"{CORE}.api.{part}" for part in ("asyncclient", "backgroundservice", "client", "reports", "statedirectory")),
+    ),
+    f"{CORE}.dask.leave": (),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
@@ -108,12 +113,16 @@ MAY_IMPORT = {
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
-    f"{CORE}.api": (f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.wiki.koalasource", f"{CORE}.cli"),
+    f"{CORE}.api": (f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.wiki.koalasource", f"{CORE}.dask", f"{CORE}.cli"),
+    f"{CORE}.dask": (f"{CORE}.dask",),
     f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
     f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
 """The parts on top: whatever lies below them does not know them."""
+
+OF_EXTRAS = {"dask": f"{CORE}.dask", "distributed": f"{CORE}.dask"}
+"""What only an extra of setup.cfg brings along, and the one part that needs it."""
 
 # fmt: off
 WORLD = frozenset({
@@ -246,6 +255,15 @@ def direction_violations(module: Module) -> list[str]:
     return found
 
 
+def extra_violations(module: Module) -> list[str]:
+    """Return each import of what is not installed with koala-adapter itself, but for the part that is for it."""
+    return [
+        f"{module.path}:{item.line}: {module.name} may not import {item.target}"
+        for item in imports(module)
+        if (top := item.target.partition(".")[0]) in OF_EXTRAS and not within(module.name, [OF_EXTRAS[top]])
+    ]
+
+
 def import_circle(modules: Sequence[Module]) -> list[str]:
     """Return the names of modules that import each other in a circle, the first again as the last; empty without."""
     names = {module.name for module in modules}
@@ -302,6 +320,13 @@ def test_dependencies_point_one_way() -> None:
     assert [line for module in source_modules() for line in direction_violations(module)] == []
 
 
+def test_an_extra_is_needed_by_its_own_part_alone() -> None:
+    """Who does not use Dask needs none of it."""
+    assert [line for module in source_modules() for line in extra_violations(module)] == []
+    assert len(extra_violations(snippet(f"{CORE}.cli.run", "def f() -> None:\n    import distributed.client"))) == 1
+    assert extra_violations(snippet(f"{CORE}.dask.cluster", "from distributed import Client")) == []
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """What one module is can be understood without those that use it, also where only annotations name them."""
     assert import_circle(source_modules()) == []
@@ -344,6 +369,8 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         (f"{CORE}.queueing.maui", "from koala_adapter.scheduler.core import Scheduler"),
         (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service.service import Service"),
         (AGENT, "from koala_adapter.errors import KoalaError"),
+        (f"{CORE}.cli.run", "from koala_adapter.dask import KoalaCluster"),
+        (f"{CORE}.dask.cluster", "from koala_adapter.service.service import Service"),
         ("koala_slurm.parsing", "from koala_adapter.service.service import Service"),
         ("koala_slurm.parsing", "from koala_adapter.scheduler.core import Scheduler"),
         ("koala_local", "import koala_slurm"),
