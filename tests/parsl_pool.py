@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import parsl
@@ -14,11 +15,12 @@ from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from koala_adapter.parsl import KoalaProvider
 
 POOL = "parsl.executors.high_throughput.process_worker_pool"
+TASKS_ARE_FOUND = f"export PYTHONPATH={Path(__file__).parents[1]}"
+"""For workers, which import the module of a task."""
 INTERCHANGE = "parsl.executors.high_throughput.interchange"
 
 

@@ -13,7 +13,7 @@ from koala_adapter.errors import ConfigurationError
 from koala_adapter.parsl import KoalaProvider
 from koala_adapter.scheduler.outcome import JobState
 from tests.local_koala import LIVENESS, Koala, eventually
-from tests.parsl_pool import parsl_over, squares
+from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,13 @@ def koala(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Koala]:
 
 def provider(koala: Koala, **more: object) -> KoalaProvider:
     """Return a provider of the test's site."""
-    given = {"site": koala.site_file, "state": koala.state, "walltime": "00:05:00", "status_polling_interval": 1}
+    given = {
+        "site": koala.site_file,
+        "state": koala.state,
+        "walltime": "00:05:00",
+        "status_polling_interval": 1,
+        "worker_init": TASKS_ARE_FOUND,
+    }
     return KoalaProvider(**{**given, **more})  # type: ignore[arg-type]
 
 

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
@@ -47,6 +48,8 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
             os.close(log)
     with os.fdopen(reader, "rb") as ready:
         if _read_within(ready.fileno(), timeout) == READY:
+            # A caller that goes on for long, such as a notebook, is to leave no zombie when the service ends.
+            threading.Thread(target=process.wait, name="koala service", daemon=True).start()
             return process.pid
     process.terminate()
     with (directory / LOG_NAME).open("rb") as file:

@@ -39,7 +39,7 @@ class Block:
     status: JobStatus
 
 
-class KoalaProvider(ExecutionProvider, RepresentationMixin):  # type: ignore[misc] - Parsl's mixin has no types
+class KoalaProvider(ExecutionProvider, RepresentationMixin):
     """Blocks of workers on every cluster of a koala site, with one executor for all of them.
 
     A block is a koala job of ``nodes_per_block`` processors. Each of them is a placeholder, wherever koala found one
@@ -125,16 +125,15 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):  # type: ignore[mis
         Raises SubmitException, with the message of koala, when it is refused or no service can be had.
         """
         if tasks_per_node != 1:
-            raise SubmitException(job_name, f"koala runs one task on each processor, not {tasks_per_node}")
+            raise _refused(job_name, f"koala runs one task on each processor, not {tasks_per_node}")
         try:
             job = self._job(command, job_name)
-            try:
-                job_id = self._client.submit(job)
-            except ServiceUnavailableError:
+            # Asked first: a submission that is repeated after an error may have arrived before, too.
+            if not self._client.running():
                 stand_by(self._client, self._site_file)
-                job_id = self._client.submit(job)
+            job_id = self._client.submit(job)
         except KoalaError as error:
-            raise SubmitException(job_name, str(error)) from error
+            raise _refused(job_name, str(error)) from error
         self.resources[job_id] = Block(job_id=job_id, status=JobStatus(JobState.PENDING))
         return job_id
 
@@ -189,6 +188,10 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):  # type: ignore[mis
         except KoalaError:
             return False
         return True
+
+
+def _refused(name: str, why: str) -> SubmitException:
+    return SubmitException(name, why)  # type: ignore[no-untyped-call] # Parsl's, which has no types
 
 
 def _status_of(report: JobReport) -> JobStatus:

@@ -321,3 +321,24 @@ def test_without_an_approach_a_wanted_size_is_had_from_what_is_free() -> None:
     site.take(taking)
     assert site.sizes("1") == [1, 3]
     assert site.record("1").size_changes[-1].reason == "its owner wants 5"
+
+
+def test_what_is_about_to_be_given_up_is_not_replaced_before_it_has_gone() -> None:
+    """An owner who wants fewer and then more again gets more when the others have left: never beyond the maximum."""
+    site = MalleableSite({"a": 4, "b": 4}, Approach.NONE)
+    site.start(headed(1, 4, flexible=True))
+    want(site, 4)
+    for taking in of_kind(TakeProcessors, site.hold_stubs()):
+        site.take(taking)
+    assert sum(site.sizes("1")) == 5
+    asked = of_kind(RequestProcessors, want(site, 2))
+    for one in asked:
+        site.answer(one)
+    assert of_kind(SubmitPlaceholders, want(site, 4)) == []
+    for rank in [rank for one in asked for rank in _latest(site, one)]:
+        end(site, rank, TERMINATED)
+    site.end_ending()
+    for _ in range(2):
+        for taking in of_kind(TakeProcessors, site.hold_stubs()):
+            site.take(taking)
+    assert sum(site.sizes("1")) == 5
