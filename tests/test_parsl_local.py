@@ -93,10 +93,13 @@ def test_submit_status_and_cancel(koala: Koala) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"cluster": "gamma"}, 'found "gamma", allowed is a cluster of the site: alpha or beta'),
-        ({"walltime": "90"}, "walltime"),
-        ({"nodes_per_block": 0}, "processors"),
-        ({"placement": "nearest"}, "placement"),
+        (
+            {"cluster": "gamma"},
+            '^KoalaProvider: cluster: found "gamma", allowed is a cluster of the site: "alpha", "beta"',
+        ),
+        ({"walltime": "90"}, '^KoalaProvider: walltime: found "90", '),
+        ({"nodes_per_block": 0}, "^KoalaProvider: nodes_per_block: found 0, allowed is a whole number from 1"),
+        ({"placement": "nearest"}, '^KoalaProvider: placement: found "nearest", allowed is '),
         ({"site": "/nowhere/site.toml"}, "there is no such site file"),
     ],
 )

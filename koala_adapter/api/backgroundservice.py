@@ -46,10 +46,10 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
         finally:
             os.close(writer)
             os.close(log)
+    # A caller that goes on for long, such as a notebook, is to have no zombie when the service ends.
+    threading.Thread(target=process.wait, name="koala service", daemon=True).start()
     with os.fdopen(reader, "rb") as ready:
         if _read_within(ready.fileno(), timeout) == READY:
-            # A caller that goes on for long, such as a notebook, is to leave no zombie when the service ends.
-            threading.Thread(target=process.wait, name="koala service", daemon=True).start()
             return process.pid
     process.terminate()
     with (directory / LOG_NAME).open("rb") as file:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
 
 COMPONENT = "block"
+SOURCE = "KoalaProvider"
+"""What refusals of a block's job file call it."""
 LONGEST_NAME = 128
 _STATES: Mapping[JobState, BlockState] = {
     JobState.WAITING: BlockState.PENDING,
@@ -64,6 +66,12 @@ def job_text(shape: BlockShape, command: str, name: str) -> str:
     else:
         block["flexible"] = shape.processors > 1
     return f"{_lines(header)}\n[[components]]\n{_lines(block)}"
+
+
+def in_our_words(refusal: str) -> str:
+    """Return what is wrong with a block's job file as what is wrong with the arguments of the provider."""
+    own = re.sub(rf"^{SOURCE}:[0-9]+: (components\[0\]\.)?", f"{SOURCE}: ", refusal, flags=re.MULTILINE)
+    return re.sub(rf"^{SOURCE}: processors\b", f"{SOURCE}: nodes_per_block", own, flags=re.MULTILINE)
 
 
 def _title(name: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,9 @@ from koala_adapter.api.statedirectory import check_directory
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.locations import find_site_file, state_directory
 from koala_adapter.config.sitefile import load_site
-from koala_adapter.errors import JobNotFoundError, KoalaError, ServiceUnavailableError
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
 from koala_adapter.model import JobId
-from koala_adapter.parsl.blocks import COMPONENT, BlockShape, block_state, job_text
+from koala_adapter.parsl.blocks import COMPONENT, SOURCE, BlockShape, block_state, in_our_words, job_text
 from koala_adapter.plugin import load_plugins
 from koala_adapter.plugin.commands import login_name
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.reports import JobReport
     from koala_adapter.model import Job
+
+
+PAUSE = 30.0
+"""Seconds until it is tried again to start a service that did not come up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         self.script_dir = None
         self.resources: dict[object, Any] = {}
         self._interval = status_polling_interval
+        self._failed_start: tuple[float, KoalaError] | None = None
         self._site_file = find_site_file(None if site is None else Path(site))
         self._site = load_site(self._site_file, load_plugins())
         directory = state_directory(None if state is None else Path(state))
@@ -130,7 +136,7 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
             job = self._job(command, job_name)
             # Asked first: a submission that is repeated after an error may have arrived before, too.
             if not self._client.running():
-                stand_by(self._client, self._site_file)
+                self._stand_by()
             job_id = self._client.submit(job)
         except KoalaError as error:
             raise _refused(job_name, str(error)) from error
@@ -151,15 +157,18 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
 
     def _job(self, command: str, name: str) -> Job:
         """Return the job of a block, checked against the site. Raises ConfigurationError."""
-        return load_job_text(
-            job_text(self._shape, command, name),
-            directory=Path.cwd(),
-            job_id=JobId("0"),
-            user=login_name(),
-            submitted_at=0.0,
-            source="KoalaProvider",
-            site=self._site,
-        )
+        try:
+            return load_job_text(
+                job_text(self._shape, command, name),
+                directory=Path.cwd(),
+                job_id=JobId("0"),
+                user=login_name(),
+                submitted_at=0.0,
+                source=SOURCE,
+                site=self._site,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(in_our_words(error.message), hint="see help(KoalaProvider)") from None
 
     def _status(self, job_id: str) -> JobStatus:
         try:
@@ -173,15 +182,25 @@ class KoalaProvider(ExecutionProvider, RepresentationMixin):
         try:
             return self._client.job(job_id)
         except ServiceUnavailableError:
-            stand_by(self._client, self._site_file)
+            self._stand_by()
             return self._client.job(job_id)
+
+    def _stand_by(self) -> None:
+        """See to it that a service answers, where that has not been in vain a moment ago."""
+        if self._failed_start is not None and time.monotonic() < self._failed_start[0] + PAUSE:
+            raise self._failed_start[1]
+        try:
+            stand_by(self._client, self._site_file)
+        except KoalaError as error:
+            self._failed_start = time.monotonic(), error
+            raise
 
     def _cancel(self, job_id: str) -> bool:
         try:
             try:
                 self._client.cancel(job_id)
             except ServiceUnavailableError:
-                stand_by(self._client, self._site_file)
+                self._stand_by()
                 self._client.cancel(job_id)
         except JobNotFoundError:
             return True
