@@ -148,8 +148,9 @@ def once(cluster: SlurmCluster, make: Callable[[], Pool], way: Way, size: int) -
 
 
 def running(cluster: SlurmCluster) -> int:
-    """Return how many processors are in use, those of jobs that are being cleaned up included."""
-    return sum(int(row[0]) for row in cluster.squeue("--states=RUNNING,COMPLETING,SUSPENDED", form="%C"))
+    """Return how many processors are in use, or on nodes that Slurm gives to nobody while it cleans up after a job."""
+    idle = int(cluster.run("sinfo", "--noheader", "--format=%C").split("/")[1])
+    return LARGEST - idle + len(cluster.squeue("--states=COMPLETING", form="%i"))
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -216,6 +216,8 @@ class Parsl(Way):
             provider=provider,
             encrypted=False,
             max_workers_per_node=1,
+            heartbeat_period=2,  # whoever was killed is noticed soon
+            heartbeat_threshold=8,
             launch_cmd=DEFAULT_LAUNCH_CMD.replace("process_worker_pool.py", pool, 1),
             interchange_launch_cmd=[sys.executable, "-m", "parsl.executors.high_throughput.interchange"],
         )
