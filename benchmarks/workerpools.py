@@ -155,7 +155,7 @@ class Dask(Way):
             python=sys.executable,
             log_directory=str(self.directory / "dask-logs"),
             local_directory=str(self.directory / "dask"),
-            scheduler_options={"dashboard_address": None},
+            scheduler_options={"dashboard_address": ":0"},
         )
         self._cluster = cluster
         return DaskPool(cluster)
@@ -164,7 +164,7 @@ class Dask(Way):
         """See Way: the command of dask-jobqueue's own job scripts, with a scheduler of its own."""
         from distributed import LocalCluster  # noqa: PLC0415 - see above
 
-        self._cluster = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=None)
+        self._cluster = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0")
         self.callback(self._cluster.close)
         worker = ["-m", "distributed.cli.dask_worker", self._cluster.scheduler_address, "--nthreads", "1"]
         options = ["--memory-limit", MEMORY, "--death-timeout", "60", "--interface", "lo", "--no-dashboard"]

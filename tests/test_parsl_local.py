@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import parsl
 import pytest
 from parsl.jobs.states import JobState as BlockState
 from parsl.providers.errors import SubmitException
@@ -17,7 +21,8 @@ from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "malleable" / "parsl_primes.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -119,3 +124,25 @@ def test_a_block_that_cannot_be_submitted_says_why(koala: Koala) -> None:
         blocks.submit("true", 1)
     assert blocks.status(["7"])[0].state is BlockState.UNKNOWN
     assert blocks.cancel(["7"]) == [False]
+
+
+def test_the_example_runs_as_it_stands(koala: Koala) -> None:
+    """With nothing but the site file named, and Parsl's programs in the PATH; it leaves nothing behind."""
+    programs = Path(parsl.__file__).parents[4] / "bin"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "40000"],
+        env={
+            **koala.environment,
+            "KOALA_SITE": str(koala.site_file),
+            "KOALA_STATE": str(koala.state),
+            "PATH": f"{programs}:{koala.environment['PATH']}",
+        },
+        cwd=koala.directory,
+        capture_output=True,
+        text=True,
+        timeout=LIVENESS,
+        check=False,
+    )
+    assert done.stdout.startswith("4203 primes below 40000\n"), (done.stdout, done.stderr)
+    assert done.stdout.count(" of 2 shares") in {1, 2}
+    eventually(lambda: koala.placeholders() == [])

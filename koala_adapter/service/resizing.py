@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import anyio
 import structlog
 
+from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.scheduler import actions as act
@@ -50,6 +51,13 @@ def resizable(record: JobRecord, name: str, processors: int) -> str:
         bounds_ = f"{component.minimum} to {component.maximum}"
         message = f"job {job.id}: component {component.name!r} cannot have {processors} processors"
         raise JobRefusedError(message, hint=f"its job file allows {bounds_}")
+    rule = rule_named(component.sizes)
+    if rule.largest(processors) != processors:
+        usable = {rule.largest(processors), rule.smallest(processors)}
+        near = [str(size) for size in sorted(usable) if component.minimum <= size <= component.maximum]
+        message = f"job {job.id}: component {component.name!r} cannot use {processors} processors"
+        hint = f'its job file says sizes = "{component.sizes}"' + (f"; near are {' and '.join(near)}" if near else "")
+        raise JobRefusedError(message, hint=hint)
     return component.name
 
 
