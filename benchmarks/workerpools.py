@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -63,6 +64,11 @@ class Way(contextlib.ExitStack, ABC):
     @abstractmethod
     def wait(self, workers: int) -> None:
         """Wait until so many workers compute, no more and no fewer."""
+
+
+def untyped(module: str) -> Any:  # noqa: ANN401 - that is what it is for
+    """Import a module that has no types, or need not be here, when it is used."""
+    return importlib.import_module(module)
 
 
 def wait_for(what: str, condition: Any) -> None:  # noqa: ANN401 - any callable without arguments
@@ -144,9 +150,7 @@ class Dask(Way):
 
     def theirs(self) -> Pool:
         """See Way."""
-        from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - see above
-
-        cluster = SLURMCluster(
+        cluster = untyped("dask_jobqueue").SLURMCluster(
             cores=1,
             processes=1,
             memory=MEMORY,
@@ -164,9 +168,7 @@ class Dask(Way):
 
     def command(self) -> Sequence[str]:
         """See Way: the command of dask-jobqueue's own job scripts, with a scheduler of its own."""
-        from distributed import LocalCluster  # noqa: PLC0415 - see above
-
-        self._cluster = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0")
+        self._cluster = untyped("distributed").LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0")
         self.callback(self._cluster.close)
         worker = ["-m", "distributed.cli.dask_worker", self._cluster.scheduler_address, "--nthreads", "1"]
         options = ["--memory-limit", MEMORY, "--death-timeout", str(DEADLINE), "--interface", "lo", "--no-nanny"]
@@ -174,9 +176,7 @@ class Dask(Way):
 
     def wait(self, workers: int) -> None:
         """See Way."""
-        from distributed import Client as DaskClient  # noqa: PLC0415 - see above
-
-        with DaskClient(self._cluster, set_as_default=False) as client:
+        with untyped("distributed").Client(self._cluster, set_as_default=False) as client:
             wait_for(f"{workers} workers", lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == workers)
             if len(client.run(os.getpid)) != workers:
                 raise SystemExit("a worker does not compute")
@@ -245,9 +245,7 @@ class Parsl(Way):
 
     def command(self) -> Sequence[str]:
         """See Way: the command that Parsl gives its providers, of an executor that is to start no blocks itself."""
-        from parsl.providers import LocalProvider  # noqa: PLC0415 - see above
-
-        kernel = self._begin(LocalProvider(init_blocks=0, max_blocks=0))
+        kernel = self._begin(untyped("parsl.providers").LocalProvider(init_blocks=0, max_blocks=0))
         self.callback(kernel.cleanup)
         return ["/bin/bash", "-c", f"exec {self._executor.launch_cmd.format(block_id='koala')}"]
 
