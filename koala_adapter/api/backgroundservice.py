@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service where none runs: as a process of its own, which outlives whoever needed one, or as somebody else's."""
+"""Starting a service as a process of its own, which outlives the command that needed one."""
 
 from __future__ import annotations
 
@@ -8,24 +8,14 @@ import select
 import subprocess
 import sys
 import threading
-import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
-from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
+from koala_adapter.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from koala_adapter.api.client import Client
-
-T = TypeVar("T")
-
-COMING_UP = 120.0
-"""Seconds to wait for a service that somebody else is starting."""
-OTHER_START = 2.0
-"""Seconds after which it is looked whether that one is still there."""
 READY = b"ready\n"
 IDLE_LIMIT = 1800
 """Seconds without an unfinished job after which a service that a command started in the background ends."""
@@ -56,8 +46,8 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
         finally:
             os.close(writer)
             os.close(log)
-    # Whoever lives longer than the service must not keep what is left of it.
-    threading.Thread(target=process.wait, name="koala-service-end", daemon=True).start()
+    # A caller that goes on for long, such as a notebook, is to have no zombie when the service ends.
+    threading.Thread(target=process.wait, name="koala service", daemon=True).start()
     with os.fdopen(reader, "rb") as ready:
         if _read_within(ready.fileno(), timeout) == READY:
             return process.pid
@@ -67,25 +57,6 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
         lines = file.read().decode(errors="replace").strip().splitlines()
     said = "".join(f"\n  {line}" for line in lines[-5:]) or " and said nothing"
     raise ServiceUnavailableError(f"the service did not come up{said}", hint=f"see {directory / LOG_NAME}")
-
-
-def unless_another_answers(client: Client, start: Callable[[], T]) -> T | None:
-    """Return what ``start`` returns; None when another service, on whose start it waited, answers instead.
-
-    Raises ServiceRunningError when another process owns the directory and does not come to answer.
-    """
-    until = time.monotonic() + COMING_UP
-    while True:
-        try:
-            return start()
-        except ServiceRunningError as error:
-            # In between the start is tried again: the other one may fail.
-            if client.wait_until_running(OTHER_START):
-                return None
-            if time.monotonic() > until:
-                message = f"{error.message}, but has not answered for {COMING_UP:.0f} s"
-                hint = f"see what it says there, or in {client.directory / LOG_NAME}; end it and try again"
-                raise ServiceRunningError(message, hint=hint) from None
 
 
 def _read_within(descriptor: int, timeout: float) -> bytes:

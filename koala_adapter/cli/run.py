@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from koala_adapter.api.backgroundservice import start_in_background, unless_another_answers
+from koala_adapter.api.standby import stand_by, unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.jobs import PATIENCE, lost
@@ -85,7 +85,7 @@ def submit(session: Session, job_file: Path, as_json: bool) -> None:
 def go_on_in_background(session: Session, text: str) -> None:
     """Start a service that outlives this command, and say so, unless somebody else has just started one."""
     with session.progress.status("starting a service"):
-        pid = unless_another_answers(session.client, lambda: start_in_background(session.site_file, session.directory))
+        pid = stand_by(session.client, session.site_file)
     if pid is not None:
         session.remark(f"{text} (pid {pid}, log in {session.directory / LOG_NAME})")
 

@@ -11,7 +11,7 @@ from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface
 
 from koala_adapter.api.asyncclient import AsyncClient
-from koala_adapter.api.backgroundservice import start_in_background, unless_another_answers
+from koala_adapter.api.standby import stand_by
 from koala_adapter.api.client import Client
 from koala_adapter.dask.workerjob import COMPONENT
 from koala_adapter.errors import JobNotFoundError, KoalaError, ServiceUnavailableError
@@ -100,7 +100,7 @@ class WorkersJob(ProcessInterface):
         client = Client(self._client.directory)
         if client.running():
             return None
-        return unless_another_answers(client, lambda: start_in_background(self._site_file, client.directory))
+        return stand_by(client, self._site_file)
 
     async def resize(self, size: int) -> None:
         """Have so many workers as far as processors can be had; a service that does not answer is told once it does."""

@@ -13,7 +13,7 @@ from koala_adapter.scheduler.claiming.reuse import reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
 from koala_adapter.scheduler.malleable.growing import check_taken
 from koala_adapter.scheduler.malleable.offers import drop_changes
-from koala_adapter.scheduler.malleable.workerends import all_done, is_worker, worker_ended, worker_lost
+from koala_adapter.scheduler.malleable.workerends import all_done, deserted, is_worker, worker_ended, worker_lost
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ def placeholder_failed(context: Context, record: JobRecord, placeholder: Placeho
     if is_worker(record, rank.rank):
         if rank.rank not in record.departed:
             worker_lost(context, record, rank.rank, placeholder, end)
+            if deserted(context, record):
+                record.ended_by = placeholder.id
+                finish(context, record, _lost_rank(rank, placeholder, end))
         return
     if not record.state.final:
         record.ended_by = placeholder.id

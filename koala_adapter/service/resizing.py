@@ -8,11 +8,12 @@ under way is taken up where it was: an answer is given again, and workers that h
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 import structlog
 
+from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.scheduler import actions as act
@@ -22,12 +23,11 @@ from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.roster import bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
     from koala_adapter.model import ClusterName, JobId
-    from koala_adapter.runners.workers import WorkersRunner
+    from koala_adapter.runners.workers import Order, WorkersRunner
     from koala_adapter.scheduler.records import Claim, JobRecord, State
-    from koala_adapter.service.applications import Applications
 
 K = TypeVar("K", GrowOffer, ShrinkRequest)
 
@@ -51,7 +51,30 @@ def resizable(record: JobRecord, name: str, processors: int) -> str:
         bounds_ = f"{component.minimum} to {component.maximum}"
         message = f"job {job.id}: component {component.name!r} cannot have {processors} processors"
         raise JobRefusedError(message, hint=f"its job file allows {bounds_}")
+    rule = rule_named(component.sizes)
+    if rule.largest(processors) != processors:
+        usable = {rule.largest(processors), rule.smallest(processors)}
+        near = [str(size) for size in sorted(usable) if component.minimum <= size <= component.maximum]
+        message = f"job {job.id}: component {component.name!r} cannot use {processors} processors"
+        hint = f'its job file says sizes = "{component.sizes}"' + (f"; near are {' and '.join(near)}" if near else "")
+        raise JobRefusedError(message, hint=hint)
     return component.name
+
+
+class ResizedApplications(Protocol):
+    """The running applications, as far as they are brought to other sizes."""
+
+    def workers(self, record: JobRecord) -> WorkersRunner | None:
+        """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
+
+    def resized(self, record: JobRecord) -> WorkersRunner | None:
+        """Return the runner of a job that has been asked to change since this process began."""
+
+    def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
+        """Start the processes of ranks that a running job has got."""
+
+    def order(self, orders: Iterable[Order]) -> None:
+        """Have agents start or signal processes."""
 
 
 class Resizing:
@@ -59,7 +82,7 @@ class Resizing:
 
     def __init__(
         self,
-        applications: Applications,
+        applications: ResizedApplications,
         *,
         state: Callable[[], State],
         clock: Callable[[], float],
@@ -137,15 +160,20 @@ class Resizing:
         """Kill workers that were asked to end and take too long, until cancelled."""
         while True:
             asked = self._asked
-            now, due = self._clock(), inf
-            for record in list(self._state().jobs.values()):
-                runner = self._applications.resized(record)
-                if runner is not None:
-                    runner.departed(record.departed)
-                    self._applications.order(runner.kills(now))
-                    due = min(due, inf if runner.next_kill is None else runner.next_kill)
-            with anyio.move_on_after(max(0.0, due - now)):
+            due = self.kill_overdue()
+            with anyio.move_on_after(max(0.0, due - self._clock())):
                 await asked.wait()
+
+    def kill_overdue(self) -> float:
+        """Kill workers whose grace is over; return when that is to be looked at next, infinity: nobody is asked."""
+        now, due = self._clock(), inf
+        for record in list(self._state().jobs.values()):
+            runner = self._applications.resized(record)
+            if runner is not None:
+                runner.departed(record.departed)
+                self._applications.order(runner.kills(now))
+                due = min(due, inf if runner.next_kill is None else runner.next_kill)
+        return due
 
     def _retire(self, runner: WorkersRunner, request: ShrinkRequest, count: int) -> None:
         self._applications.order(runner.shrink(request, count, self._clock()))

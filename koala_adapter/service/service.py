@@ -316,6 +316,8 @@ class Service:
         found = resizable(record, component, processors)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
+        for driver in self.clusters.values():
+            driver.poller.poll_soon()
 
     @property
     def _scripts(self) -> ScriptMaker | None:

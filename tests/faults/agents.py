@@ -53,6 +53,9 @@ class Task:
     job: str
     rank: int
     end: TaskEnd | None = None
+    asked: bool = False
+    """It was asked to end."""
+    tell: Callable[[Task], None] = field(default=lambda _: None, repr=False)
 
 
 class SimulatedAgent:
@@ -127,13 +130,13 @@ class SimulatedAgent:
             self.job, self.tasks = job, {}
         if rank in self.tasks:
             return False
-        task = self.tasks[rank] = Task(job, rank)
+        task = self.tasks[rank] = Task(job, rank, tell=tell)
         tell(task)
-
-        def over() -> None:
-            if self.alive:
-                task.end = end
-                tell(task)
-
-        self.clock.after(seconds, over)
+        self.clock.after(seconds, lambda: self.end_task(task, end))
         return True
+
+    def end_task(self, task: Task, end: TaskEnd) -> None:
+        """Let a task end, unless it has."""
+        if self.alive and task.end is None:
+            task.end = end
+            task.tell(task)

@@ -94,6 +94,8 @@ class SimulatedService:
         self.outcomes: dict[JobId, list[JobOutcome]] = {}
         self.taken: list[act.TakeProcessors] = []
         self.process_starts: dict[tuple[str, int], int] = {}
+        self.process_ends: dict[tuple[str, int], TaskEnd] = {}
+        """How processes ended, whether anybody heard of it or not."""
         self.connected: dict[PlaceholderId, SimulatedAgent] = {}
         self.judges: dict[ClusterName, ListingJudge] = {}
         self._lied: set[ClusterName] = set()
@@ -163,6 +165,7 @@ class SimulatedService:
                 self.outcomes[id_] = [record.outcome]
         self.post(ev.Configured(time=self.now, parameters=self.parameters, clusters=self.site))
         self._doubt("restarted")
+        self.effector.resume()
         for name in self.lrms:
             self.later(0.0, partial(self._poll, name))
 
@@ -339,6 +342,7 @@ class SimulatedService:
         for task in list(agent.tasks.values()):
             self.heard(task)
         self.effector.start_in(agent.id)
+        self.effector.workers.registered(agent.id)
 
     def hung_up(self, agent: SimulatedAgent) -> None:
         """Take note of a broken connection."""

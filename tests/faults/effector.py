@@ -7,13 +7,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
 from tests.faults.agents import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 from tests.faults.applications import Applications
 from tests.faults.faults import SubmissionFate
+from tests.faults.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,7 @@ class SimulatedEffector:
         self._clock = service.clock
         self._faults = service.faults
         self._applications = Applications(service)
+        self.workers = Workers(service)
         self._keys: set[str] = set()
         self.shrunk_for_others = 0
         """Processors that were asked for because others wait."""
@@ -165,6 +167,9 @@ class SimulatedEffector:
         assert not any(self._was_silent(state.placeholders[rank.placeholder]) for rank in action.ranks)
         assert action.ranks == record.ranks[-len(action.ranks) :]
         self._service.taken.append(action)
+        if record.job.runner is RunnerName.WORKERS:
+            self.workers.resizing.take(action)
+            return
         for rank in action.ranks:
             self.start_in(rank.placeholder)
 
@@ -174,7 +179,10 @@ class SimulatedEffector:
 
     def offer_processors(self, action: act.OfferProcessors) -> None:
         """See Effector."""
-        self._applications.told(action)
+        if self._service.state.jobs[action.job_id].job.runner is RunnerName.WORKERS:
+            self.workers.resizing.offer(action)
+        else:
+            self._applications.told(action)
 
     def request_processors(self, action: act.RequestProcessors) -> None:
         """See Effector."""
@@ -185,13 +193,20 @@ class SimulatedEffector:
             wanted = sum(job.processors for job in state.clusters[action.cluster].others_waiting)
             assert step.value <= wanted or step.step.rounds > 1, "more than others want"
             self.shrunk_for_others += action.processors
-        self._applications.told(action)
+        if state.jobs[action.job_id].job.runner is RunnerName.WORKERS:
+            self.workers.resizing.request(action)
+        else:
+            self._applications.told(action)
 
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """See Effector: these applications did not count on it."""
 
     def grant_processors(self, action: act.GrantProcessors) -> None:
         """See Effector: these applications take what comes."""
+
+    def resume(self) -> None:
+        """Take up what the records say is under way, as the service does when it begins."""
+        self.workers.begin()
 
     def stir(self) -> None:
         """Let one application do as it pleases."""
@@ -208,12 +223,16 @@ class SimulatedEffector:
             return
         rank = next(rank.rank for rank in record.ranks if rank.placeholder == id_)
         seconds, end = service.runs.get(record.job.id, (50.0, TaskEnd(reason=EndReason.EXITED, exit_code=0)))
+        if record.job.runner is RunnerName.WORKERS and not record.job.is_head(record.ranks[rank].component):
+            seconds, end = self.workers.life(record.job, rank)
         agent.connection.send(TO_AGENT, self._delivery(agent, Task(record.job.id, rank), seconds, end))
 
     def _delivery(self, agent: SimulatedAgent, task: Task, seconds: float, end: TaskEnd) -> Callable[[], None]:
         service = self._service
 
         def tell(news: Task) -> None:
+            if news.end is not None:
+                service.process_ends[news.job, news.rank] = news.end
             if agent.connection is not None and service.up:
                 agent.connection.send(TO_CENTER, lambda: service.heard(Task(news.job, news.rank, news.end)))
 
@@ -229,6 +248,7 @@ class SimulatedEffector:
     def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
+        self.workers.finished(action.job_id)
 
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
         """See Effector."""

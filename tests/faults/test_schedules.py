@@ -24,9 +24,9 @@ OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, 
 class WatchedWorld(World):
     """A world that notes the phases of changes which it goes through."""
 
-    def __init__(self, seed: int, *, malleable: bool = False) -> None:
+    def __init__(self, seed: int, kind: str) -> None:
         self.phases: set[ChangePhase] = set()
-        super().__init__(seed, malleable=malleable)
+        super().__init__(seed, **KINDS[kind])
 
     def check(self) -> None:
         """Check what must hold at any moment, and note the phases of it."""
@@ -50,12 +50,14 @@ class Story:
     pieces: int
     taken: int
     departed: int
+    retired: int
+    failed_workers: int
 
 
 @cache
-def story(seed: int, *, malleable: bool = False) -> Story:
+def story(seed: int, kind: str = "rigid") -> Story:
     """Run a schedule with all checks, once in a process, and return what it contained."""
-    world = WatchedWorld(seed, malleable=malleable)
+    world = WatchedWorld(seed, kind)
     world.run()
     service = world.service
     records = service.state.jobs.values()
@@ -71,6 +73,8 @@ def story(seed: int, *, malleable: bool = False) -> Story:
         pieces=sum(claim.piece is not None for record in records for claim in record.claims),
         taken=sum(len(one.ranks) for one in service.taken),
         departed=sum(len(record.departed) for record in records),
+        retired=service.effector.workers.retired,
+        failed_workers=sum(record.worker_failures for record in records),
     )
 
 
@@ -83,7 +87,19 @@ def test_nothing_is_lost_or_leaked(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_nothing_is_lost_or_leaked_where_jobs_grow_and_shrink(seed: int) -> None:
     """The same for malleable jobs, under all approaches and policies, with applications that do as they please."""
-    story(seed, malleable=True)
+    story(seed, "malleable")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_is_lost_or_leaked_where_workers_come_and_go(seed: int) -> None:
+    """The same for jobs of a head and workers: only the head, or the last worker, ends a job."""
+    story(seed, "workers")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_workers_make_room_for_local_users(seed: int) -> None:
+    """The same where local users come and go all the time."""
+    World(seed, **KINDS["crowded-workers"]).run()
 
 
 def test_nothing_is_lost_or_leaked_where_jobs_shrink_for_others() -> None:
@@ -143,11 +159,32 @@ def test_schedules_contain_what_they_are_for() -> None:
 
 def test_schedules_of_malleable_jobs_contain_what_they_are_for() -> None:
     """Over some seeds jobs grow and shrink, ask for more and give back, in all phases that a crash can hit."""
-    stories = [story(seed, malleable=True) for seed in range(12)]
+    stories = [story(seed, "malleable") for seed in range(12)]
     assert {kind for one in stories for kind in one.kinds} >= OF_MALLEABLE_JOBS
     assert {phase for one in stories for phase in one.phases} == set(ChangePhase)
     assert sum(one.taken for one in stories) > 50
     assert sum(one.departed for one in stories) > 50
+
+
+def test_schedules_of_workers_contain_what_they_are_for() -> None:
+    """Over some seeds workers are added, end by themselves well and badly, and are asked to end; the owner resizes."""
+    stories = [story(seed, "workers") for seed in range(12)]
+    assert {kind for one in stories for kind in one.kinds} >= {ev.OfferAnswered, ev.SizeWanted}
+    assert {phase for one in stories for phase in one.phases} >= set(ChangePhase) - {ChangePhase.PROMISED}
+    assert sum(one.taken for one in stories) > 50
+    assert sum(one.departed for one in stories) > 50
+    assert sum(one.retired for one in stories) > 20
+    assert sum(one.failed_workers for one in stories) > 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_complete_when_nothing_goes_wrong(seed: int) -> None:
+    """A job ends by its head, its last worker, or its walltime; workers that are asked to leave cost nobody a job."""
+    world = World(seed, calm=True, malleable=True, workers=True)
+    world.run()
+    ends = [outcome for (outcome,) in world.service.outcomes.values()]
+    assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
+    assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
 
 
 @pytest.mark.parametrize(("seed", "malleable"), [(101925, True), (102835, True), (200100, False), (510121, True)])
@@ -168,7 +205,7 @@ def test_same_seed_same_world() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", ["rigid", "malleable"])
+@pytest.mark.parametrize("kind", ["rigid", "malleable", "workers"])
 def test_killed_at_moments_of_the_journal(seed: int, kind: str) -> None:
     """Before or after any write, none of which is in the middle of anything; `--every-write` tries all of them."""
     moments = moments_of(seed, kind)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError
-from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, TaskEnd
+from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.knownpolicies import OWN
@@ -25,6 +25,7 @@ from tests.faults.effector import STRANGER
 from tests.faults.faults import Faults
 from tests.faults.lrm import Element, SimulatedLrm
 from tests.faults.strange_policies import STRANGE, strange_policies
+from tests.faults.workerlaws import WorkerLaws, check_outcome, of_workers
 from tests.unit.scheduler.scheduler_site import component, job, recount
 
 if TYPE_CHECKING:
@@ -54,14 +55,23 @@ class World:
     """Everything of one schedule of faults."""
 
     def __init__(
-        self, seed: int, *, calm: bool = False, malleable: bool = False, crowded: bool = False, strange: bool = False
+        self,
+        seed: int,
+        *,
+        calm: bool = False,
+        malleable: bool = False,
+        crowded: bool = False,
+        strange: bool = False,
+        workers: bool = False,
     ) -> None:
         """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world.
 
         ``malleable``: most jobs grow and shrink, under an approach and a policy drawn from the seed. ``crowded``: many
         local users come and go, under PWA. ``strange``: the policies are the site's own, and answer anything.
+        ``workers``: most malleable jobs are of a head and workers.
         """
         self.seed = seed
+        self._laws = WorkerLaws() if workers else None
         self.malleable = malleable
         self.strange = strange
         self._crowded = crowded
@@ -156,6 +166,8 @@ class World:
         one = self._placed(one)
         if not self.malleable or self.chance.random() < 0.2:
             return one
+        if self._laws is not None:
+            return of_workers(one, list(self.lrms), seed=self.seed)
         flexible: list[Component] = []
         for part in parts:
             minimum = min(part.minimum, self.chance.randint(1, 3))
@@ -304,6 +316,8 @@ class World:
         assert all(len(one) == 1 for one in self.service.outcomes.values()), "two outcomes"
         assert max(self.service.process_starts.values(), default=0) <= 1, "a rank was started twice"
         check_progress(self.service.state)
+        if self._laws is not None:
+            self._laws.check(self.service.state)
 
     def _check_end(self) -> None:
         strange = [e for lrm in self.lrms.values() for e in lrm.elements.values() if e.user == STRANGER]
@@ -314,7 +328,9 @@ class World:
         for id_, (outcome,) in self.service.outcomes.items():
             completed = outcome.state is JobState.COMPLETED
             starts = {rank: n for (one, rank), n in self.service.process_starts.items() if one == id_}
-            if completed:
+            if state.jobs[id_].job.runner is RunnerName.WORKERS:
+                check_outcome(state.jobs[id_], self.service.process_ends)
+            elif completed:
                 assert starts == dict.fromkeys(range(len(state.jobs[id_].ranks)), 1), (
                     "completed without having run everywhere"
                 )

@@ -92,9 +92,10 @@ MAY_IMPORT = {
     f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
     f"{CORE}.dask": (
         *_rooms("plugin", "config", "dask"),
-        *(f"{CORE}.api.{part}" for part in ("asyncclient", "backgroundservice", "client", "reports", "statedirectory")),
+        *(f"{CORE}.api.{part}" for part in ("asyncclient", "client", "reports", "standby", "statedirectory")),
     ),
     f"{CORE}.dask.leave": (),
+    f"{CORE}.parsl": _rooms("plugin", "config", "scheduler.outcome", "api", "parsl"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
@@ -113,13 +114,22 @@ MAY_IMPORT = {
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
-    f"{CORE}.api": (f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.wiki.koalasource", f"{CORE}.dask", f"{CORE}.cli"),
+    f"{CORE}.api": (
+        f"{CORE}.api",
+        f"{CORE}.dask",
+        f"{CORE}.parsl",
+        f"{CORE}.sitecheck",
+        f"{CORE}.wiki.koalasource",
+        f"{CORE}.cli",
+    ),
     f"{CORE}.dask": (f"{CORE}.dask",),
+    f"{CORE}.parsl": (f"{CORE}.parsl",),
+    "parsl": (f"{CORE}.parsl",),
     f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
     f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
-"""The parts on top: whatever lies below them does not know them."""
+"""The parts on top, and what is installed for one of them alone: whatever lies below does not know them."""
 
 OF_EXTRAS = {"dask": f"{CORE}.dask", "distributed": f"{CORE}.dask"}
 """What only an extra of setup.cfg brings along, and the one part that needs it."""
@@ -243,11 +253,11 @@ def direction_violations(module: Module) -> list[str]:
     rule = max((part for part in MAY_IMPORT if within(module.name, [part])), key=len, default=None)
     found = []
     for item in imports(module):
-        if not is_ours(item.target) or item.target == CORE:  # the bare package holds nothing but its version
-            continue
         reserved = [part for part in IMPORTED_ONLY_BY if within(item.target, [part])]
+        if item.target == CORE or not (is_ours(item.target) or reserved):
+            continue  # the bare package holds nothing but its version
         if (
-            (rule is not None and not within(item.target, MAY_IMPORT[rule]))
+            (rule is not None and is_ours(item.target) and not within(item.target, MAY_IMPORT[rule]))
             or (within(module.name, [CORE]) and within(item.target, PLUGINS))
             or any(not within(module.name, IMPORTED_ONLY_BY[part]) for part in reserved)
         ):
@@ -375,6 +385,9 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         ("koala_slurm.parsing", "from koala_adapter.scheduler.core import Scheduler"),
         ("koala_local", "import koala_slurm"),
         ("koala_drmaa", "from koala_sge import PLUGIN"),
+        (f"{CORE}.service.service", "from parsl.providers.base import ExecutionProvider"),
+        (f"{CORE}.cli.run", "from koala_adapter.parsl import KoalaProvider"),
+        (f"{CORE}.parsl.provider", "from koala_adapter.service.service import Service"),
     ],
 )
 def test_import_against_the_direction_is_found(importer: str, source: str) -> None:

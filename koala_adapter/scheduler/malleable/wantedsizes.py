@@ -49,11 +49,12 @@ def keep_to_wanted_sizes(context: Context) -> None:
             if not record.job.changes_size(name) or record.state is not JobState.RUNNING or record.ends:
                 continue
             claims = [claim for claim in record.claims if claim.component == name]
-            size = sum(claim.processors + claim.coming - claim.leaving for claim in claims)
-            if size > wanted:
-                _ask_back(context, record, component, size - wanted)
-            elif size < wanted and context.state.parameters.approach is Approach.NONE and not record.growth_rests:
-                _give(context, record, component, wanted - size)
+            most = sum(claim.processors + claim.coming for claim in claims)
+            surplus = most - sum(claim.leaving for claim in claims) - wanted
+            if surplus > 0:
+                _ask_back(context, record, component, surplus)
+            elif most < wanted and context.state.parameters.approach is Approach.NONE and not record.growth_rests:
+                _give(context, record, component, wanted - most)
 
 
 def _ask_back(context: Context, record: JobRecord, component: Component, surplus: int) -> None:
