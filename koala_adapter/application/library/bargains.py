@@ -93,6 +93,7 @@ class Bargains:
     def resumed(self) -> None:
         """Say again what may not have arrived."""
         self._endpoint.resumed()
+        self._endpoint.offer_again()
 
     # The program's own wishes.
 

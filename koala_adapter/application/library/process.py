@@ -117,12 +117,16 @@ class Process:
 
     def _heard_when(self, note: Note) -> List[bytes]:
         number = note.number("change")
+        if self._is_no_matter(number):
+            return []
         self._require("running", "armed", "waiting", note=note)
         self._agreement, self._said = number, "reached"
         return [note_payload("reached", **self._count())]
 
     def _heard_stop(self, note: Note) -> List[bytes]:
         number, at = note.number("change"), note.number("at")
+        if self._is_no_matter(number):
+            return []
         self._require("running", "armed", "waiting", note=note)
         if self.state == "waiting" and at == self.at:
             self.number = number
@@ -155,7 +159,7 @@ class Process:
             return []
         if number == self.number and self.state == "done":
             return [note_payload("done", change=number)]
-        if number == self._ended and self.state in ("running", "left"):
+        if number <= self._ended and self.state in ("running", "left"):
             return []
         self._require("new", "waiting", note=note)
         if self.state == "waiting" and (number, at) != (self.number, self.at):
@@ -173,7 +177,7 @@ class Process:
 
     def _heard_resume(self, note: Note) -> List[bytes]:
         number = note.number("change")
-        if number == self._ended and self.state in ("running", "left"):
+        if number <= self._ended and self.state in ("running", "left"):
             return []
         if self.state != "done" or number != self.number or self.change is None:
             raise NoteError("resume change={} does not follow: this process is {}".format(number, self._standing()))
@@ -191,6 +195,13 @@ class Process:
         if self.state == "waiting":
             self._run()
         return []
+
+    def _is_no_matter(self, number: int) -> bool:
+        """Tell whether what is said of a change is to be passed over: it has come late, or again, or too early.
+
+        A process that is new has lost its welcome; what it has said itself brings that again.
+        """
+        return self.state == "new" or number <= self._ended or (number == self.number and self.state in ("changing", "done"))
 
     def _run(self) -> None:
         self.state, self.number, self.at, self.attention = "running", self._ended, 0, False

@@ -209,7 +209,10 @@ class Session:
             if payload.startswith(b"<"):
                 self.bargains.receive(payload, time.monotonic())
             else:
-                self.say(self.process.heard(parse_note(payload)))
+                note = parse_note(payload)
+                self.say(self.process.heard(note))
+                if note.verb == "who":
+                    self.bargains.resumed()
         except (KoalaAppError, NegotiationError) as error:
             self.refuse(KoalaAppError("what koala has said cannot be followed: {}".format(error)))
         if change is not None and self.process.change is None:
