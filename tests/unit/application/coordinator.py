@@ -54,6 +54,8 @@ class Coordinator:
     hellos: dict[int, Note] = field(default_factory=dict)
     answers: dict[int, int] = field(default_factory=dict)
     at: int = 0
+    distance: int = 1
+    """How many points away the next one is that is tried."""
     finished: int = 0
     errors: list[tuple[int, str]] = field(default_factory=list)
     left: set[int] = field(default_factory=set)
@@ -175,7 +177,7 @@ class Coordinator:
         assert self.plan is not None
         if not all(one in self.hellos for one in self.plan.joining):
             return []
-        self.phase, self.answers = "asking", {}
+        self.phase, self.answers, self.distance = "asking", {}, 1
         return [(one, note_payload("when", change=self.plan.number)) for one in self.plan.old]
 
     def _reached(self, rank: int, note: Note) -> Said:
@@ -186,7 +188,7 @@ class Coordinator:
 
     def _stop(self) -> Said:
         assert self.plan is not None
-        self.at = max(self.answers.values()) + 1
+        self.at = max(self.answers.values()) + self.distance
         self.phase, self.answers = "stopping", {}
         return [(one, note_payload("stop", change=self.plan.number, at=self.at)) for one in self.plan.old]
 
@@ -195,6 +197,7 @@ class Coordinator:
             return []
         if note.verb == "passed":
             self.answers = {rank: max(note.number("reached"), self.at)}
+            self.distance *= 2
             return self._stop()
         if note.number("at") == self.at and note.verb == "waiting":
             self.answers[rank] = self.at
