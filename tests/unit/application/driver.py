@@ -9,7 +9,7 @@ import time
 
 sys.path.insert(0, sys.argv[1])
 
-import koala_app  # type: ignore[import-not-found]  # noqa: E402
+import koala_app  # type: ignore[import-not-found]
 
 
 def ranks(members):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
@@ -28,7 +28,7 @@ def shown(change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
 
 
 def sized(size, offered):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
-    if offered == 13:  # noqa: PLR2004
+    if offered == 13:
         return size + 99
     return size + offered // 2 if offered > 0 else size + offered
 
