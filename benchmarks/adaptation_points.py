@@ -142,11 +142,11 @@ def measurements(repeat: int, calls: int) -> Iterator[Cost]:
         install(directory)
         (directory / "points.py").write_text(PYTHON, encoding="utf-8")
         yield measure("Python", [sys.executable, str(directory / "points.py")], directory, repeat, calls)
-        if shutil.which("cc"):
+        if compiler := shutil.which("cc"):
             (directory / "points.c").write_text(C, encoding="utf-8")
             program = str(directory / "points")
             sources = [str(directory / file) for file in ("points.c", "koala_app.c", "koala_nt.c")]
-            subprocess.run(["cc", "-O2", "-pthread", "-I", name, "-o", program, *sources], check=True)
+            subprocess.run([compiler, "-O2", "-pthread", "-I", name, "-o", program, *sources], check=True)
             yield measure("C", [program], directory, repeat, 10 * calls)
 
 

@@ -174,9 +174,7 @@ class App:
         with session.lock:
             try:
                 process.check_asking()
-                key = session.bargains.ask(
-                    direction, number, process.own_number, time.monotonic(), mandatory=mandatory
-                )
+                key = session.bargains.ask(direction, number, process.own_number, time.monotonic(), mandatory=mandatory)
             except KoalaAppError as error:
                 session.refuse(error)
                 raise

@@ -217,7 +217,11 @@ class Process:
 
         A process that is new has lost its welcome; what it has said itself brings that again.
         """
-        return self.state == "new" or number <= self._ended or (number == self.number and self.state in ("changing", "done"))
+        return (
+            self.state == "new"
+            or number <= self._ended
+            or (number == self.number and self.state in ("changing", "done"))
+        )
 
     def _run(self) -> None:
         self.state, self.number, self.at, self.attention = "running", self._ended, 0, False
@@ -249,7 +253,9 @@ class Process:
     def check_asking(self) -> None:
         """Raise KoalaAppError in a change: the size to which more or fewer would be added is not known."""
         if self.state in ("changing", "done", "left"):
-            raise KoalaAppError("a process asks for processors when it is in no change, not while {}".format(self.state))
+            raise KoalaAppError(
+                "a process asks for processors when it is in no change, not while {}".format(self.state)
+            )
 
     def finish(self) -> List[bytes]:
         """Say that the program has carried out the change. Raises KoalaAppError when there is none."""

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.application.libraryfile import FILE_NAME, library_file
-from koala_adapter.config.jobfile import load_job
-from koala_adapter.model import JobId
 from tests.unit.application.koala_end import LIVENESS, KoalaEnd
 
 if TYPE_CHECKING:
