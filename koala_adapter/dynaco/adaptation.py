@@ -45,6 +45,17 @@ class Membership:
     maximum: int = 1
     head: str = ""
     """Host of the head component; empty: the first member's."""
+    first_only: bool = False
+    """The first member alone speaks with koala, for all others, and starts newcomers itself (MPI)."""
+
+    @property
+    def speakers(self) -> tuple[int, ...]:
+        """Return the members that speak with koala."""
+        return self.members[:1] if self.first_only else self.members
+
+    def awaited(self, wanted: WantedChange) -> tuple[int, ...]:
+        """Return the newcomers that must have joined before a change."""
+        return () if self.first_only else wanted.joining
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Coordinator:
     @property
     def joined(self) -> bool:
         """Tell whether all members are in contact and take part."""
-        known = [self._processes.get(rank) for rank in self._membership.members]
+        known = [self._processes.get(rank) for rank in self._membership.speakers]
         return bool(known) and all(one is not None and one.stand is not Stand.NEW for one in known)
 
     @property
@@ -189,8 +189,8 @@ class Coordinator:
         process.move(Stand.RUNNING, 0)
         if reached >= current.at:
             current.distance *= 2
-            current.at = max(one.reached for one in self._of(current.wanted, joining=False)) + current.distance
-            self._say(self._membership.members, note("stop", change=current.number, at=current.at))
+            current.at = max(one.reached for one in self._speakers()) + current.distance
+            self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
         else:  # it passed an earlier one: that it is to stop at this one is on its way
             self._tells.append(Tell(rank, note("stop", change=current.number, at=current.at)))
 
@@ -211,7 +211,7 @@ class Coordinator:
             self._resume(rank, process)
         if current is None:
             return
-        old = rank in self._membership.members
+        old = rank in self._membership.speakers
         if current.stage is _Stage.ASKING and old and rank not in current.counts:
             self._tells.append(Tell(rank, note("when", change=number)))
         elif current.stage is _Stage.ARMING and old and process.at != current.at:
@@ -225,7 +225,7 @@ class Coordinator:
         process.move(Stand.LEFT if leaves else Stand.RUNNING, process.change)
 
     def _tell_change(self, current: _Current, rank: int, process: Process) -> None:
-        newcomer = rank in current.wanted.joining
+        newcomer = rank in self._membership.awaited(current.wanted)
         if not (newcomer and process.stand is Stand.NEW) and not process.in_change(current.number, Stand.WAITING):
             return
         told = change_note(self._membership, current.wanted, self._contacts(), rank)
@@ -239,7 +239,7 @@ class Coordinator:
 
     def _welcome(self) -> None:
         """Begin with the first members when all of them have come; tell again who has missed it."""
-        members = self._membership.members
+        members = self._membership.speakers
         known = [self._processes[rank] for rank in members if rank in self._processes]
         if len(known) + len(self._membership.ended.intersection(members)) < len(members):
             return
@@ -293,25 +293,25 @@ class Coordinator:
 
     def _step(self, current: _Current, now: float) -> bool:
         """Go on by one stage; False: something must happen first."""
-        everybody = (*self._membership.members, *current.wanted.joining)
+        everybody = (*self._membership.speakers, *self._membership.awaited(current.wanted))
         match current.stage:
             case _Stage.GATHERING:
                 if not self._ready(current.wanted):
                     return False
                 self._highest += 1
                 current.number, current.stage, current.since = self._highest, _Stage.ASKING, now
-                self._say(self._membership.members, note("when", change=current.number))
+                self._say(self._membership.speakers, note("when", change=current.number))
             case _Stage.ASKING:
-                if any(rank not in current.counts for rank in self._membership.members):
+                if any(rank not in current.counts for rank in self._membership.speakers):
                     return False
                 current.at = max(current.counts.values()) + current.distance
                 current.stage = _Stage.ARMING
-                self._say(self._membership.members, note("stop", change=current.number, at=current.at))
+                self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
             case _Stage.ARMING:
-                standing = self._of(current.wanted, joining=False)
+                standing = self._speakers()
                 here = [one for one in standing if one.in_change(current.number, Stand.WAITING) and one.at == current.at]
-                newcomers = [self._processes.get(rank) for rank in current.wanted.joining]
-                if len(here) < len(self._membership.members) or None in newcomers:
+                newcomers = [self._processes.get(rank) for rank in self._membership.awaited(current.wanted)]
+                if len(here) < len(self._membership.speakers) or None in newcomers:
                     return False
                 current.stage = _Stage.RECORDING
                 self._reports.append(
@@ -329,10 +329,10 @@ class Coordinator:
         return True
 
     def _ready(self, wanted: WantedChange) -> bool:
-        members = self._of(wanted, joining=False)
-        if len(members) < len(self._membership.members) or any(one.stand not in _ACTIVE for one in members):
+        members = self._speakers()
+        if len(members) < len(self._membership.speakers) or any(one.stand not in _ACTIVE for one in members):
             return False
-        newcomers = [self._processes.get(rank) for rank in wanted.joining]
+        newcomers = [self._processes.get(rank) for rank in self._membership.awaited(wanted)]
         return all(one is not None and one.stand is Stand.NEW for one in newcomers)
 
     def _change(self, current: _Current, everybody: tuple[int, ...]) -> bool:
@@ -369,7 +369,7 @@ class Coordinator:
 
     def _problem(self, current: _Current, now: float) -> str:
         """Return why a change that nobody has been told yet cannot be made; nothing when it can."""
-        members = self._membership.members
+        members = self._membership.speakers
         for rank in members:
             process = self._processes.get(rank)
             if rank in self._membership.ended:
@@ -382,7 +382,7 @@ class Coordinator:
         for rank in members:
             if rank not in self._processes:
                 return f"process {rank} was out of contact, and has not come back {within}"
-        for rank in current.wanted.joining:
+        for rank in self._membership.awaited(current.wanted):
             if rank not in self._processes:
                 return f"the new process {rank} has not joined {within}"
         late = [
@@ -403,13 +403,12 @@ class Coordinator:
         self._current = None
         if current.stage is _Stage.GATHERING:
             return
-        for rank in self._membership.members:
+        for rank in self._membership.speakers:
             process = self._processes.get(rank)
             if process is not None:
                 self._tells.append(Tell(rank, note("abandon", change=current.number)))
                 if process.stand in {Stand.ARMED, Stand.WAITING}:
                     process.move(Stand.RUNNING, 0)
 
-    def _of(self, wanted: WantedChange, *, joining: bool) -> list[Process]:
-        ranks = (*self._membership.members, *(wanted.joining if joining else ()))
-        return [self._processes[rank] for rank in ranks if rank in self._processes]
+    def _speakers(self) -> list[Process]:
+        return [self._processes[rank] for rank in self._membership.speakers if rank in self._processes]

@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING, NamedTuple
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
-from koala_adapter.scheduler.malleable.growing import announce_withdrawal, check_taken, pause_growth
+from koala_adapter.scheduler.malleable.growing import announce_withdrawal, check_taken, pause_growth, withdraw
 from koala_adapter.scheduler.malleable.shrinking import depart, release_over
 from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from koala_adapter.scheduler.roster import bounds
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+
+
+_MOVING = (ChangePhase.TAKING, ChangePhase.RELEASING)
+_UNTIL_MADE = (*_MOVING, ChangePhase.PROMISED, ChangePhase.GATHERING)
 
 
 class _Found(NamedTuple):
@@ -69,7 +75,7 @@ def change_made(context: Context, event: ev.ChangeMade) -> None:
 
 def change_given_up(context: Context, event: ev.ChangeGivenUp) -> None:
     """Undo a change that the processes could not be brought to; one that is being carried out goes on."""
-    found = _find(context, event.job_id, event.number)
+    found = _find(context, event.job_id, event.number, _UNTIL_MADE)
     if found is not None and not found.change.adaptation:
         _give_up(context, found, event.reason)
 
@@ -124,6 +130,16 @@ def check_all_over(context: Context, record: JobRecord) -> None:
 
 def _give_up(context: Context, found: _Found, reason: str, *, gone: PlaceholderId | None = None) -> None:
     record, number, change = found
+    if change.phase is ChangePhase.GATHERING:
+        withdraw(context, record, number, reason)
+        return
+    if change.phase is ChangePhase.PROMISED:
+        context.ledger.end_change(record.claims[number])
+        where = cluster_of(context, record, number)
+        where.promises = [one for one in where.promises if (one.job_id, one.claim) != (record.job.id, number)]
+        context.roster.update(record)
+        context.scan_wanted = True
+        return
     if change.phase is ChangePhase.TAKING:
         _send_newcomers_home(context, found, gone)
         context.ledger.end_change(record.claims[number])
@@ -155,13 +171,13 @@ def _placeholders(record: JobRecord, ranks: list[int]) -> list[PlaceholderId]:
     return [record.ranks[rank].placeholder for rank in ranks]
 
 
-def _find(context: Context, job_id: JobId, number: int) -> _Found | None:
+def _find(context: Context, job_id: JobId, number: int, phases: Collection[ChangePhase] = _MOVING) -> _Found | None:
     record = context.state.jobs.get(job_id)
     if record is None or record.state is not JobState.RUNNING:
         return None
     for index, claim in enumerate(record.claims):
         change = claim.change
-        if change is not None and change.number == number and change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}:
+        if change is not None and change.number == number and change.phase in phases:
             return _Found(record, index, change)
     return None
 
