@@ -309,7 +309,9 @@ class Coordinator:
                 self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
             case _Stage.ARMING:
                 standing = self._speakers()
-                here = [one for one in standing if one.in_change(current.number, Stand.WAITING) and one.at == current.at]
+                here = [
+                    one for one in standing if one.in_change(current.number, Stand.WAITING) and one.at == current.at
+                ]
                 newcomers = [self._processes.get(rank) for rank in self._membership.awaited(current.wanted)]
                 if len(here) < len(self._membership.speakers) or None in newcomers:
                     return False
@@ -348,9 +350,7 @@ class Coordinator:
             process = self._processes.get(rank)
             if rank in over:
                 continue
-            if process is None or not (
-                process.in_change(current.number, Stand.DONE) or process.past(current.number)
-            ):
+            if process is None or not (process.in_change(current.number, Stand.DONE) or process.past(current.number)):
                 return False
         current.stage = _Stage.CLOSING
         self._reports.append(AllDone(number=current.wanted.number))
