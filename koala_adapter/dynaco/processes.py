@@ -47,6 +47,8 @@ class Process:
     reached: int
     contact: str = ""
     sizes: str = "any"
+    begun_anew: bool = False
+    """It was started again in the middle of a change (MPI programs that restart), and is to hear of it once more."""
     leaving: bool = False
     """It is about to exit."""
 
@@ -81,4 +83,5 @@ def process_of(hello: Note) -> Process:
         reached=hello.number("reached"),
         contact=contact,
         sizes=hello.words.get("sizes", "any")[:40],
+        begun_anew=stand is Stand.DONE and hello.words.get("restart") == "1",
     )

@@ -17,7 +17,7 @@ from koala_adapter.dynaco.adaptation import AllDone, AllStand, Complaint, GivenU
 from koala_adapter.dynaco.notes import note, parse_note, payload_of
 from koala_adapter.errors import NegotiationError, ProtocolError
 from koala_adapter.model import RunnerName
-from koala_adapter.negotiation.framing import frame
+from koala_adapter.negotiation.framing import HEADER_SIZE, frame
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.negotiations import Negotiations
@@ -60,7 +60,7 @@ class Adaptations:
         self._moved = anyio.Event()
         applications.listener = self
 
-    # ---- what the scheduler wants: see Resizer ------------------------------------------------------------------------
+    # ---- what the scheduler wants: see Resizer ----------------------------------------------------------------------
 
     def offer(self, action: act.OfferProcessors) -> None:
         """See Resizer. That there is an offer is in the records."""
@@ -127,11 +127,9 @@ class Adaptations:
         component = runner.component_of(rank)
         if component is None:
             return
-        payload = frame_[frame_.find(b"\n") + 1 :]
+        payload = frame_[HEADER_SIZE:]
         coordinator = runner.coordinators[component]
         try:
-            if frame(payload) != frame_:
-                raise ProtocolError("a frame begins with its size in eight digits and a line feed")
             if payload.startswith(b"<"):
                 self._negotiations.heard(record, runner, rank, frame_)
             else:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import NegotiationError, NegotiationStepError
-from koala_adapter.negotiation.endpoint import Agreed, Endpoint, Ended, OfferAccepted, OfferReceived, Unreadable
+from koala_adapter.errors import NegotiationError
+from koala_adapter.negotiation.endpoint import Agreed, Ended, Endpoint, OfferAccepted, OfferReceived, Unreadable
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
@@ -49,7 +49,6 @@ HOST = "koala"
 """Our name in templates."""
 ANSWER_WITHIN = 20.0
 """Seconds; the library answers at once."""
-LATER = ("the processes do not all take part in the job", "another change is under way")
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ def test_what_is_no_frame_ends_the_connection_with_the_reason(node: Node, garbag
 def test_a_process_that_is_not_read_waits(node: Node) -> None:
     """While the control center takes nothing, only so much is kept; all of it arrives in the end."""
     client = node.connect()
-    client.setblocking(False)
+    client.settimeout(0)
     big = frame(b"x" * 60_000)
     left, tries = bytearray(big * 60), 0
     while left and tries < 5:
