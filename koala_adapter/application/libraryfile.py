@@ -7,6 +7,7 @@ import ast
 from functools import cache
 from importlib import resources
 
+from koala_adapter.application import library
 from koala_adapter.errors import KoalaError
 
 FILE_NAME = "koala_app.py"

@@ -5,7 +5,7 @@ It decides with the size that earlier agreements will lead to: what was agreed o
 """
 
 import re
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from koala_adapter.application.library.members import Bounds, Change
 from koala_adapter.application.library.notes import KoalaAppError

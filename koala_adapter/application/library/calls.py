@@ -3,7 +3,7 @@
 
 import os
 import time
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple
 
 from koala_adapter.application.library.bargains import Answer, Bargains
 from koala_adapter.application.library.members import Change, Member

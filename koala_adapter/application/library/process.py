@@ -16,10 +16,11 @@ process sets `attention` first and looks at `reached` afterwards. So of a point 
 least one of the two sees the other, and `stand`, which is called under the lock as `heard` is, finds what holds.
 """
 
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from koala_adapter.application.library.members import (
     Bounds,
+    Change,
     Member,
     parse_bounds,
     parse_change,

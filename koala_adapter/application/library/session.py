@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, List
+from typing import Callable, Deque, List, Optional
 
 from koala_adapter.application.library.bargains import Bargains
 from koala_adapter.application.library.notes import KoalaAppError, note_payload, one_line, parse_note

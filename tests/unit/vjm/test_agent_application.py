@@ -173,7 +173,7 @@ def test_who_does_not_read_is_cut_off(node: Node) -> None:
 
 def test_another_user_is_turned_away(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever got past the modes is not read."""
-    monkeypatch.setattr(application.os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
     client = node.connect()
     assert client.recv(10) == b""
     assert node.said() == []
