@@ -118,7 +118,10 @@ class Adaptations:
         if runner.follow(record, self._clock()):
             if new:
                 self._negotiations.restore(record, runner)
+            self._flush(record, runner)  # who may go on hears so before the next offer
             self._negotiations.follow(record, runner)
+        elif any(claim.change is not None for claim in record.claims):
+            self._negotiations.follow(record, runner)  # what could not be said when the change began
         self._flush(record, runner)
 
     def said(self, record: JobRecord, runner: AdaptiveRunner, rank: int, frame_: bytes) -> None:
@@ -147,7 +150,7 @@ class Adaptations:
         if said.verb == "hello":
             self._flush(record, runner)
             self._negotiations.in_contact(record.job.id, rank)
-            self._negotiations.follow(record, runner)
+        self._negotiations.follow(record, runner)
 
     def in_contact(self, record: JobRecord, runner: AdaptiveRunner, rank: int) -> None:
         """See ApplicationListener."""

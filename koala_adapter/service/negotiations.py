@@ -84,15 +84,15 @@ class Negotiations:
     def follow(self, record: JobRecord, runner: AdaptiveRunner) -> None:
         """Say what follows from the records: new offers, commitments, and what has become of agreements."""
         open_ = {change.number: (claim, change) for claim, change in _changes(record, runner)}
+        for (job_id, number), agreement in list(self._agreements.items()):
+            if job_id == record.job.id and number not in open_:
+                del self._agreements[job_id, number]
+                self._over(record, agreement)  # before anything new is offered, which would be counted on top
         for number, (claim, change) in open_.items():
             self._follow_change(record, runner, claim, change)
             agreement = self._agreements.get((record.job.id, number))
             if agreement is not None:
                 agreement.moved = agreement.moved or bool(change.adaptation)
-        for (job_id, number), agreement in list(self._agreements.items()):
-            if job_id == record.job.id and number not in open_:
-                del self._agreements[job_id, number]
-                self._over(record, agreement)
         self._flush(record.job.id)
 
     def _follow_change(self, record: JobRecord, runner: AdaptiveRunner, claim: Claim, change: Change) -> None:
