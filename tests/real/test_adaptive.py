@@ -103,7 +103,7 @@ def test_the_service_is_killed_while_a_program_grows(
     phase: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """The program goes on; the growth is made, or given up and offered again; nothing is leaked."""
-    user, steps = two_systems(new_user, slurm_a, sge_cell), 50 + len(phase)
+    user, steps = two_systems(new_user, slurm_a, sge_cell), 90 + len(phase)
     job = user.submit(Path(write_stepsum(user.directory, steps=steps, seconds=SECONDS, minimum=2, maximum=5)))
     user.wait(job, lambda report: phase in report.explanation, what=phase)
     user.kill()
@@ -119,7 +119,7 @@ def test_the_service_is_killed_while_a_program_shrinks(
     phase: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
     """The program goes on, never below its minimum; the one for whom it shrinks gets its processors."""
-    user, steps = two_systems(new_user, slurm_a, sge_cell), 70 + len(phase)
+    user, steps = two_systems(new_user, slurm_a, sge_cell), 110 + len(phase)
     job = user.submit(Path(write_stepsum(user.directory, steps=steps, seconds=SECONDS, minimum=2, maximum=5)))
     user.wait(job, lambda report: size(report) == 5, what="has five")
     first = process(0, steps)
