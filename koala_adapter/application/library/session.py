@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, List, Optional
+from typing import Callable, Deque, List
 
 from koala_adapter.application.library.bargains import Bargains
 from koala_adapter.application.library.notes import KoalaAppError, note_payload, one_line, parse_note
@@ -37,13 +37,13 @@ class Session:
         self.process = process
         self.bargains = bargains
         self._path = path
-        self._output = deque()  # type: Deque[bytes]
+        self._output: Deque[bytes] = deque()
         self._closing = False
         self._broken = ""
         self._shown = ""
         self._wake, self._woken = socket.socketpair()
-        self._wake.setblocking(False)
-        self._woken.setblocking(False)
+        for one in (self._wake, self._woken):
+            one.settimeout(0)
         self._thread = threading.Thread(target=self._run, name="koala_app", daemon=True)
 
     def start(self) -> None:
@@ -136,7 +136,7 @@ class Session:
     def _speak(self, stream: socket.socket) -> bool:
         """Speak until the connection ends. Return whether koala has said anything."""
         received, heard = bytearray(), False
-        stream.setblocking(False)
+        stream.settimeout(0)
         with self.lock:
             self._broken = ""
             self._output.clear()
@@ -146,6 +146,7 @@ class Session:
         try:
             while self._exchange(stream, received):
                 heard = self._hear(received) or heard
+                self._send(stream)  # at once: a program that computes lets this thread run only now and then
         except NegotiationError as error:  # no frame: nothing that follows can be told apart
             with self.lock:
                 self.refuse(KoalaAppError("what came from koala cannot be read: {}".format(error)))
@@ -171,11 +172,11 @@ class Session:
         events = ready.get(stream.fileno(), 0)
         if events & select.POLLOUT:
             self._send(stream)
-        if events & ~select.POLLOUT:
-            piece = stream.recv(_PIECE)
-            received += piece
-            return bool(piece)
-        return True
+        if not events & ~select.POLLOUT:
+            return True
+        piece = stream.recv(_PIECE)
+        received += piece
+        return bool(piece)
 
     def _send(self, stream: socket.socket) -> None:
         with self.lock:
@@ -236,11 +237,13 @@ class Session:
             show(self.process.own_number, line)
 
     def _wake_up(self) -> None:
+        self.lock.notify_all()
+        if threading.current_thread() is self._thread:
+            return
         try:
             self._wake.send(b"x")
         except OSError:  # there are enough in it, or nobody reads any more
             pass
-        self.lock.notify_all()
 
 
 def show(rank: int, text: str) -> None:
@@ -271,8 +274,7 @@ def connected_socket(path: str) -> socket.socket:
 
 def _drain(woken: socket.socket) -> None:
     try:
-        while woken.recv(4096):
-            pass
+        woken.recv(_PIECE)
     except BlockingIOError:
         pass
 
