@@ -14,7 +14,7 @@ from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.runners.runner import AddressedLaunch, Application
 from koala_adapter.runners.workers import KILL, AddressedSignal, WorkersRunner
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
-from koala_adapter.service.resizing import Resizing
+from koala_adapter.service.workersresizing import WorkersResizing
 from tests.faults.agents import TO_AGENT
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class Workers:
         self.retired = 0
         """Processes that ended because they were asked to."""
 
-    def _new_resizing(self) -> Resizing:
+    def _new_resizing(self) -> WorkersResizing:
         service = self._service
-        return Resizing(self, state=lambda: service.state, clock=lambda: service.now, report=service.post)
+        return WorkersResizing(self, state=lambda: service.state, clock=lambda: service.now, report=service.post)
 
     def begin(self) -> None:
         """Be a new process of the service, which knows what the records tell and goes on with that."""

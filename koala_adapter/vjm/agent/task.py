@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, Dict, List, Optional, Tuple
 
+    from koala_adapter.vjm.agent.application import ApplicationSocket
+
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
 PROMPT = 2.0  # seconds before its time limit, after which the good end of a task does not wait for its files
@@ -40,6 +42,7 @@ class Task:
         self._directory: "Optional[str]" = None
         self._prompt = False
         self.results: "Optional[Results]" = None
+        self.application: "Optional[ApplicationSocket]" = None
         self._mark = b""
         self._oom_kills = oom_kills()
 
@@ -184,6 +187,7 @@ class Task:
                 self.results.note_input(file["target"])
         environment = task_environment(dict(os.environ), message["environment"])
         environment["PWD"] = working_directory
+        self._serve_application(directory, message, environment)
         self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
         writers = []
         try:
@@ -202,6 +206,20 @@ class Task:
             self._workplace.timers.after(message["time_limit"], lambda: self.stop("walltime", detail, GRACE))
             self._workplace.timers.after(max(0.0, message["time_limit"] - PROMPT), self._be_prompt)
 
+    def _serve_application(self, directory: str, message: "Dict[str, Any]", environment: "Dict[str, str]") -> None:
+        files = message.get("library") or ()  # a control center of an earlier version says nothing of it
+        library = os.path.join(directory, "library")
+        if files:
+            os.mkdir(library, 0o700)
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (library, environment.get("PYTHONPATH"))))
+        for file in files:
+            write_file(library, file["target"], file["mode"], binascii.a2b_base64(file["content"]))
+        if message.get("application"):
+            from koala_adapter.vjm.agent.application import ApplicationSocket
+
+            self.application = ApplicationSocket(self._workplace.selector, self._workplace.timers, directory)
+            environment["KOALA_APP_SOCKET"] = self.application.path
+
     def _be_prompt(self) -> None:
         self._prompt = True
 
@@ -215,6 +233,8 @@ class Task:
 
     def _tidy(self) -> None:
         self._sources = []
+        if self.application is not None:
+            self.application.close()
         if self._directory:
             self._workplace.remove(self._directory)
             self._directory = None
