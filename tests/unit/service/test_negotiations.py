@@ -147,11 +147,12 @@ def test_what_cannot_be_had_is_withdrawn_with_the_reason() -> None:
     stage = Stage(5)
     stage.go_on()
     stage.say(nt.accepted(stage.latest()))
-    stage.site.pass_time(stage.site.state.parameters.placeholder_life + 1)
+    lost = stage.site.stubs()[0]
+    stage.site.ended(lost)
     stage.go_on()
     ended = next(one for one in stage.heard if one.state == "withdrawn")
     assert ended.before == "agreed"
-    assert "did not come in time" in ended.reason
+    assert ended.reason == f"placeholder {lost} was lost"
 
 
 def test_a_wish_is_granted_in_part_and_kept_until_it_is_answered() -> None:
