@@ -90,8 +90,18 @@ MAY_IMPORT = {
     f"{CORE}.liveworkload": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
     WORKER: (),
     f"{CORE}.service": _rooms(
-        "host", "plugin", "batchsystem", "config", "scheduler", "driver", "dynaco", "vjm", "runners", "negotiation",
-        "application", "service"
+        "host",
+        "plugin",
+        "batchsystem",
+        "config",
+        "scheduler",
+        "driver",
+        "dynaco",
+        "vjm",
+        "runners",
+        "negotiation",
+        "application",
+        "service",
     ),
     f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
     f"{CORE}.dask": (
