@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import random
 import subprocess
 from typing import TYPE_CHECKING
@@ -122,7 +123,7 @@ def test_nbody_by_spawn(spawning: Mpich, spawning_nbody: Path, plan: str, expect
     assert digest(run.text) == digest(rigid(spawning, [str(spawning_nbody), *BODIES], 2))
     assert [proxy.process.returncode for proxy in run.proxies] == [0] * len(run.proxies)
     assert [(proxy.group, proxy.number) for proxy in run.proxies] == [(each, 0) for each in range(len(run.proxies))]
-    leavers = sum(max(0, before - after) for before, after in zip(expected, expected[1:], strict=False))
+    leavers = sum(max(0, before - after) for before, after in itertools.pairwise(expected))
     end = run.time_of("step 20: SHA-256")
     assert sum(ended < end for ended in run.ended.values()) == leavers
 
@@ -200,6 +201,6 @@ def test_sha256_is_that_of_python(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, EXAMPLES / "nbody" / "sha256.c"], check=True, timeout=60)
     sha256 = ctypes.CDLL(str(library)).sha256
     for length in range(200):
-        data, digits = random.Random(length).randbytes(length), ctypes.create_string_buffer(65)  # noqa: S311 - not secret
+        data, digits = random.Random(length).randbytes(length), ctypes.create_string_buffer(65)
         sha256(data, ctypes.c_size_t(length), digits)
         assert digits.value.decode() == hashlib.sha256(data).hexdigest()

@@ -17,7 +17,7 @@ struct order {
 /* Where the processes of a change come from. */
 enum resize_method {
     RESIZE_RIGID,  /* nowhere: the size stays */
-    RESIZE_SPAWN,  /* each is spawned alone, and can leave alone */
+    RESIZE_SPAWN,  /* each is spawned, and can leave, alone */
     RESIZE_RESTART /* all end, and the program is started anew with the other size */
 };
 
@@ -38,6 +38,9 @@ const struct orders *orders_find(const char *sizes, int first, enum resize_metho
 
 /* The orders of RESIZE_PLAN, see orders_plan.c. */
 extern const struct orders orders_by_plan;
+
+/* Join the other programs that koala runs, and return its orders; see orders_koala.c. */
+const struct orders *orders_from_koala(const char *sizes);
 
 /* Write a line to stderr and end all processes. */
 void resize_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));

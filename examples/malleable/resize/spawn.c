@@ -15,6 +15,15 @@ void spawn_command(char **argv)
     own_command = argv;
 }
 
+/* Tell koala which host mpiexec is going to ask for: its launch lines do not say. */
+static void announce(const char *host)
+{
+    const char *number = getenv("KOALA_SPAWN_FD");
+
+    if (number != NULL)
+        dprintf(atoi(number), "koala: spawn %s\n", host);
+}
+
 /* Start one process on a host. koala says in KOALA_RANK_SHELL how the command of a rank is run. */
 static MPI_Comm spawn_one(MPI_Comm comm, int root, const char *host)
 {
@@ -29,7 +38,10 @@ static MPI_Comm spawn_one(MPI_Comm comm, int root, const char *host)
         program = getenv("KOALA_RANK_SHELL") != NULL ? "sh" : own_command[0];
         arguments = getenv("KOALA_RANK_SHELL") != NULL ? shell : own_command + 1;
         MPI_Info_create(&info);
+        if (getenv("KOALA_RANK_SHELL") != NULL)
+            MPI_Info_set(info, "wdir", "/"); /* the shell goes to the right one */
         MPI_Info_set(info, "host", host);
+        announce(host);
     }
     MPI_Comm_spawn(program, arguments, 1, info, 0, comm, &children, &error);
     if (info != MPI_INFO_NULL)
