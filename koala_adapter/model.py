@@ -44,6 +44,8 @@ class RunnerName(StrEnum):
     """The launcher alone: as many processes as there are placeholders, from the start to the end."""
     WORKERS = "workers"
     """A head that stays, and workers that find it by themselves: one comes or goes without the others."""
+    ADAPTIVE = "adaptive"
+    """Processes that compute in step and use the application library: all of them change together, at one point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,12 @@ class Component:
     In a malleable job it may grow on any cluster.
     """
     sizes: str = "any"
-    """Sizes that it can have while the job runs: ``any``, ``power-of-two`` or ``multiple-of-N``."""
+    """Sizes that it can have while the job runs: ``any``, ``power-of-two`` or ``multiple-of-N``.
+
+    Of an adaptive component only a bound: which of them it takes, its processes say.
+    """
+    point_patience: int = 60
+    """Seconds in which the processes of an adaptive component must all stand at one adaptation point."""
     retirement: Retirement = Retirement()
     """How a worker among its processes is asked to end."""
 
@@ -128,9 +135,13 @@ class Job:
         return self.kind is JobKind.MALLEABLE and component.minimum < component.maximum
 
     def is_head(self, name: str) -> bool:
-        """Tell whether a component is (part of) the head of a job with workers: it stays as it is to the end."""
+        """Tell whether a component is (part of) the head beside others that change: it stays as it is to the end."""
         component = self.component(name)
-        return self.runner is RunnerName.WORKERS and component.minimum == component.maximum
+        return self.runner is not RunnerName.RANKS and component.minimum == component.maximum
+
+    def adapts(self, name: str) -> bool:
+        """Tell whether the processes of a component use the application library and change together."""
+        return self.runner is RunnerName.ADAPTIVE and self.changes_size(name)
 
     @property
     def launcher(self) -> Launcher:

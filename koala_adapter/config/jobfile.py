@@ -218,6 +218,7 @@ def _job(
             initial=component.initial,
             flexible=component.flexible,
             sizes=component.sizes,
+            point_patience=component.point_patience,
             retirement=Retirement(
                 signal=signal_number(component.retire_signal),
                 command=component.retire_command,

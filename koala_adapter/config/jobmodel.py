@@ -26,6 +26,7 @@ from koala_adapter.config.fields import (
 from koala_adapter.config.inputfiles import InputFileTable
 from koala_adapter.config.malleablejob import (
     LONGEST_GRACE,
+    LONGEST_POINT_PATIENCE,
     RetireCommand,
     SignalName,
     SizesName,
@@ -125,7 +126,8 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
     sizes: SizesName = Field(
         default="any",
         description="Sizes that it can have: any, power-of-two, or multiple-of-N; of an offer it takes as many "
-        "processors as bring it to the largest of them. Only in a malleable job.",
+        "processors as bring it to the largest of them. Only in a malleable job. With runner adaptive the program says "
+        "so itself; what stands here bounds that.",
     )
     retire_signal: SignalName = Field(
         default="TERM",
@@ -142,6 +144,14 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
         le=LONGEST_GRACE,
         json_schema_extra=SECONDS,
         description="After so long, a worker that was asked to end is killed.",
+    )
+    point_patience: WholeSeconds = Field(
+        default=60,
+        ge=1,
+        le=LONGEST_POINT_PATIENCE,
+        json_schema_extra=SECONDS,
+        description="For so long the processes of an adaptive component may take to meet at an adaptation point, and "
+        "new ones to join; then a change of size is given up. More than the longest step of the program.",
     )
 
     @property
@@ -189,7 +199,8 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
         default=RunnerName.RANKS,
         description="What runs the job. ranks: as many processes as there are placeholders, by the launcher. workers: "
         "a head (the components with processors) that decides when the job is over, and workers (those with minimum "
-        "and maximum) that come and go while it runs.",
+        "and maximum) that come and go while it runs. adaptive: programs whose processes compute in step and use "
+        "koala_app (the components with minimum and maximum); all processes change together.",
     )
     placement: PlacementName | None = Field(
         default=None,

@@ -823,6 +823,12 @@ class Endpoint:
             if known.last_sent is not None and known.last_sent.status == _RESENT.get(known.state):
                 self._write(known.last_sent)
 
+    def offer_again(self) -> None:
+        """Say again the own first offers that wait for an answer, to a peer that may have forgotten them."""
+        for known in self._known.values():
+            if known.state == "offered" and known.round == 1 and known.standing.initiator == self.side:
+                self._write(known.last_sent)
+
     def _move(self, key: Tuple[str, str], known: _Negotiation, state: str, now: float,
               asked_within: Optional[float]) -> None:  # fmt: skip
         known.state = state

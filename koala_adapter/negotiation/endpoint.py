@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from koala_adapter.negotiation.template import NegotiationKey
 
 _RESENT = {
+    State.OFFERED: Status.NEGOTIATION,
     State.ACCEPTING: Status.ACCEPTED,
     State.AGREED: Status.COMMITTED,
     State.CONSUMED: Status.CONSUMED,
@@ -336,6 +337,15 @@ class Endpoint:
         for known in self._known.values():
             if known.last_sent is not None and known.last_sent.status is _RESENT.get(known.state):
                 self._write(known.last_sent)
+
+    def restore(self, template: Template, state: State, round_: int, now: float) -> None:
+        """Go on with a negotiation that an earlier endpoint had with the peer, whose end of it has lived on.
+
+        ``template``: what stands in it, with the status that was said last by this side.
+        """
+        template = replace(template, round=round_)
+        known = self._known[template.key] = _Negotiation(standing=template, round=round_, last_sent=template)
+        self._move(template.key, known, state, now, asked_within=template.answer_within)
 
     def _move(
         self, key: NegotiationKey, known: _Negotiation, state: State, now: float, *, asked_within: float | None = None

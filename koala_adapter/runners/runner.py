@@ -50,6 +50,8 @@ class Application:
     """Component name to cluster name."""
     files: Mapping[str, tuple[LaunchFile, ...]]
     """Component name to its input files."""
+    library: tuple[LaunchFile, ...] = ()
+    """The application library, for ranks of adaptive components."""
 
     # Worked out once: thousands of ranks ask for them.
 

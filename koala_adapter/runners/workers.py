@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.dynaco.execute import Retirements
 from koala_adapter.dynaco.observe import GrowOffer
-from koala_adapter.dynaco.plan import growth, shrinkage
-from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.dynaco.plan import shrinkage
+from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.runner import AddressedLaunch
 from koala_adapter.vjm.channel import Launch, Signal
 
@@ -43,7 +43,7 @@ class AddressedSignal:
 Order: TypeAlias = "AddressedLaunch | AddressedSignal"
 
 
-class WorkersRunner(ProcessRunner):
+class WorkersRunner(GrowingRunner):
     """Starts a process for each rank, and ends those of workers one by one."""
 
     def __init__(self, application: Application) -> None:
@@ -57,12 +57,6 @@ class WorkersRunner(ProcessRunner):
         if isinstance(observation, GrowOffer):
             return rule.accept(observation.size, observation.processors, observation.minimum, observation.maximum)
         return rule.release(observation.size, observation.processors, observation.minimum)
-
-    def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
-        """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
-        self.application = application
-        wanted = {step.rank for step in growth(ranks)}
-        return [launch for rank in application.ranks if rank.rank in wanted for launch in self.launches_in(rank)]
 
     def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
         """Ask ``count`` workers to end; return what is to be sent to their agents.

@@ -126,6 +126,13 @@ class GrantProcessors:
     processors: int
     reason: str = ""
     """Why it is less than what was asked for."""
+    # What the first version did not say stays out of the text by which replays of its journals are compared.
+    agreement: str = field(default="", repr=False)
+    """What the application calls the negotiation; empty: it does not negotiate."""
+    rank: int | None = field(default=None, repr=False)
+    """Rank of the process that asked."""
+    countered: bool = field(default=False, repr=False)
+    """These are offered: they are kept for it until it answers (OfferAnswered)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,8 @@ from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.ledger import Ledger
+from koala_adapter.scheduler.malleable.adapting import change_given_up, change_made, point_reached
+from koala_adapter.scheduler.malleable.givingback import less_requested
 from koala_adapter.scheduler.malleable.growing import stub_lost
 from koala_adapter.scheduler.malleable.growthrequests import more_requested
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
@@ -190,6 +192,14 @@ class Scheduler:
                 processors_released(context, event)
             case ev.MoreRequested():
                 more_requested(context, event)
+            case ev.LessRequested():
+                less_requested(context, event)
+            case ev.PointReached():
+                point_reached(context, event)
+            case ev.ChangeMade():
+                change_made(context, event)
+            case ev.ChangeGivenUp():
+                change_given_up(context, event)
             case ev.SizeWanted():
                 size_wanted(context, event)
             case _:

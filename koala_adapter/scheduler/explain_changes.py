@@ -84,6 +84,8 @@ def _shrunk_for(cluster: ClusterRecord | None, change: Change) -> str:
 def _change(change: Change) -> str:
     count = abs(change.processors)
     match change.phase:
+        case ChangePhase.ASKED if change.countered:
+            return f"it asked for {change.wish} more and has been offered {count}, which are kept for it"
         case ChangePhase.ASKED:
             return (
                 f"it has been offered {count} more"
@@ -94,6 +96,8 @@ def _change(change: Change) -> str:
             return f"it asked for {count} more, and others give up processors for it"
         case ChangePhase.GATHERING:
             return f"{change.accepted} more are being gathered for it"
+        case ChangePhase.TAKING if change.adaptation:
+            return f"it is taking in {len(change.ranks)} more at its point {change.point}"
         case ChangePhase.TAKING:
             return f"it is taking in {len(change.ranks)} more"
     return (

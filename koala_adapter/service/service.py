@@ -23,6 +23,7 @@ from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.service.adaptations import Adaptations
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
 from koala_adapter.service.askingagain import AskingAgain
@@ -36,6 +37,7 @@ from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.upkeep import Upkeep
+from koala_adapter.service.workersresizing import WorkersResizing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +90,11 @@ class Service:
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
         self.applications = self._new_applications()
-        self.resizing = Resizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
+        self.adaptations = Adaptations(
+            self.applications, state=lambda: self.state, clock=self.now, report=self.post, tell=self._tell_application
+        )
+        self._workers = WorkersResizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
+        self.resizing = Resizing(workers=self._workers, adaptive=self.adaptations, state=lambda: self.state)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
         self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
@@ -152,6 +158,9 @@ class Service:
 
     def _signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
         return self.reception.signal(placeholder, signal)
+
+    def _tell_application(self, placeholder: PlaceholderId, task: str, frame: bytes) -> bool:
+        return self.reception.tell_application(placeholder, task, frame)
 
     def _in_contact(self, placeholder: PlaceholderId) -> bool:
         return self.reception.in_contact(placeholder)
@@ -223,6 +232,7 @@ class Service:
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
+        self.adaptations.handled()
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
 
@@ -359,7 +369,8 @@ class Service:
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
-                tasks.start_soon(self.resizing.run)
+                tasks.start_soon(self._workers.run)
+                tasks.start_soon(self.adaptations.run)
                 task_status.started()
         finally:
             self.journal.close()

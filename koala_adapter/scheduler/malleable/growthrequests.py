@@ -4,6 +4,9 @@
 A voluntary wish gets what is free now and others do not wait for. A mandatory one must be accommodated: other running
 jobs of the cluster are shrunk for it, and what comes free is kept for it, before waiting jobs. When even all that the
 others could give would not suffice, nobody is shrunk in vain, and it gets what is free.
+
+An application that negotiates is offered what is less than it asked for, and may decline. Until it has answered that is
+kept for it, as everything else that is offered.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 def more_requested(context: Context, event: ev.MoreRequested) -> None:
     """Grant an application what it asks for, or see to it that it can be granted."""
     record = context.state.jobs.get(event.job_id)
-    number = None if record is None else _claim_meant(record, event)
+    number = None if record is None else _claim_meant(context, record, event)
     if record is None or number is None or event.number <= record.claims[number].last_request:
         return
     claim = record.claims[number]
@@ -39,6 +42,9 @@ def more_requested(context: Context, event: ev.MoreRequested) -> None:
     if claim.change is not None and claim.change.phase is ChangePhase.ASKED:
         take_answer(context, record, number, claim.change, 0)  # it asks for more instead of answering
     change = new_change(context, event.processors, ChangePhase.PROMISED)
+    change.agreement, change.asker, change.wish = event.agreement, event.rank, event.processors
+    if event.agreement:
+        change.reason = "the application asked for it"
     if record.job.kind is not JobKind.MALLEABLE:
         _answer(context, record, number, change, 0, f"a {record.job.kind.value} job keeps its size")
     elif record.state is not JobState.RUNNING or record.ends:
@@ -104,7 +110,11 @@ def keep_promises(context: Context, cluster: ClusterRecord) -> None:
 def _grant(  # noqa: PLR0917 - what is granted to whom
     context: Context, record: JobRecord, number: int, change: Change, granted: int, short: str
 ) -> None:
-    if granted > 0 and not gather(context, record, number, change, granted):
+    if change.agreement and 0 < granted < change.wish:
+        change.processors, change.countered = granted, True
+        context.ledger.begin_change(record.claims[number], change, ChangePhase.ASKED)
+        abandon_after(context, record, change, context.state.parameters.answer_timeout)
+    elif granted > 0 and not gather(context, record, number, change, granted):
         granted, short = 0, "no more is free"
     context.roster.update(record)
     _answer(context, record, number, change, granted, short)
@@ -121,6 +131,9 @@ def _answer(  # noqa: PLR0917 - likewise
             number=change.number if granted else 0,
             processors=granted,
             reason=short,
+            agreement=change.agreement,
+            rank=change.asker,
+            countered=change.countered,
         )
     )
 
@@ -139,5 +152,10 @@ def _overdue(change: Change) -> bool:
     return change.due is None
 
 
-def _claim_meant(record: JobRecord, event: ev.MoreRequested) -> int | None:
-    return next((number for number, claim in enumerate(record.claims) if claim.component == event.component), None)
+def _claim_meant(context: Context, record: JobRecord, event: ev.MoreRequested) -> int | None:
+    """Return where a component is to grow: one that negotiates grows where most is free of those that do not change."""
+    numbers = [number for number, claim in enumerate(record.claims) if claim.component == event.component]
+    if event.agreement and len(numbers) > 1:
+        able = [one for one in numbers if record.claims[one].change is None and record.claims[one].cluster is not None]
+        return max(able, key=lambda one: (_free(context, cluster_of(context, record, one)), -one), default=numbers[0])
+    return numbers[0] if numbers else None

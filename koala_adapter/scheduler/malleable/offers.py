@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.malleable.adapting import leavers_overdue
 from koala_adapter.scheduler.malleable.growing import (
     announce_withdrawal,
     gather,
@@ -83,6 +84,8 @@ def change_timer(context: Context, record: JobRecord, number: int | None) -> Non
     change.due = None
     if change.phase is ChangePhase.ASKED:
         take_answer(context, record, number, change, 0)
+    elif change.phase is ChangePhase.RELEASING and change.made:
+        leavers_overdue(context, record, number, change)
     elif change.phase is ChangePhase.RELEASING:
         release_over(context, record, number, change)
     elif change.phase is ChangePhase.GATHERING:

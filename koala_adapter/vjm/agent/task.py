@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, Dict, List, Optional, Tuple
 
+    from koala_adapter.vjm.agent.application import ApplicationSocket
+
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
 PROMPT = 2.0  # seconds before its time limit, after which the good end of a task does not wait for its files
@@ -40,6 +42,7 @@ class Task:
         self._directory: "Optional[str]" = None
         self._prompt = False
         self.results: "Optional[Results]" = None
+        self.application: "Optional[ApplicationSocket]" = None
         self._mark = b""
         self._oom_kills = oom_kills()
 
@@ -184,6 +187,13 @@ class Task:
                 self.results.note_input(file["target"])
         environment = task_environment(dict(os.environ), message["environment"])
         environment["PWD"] = working_directory
+        if message.get("library"):
+            self._lay_out_library(directory, message["library"], environment)
+        if message.get("application"):
+            from koala_adapter.vjm.agent.application import ApplicationSocket
+
+            self.application = ApplicationSocket(self._workplace.selector, self._workplace.timers, directory)
+            environment["KOALA_APP_SOCKET"] = self.application.path
         self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
         writers = []
         try:
@@ -202,6 +212,15 @@ class Task:
             self._workplace.timers.after(message["time_limit"], lambda: self.stop("walltime", detail, GRACE))
             self._workplace.timers.after(max(0.0, message["time_limit"] - PROMPT), self._be_prompt)
 
+    @staticmethod
+    def _lay_out_library(directory: str, files: "List[Dict[str, Any]]", environment: "Dict[str, str]") -> None:
+        library = os.path.join(directory, "library")
+        os.mkdir(library, 0o700)
+        for file in files:
+            write_file(library, file["target"], file["mode"], binascii.a2b_base64(file["content"]))
+        rest = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = library + os.pathsep + rest if rest else library
+
     def _be_prompt(self) -> None:
         self._prompt = True
 
@@ -215,6 +234,8 @@ class Task:
 
     def _tidy(self) -> None:
         self._sources = []
+        if self.application is not None:
+            self.application.close()
         if self._directory:
             self._workplace.remove(self._directory)
             self._directory = None

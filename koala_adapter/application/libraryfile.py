@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala_app.py``: the modules of the library as one file, in one namespace, so that a person can read it."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from importlib import resources
+
+from koala_adapter.application import library
+from koala_adapter.errors import KoalaError
+
+FILE_NAME = "koala_app.py"
+MODULES = ("notes", "members", "sizes", "process", "bargains", "session", "calls")
+"""Each after those that it imports."""
+NAMES = ("Answer", "App", "Change", "KoalaAppError", "Member", "join")
+"""What a program may use."""
+
+_BEGINNING = '''\
+# SPDX-License-Identifier: Apache-2.0
+"""koala_app: for programs that change their number of processes while they run, as koala has processors for them.
+
+    import koala_app
+
+    app = koala_app.join(contact="host:port")
+    for step in range(app.reached, steps):
+        change = app.point()
+        if change is not None:
+            ...                      # redistribute the state from change.old to change.members
+            app.done()
+            if change.rank is None:  # this process was taken out
+                app.leave()
+                break
+        ...                          # compute as rank app.rank of app.size
+    app.close()
+
+A process that starts later has its change when join() returns, in app.change. Not under koala the program runs as it is.
+Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see docs/malleable.md there.
+"""
+'''
+
+
+@cache
+def library_file() -> str:
+    """Return the text of the file; the same whenever the modules are the same."""
+    sources = [("negotiation", "applicationside")] + [("application.library", name) for name in MODULES]
+    texts = [
+        resources.files(f"koala_adapter.{room}").joinpath(f"{name}.py").read_text(encoding="utf-8")
+        for room, name in sources
+    ]
+    return joined(dict(zip((name for _, name in sources), texts, strict=True)))
+
+
+def joined(modules: dict[str, str]) -> str:
+    """Return the text of modules in one namespace, without what they import from each other.
+
+    Raises KoalaError where two modules define the same name.
+    """
+    imports: set[str] = set()
+    typing_names: set[str] = set()
+    owners: dict[str, str] = {}
+    sections = []
+    for name, text in modules.items():
+        tree = ast.parse(text)
+        dropped: set[int] = set()
+        for number, node in enumerate(tree.body):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str())) if number == 0:
+                    pass
+                case ast.ImportFrom(module="typing", names=aliases):
+                    typing_names.update(alias.name for alias in aliases)
+                case ast.ImportFrom(module=str(module)) if module.startswith("koala_adapter."):
+                    pass
+                case ast.Import() | ast.ImportFrom():
+                    imports.add(ast.unparse(node))
+                case _:
+                    for defined in _defined(node):
+                        if owners.setdefault(defined, name) != name:
+                            raise KoalaError(f"{defined} is defined in both {owners[defined]} and {name}")
+                    continue
+            dropped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        lines = [
+            line
+            for number, line in enumerate(text.splitlines(), start=1)
+            if number not in dropped and not line.startswith("# SPDX")
+        ]
+        sections.append(f"# {name}: {(ast.get_docstring(tree) or '').splitlines()[0]}\n\n" + "\n".join(lines).strip())
+    public = ", ".join(f'"{name}"' for name in NAMES)
+    heads = [*sorted(imports), f"from typing import {', '.join(sorted(typing_names))}", "", f"__all__ = [{public}]"]
+    return "\n\n\n".join([_BEGINNING + "\n" + "\n".join(heads), *sections]) + "\n"
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+    return []

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that makes the calls it is told on standard input, one on a line, and says what came of each.
+
+Run with the directory of koala_app.py as its argument. driver.c does the same with the library in C.
+"""
+
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+import koala_app  # type: ignore[import-not-found]  # noqa: E402
+
+
+def ranks(members):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+    return ",".join(str(one.rank) for one in members) or "-"
+
+
+def shown(change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+    if change is None:
+        return "nothing"
+    return (
+        f"change {change.number} at {change.at} old {ranks(change.old)} members {ranks(change.members)}"
+        f" leaving {ranks(change.leaving)} joining {ranks(change.joining)}"
+        f" rank {-1 if change.rank is None else change.rank}"
+        f" old_rank {-1 if change.old_rank is None else change.old_rank} size {change.size} reason {change.reason}"
+    )
+
+
+def sized(size, offered):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+    if offered == 13:  # noqa: PLR2004
+        return size + 99
+    return size + offered // 2 if offered > 0 else size + offered
+
+
+def called(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+    verb = words[0]
+    if verb == "point":
+        return shown(app.point())
+    if verb == "points":
+        for _ in range(int(words[1])):
+            app.point()
+        return f"reached {app.reached}"
+    if verb == "until":  # a change
+        change = None
+        while change is None:
+            change = app.point()
+        return shown(change)
+    if verb == "done":
+        app.done()
+        return f"done rank {-1 if app.rank is None else app.rank} size {app.size}"
+    if verb == "leave":
+        app.leave()
+        return "left"
+    if verb == "state":
+        return (
+            f"rank {-1 if app.rank is None else app.rank} size {app.size} reached {app.reached}"
+            f" contacts {' '.join(one.contact for one in app.members)} {shown(app.change)}"
+        )
+    if verb in {"request", "give_back"}:
+        answer = (
+            app.request(int(words[1]), mandatory="mandatory" in words)
+            if verb == "request"
+            else app.give_back(int(words[1]))
+        )
+        return f"granted {answer.granted} {answer.reason}".strip()
+    raise ValueError(verb)
+
+
+def main():  # type: ignore[no-untyped-def]  # noqa: ANN201, D103
+    app = None
+    for line in sys.stdin:
+        words = line.split()
+        try:
+            if words[0] == "join":
+                app = koala_app.join(sized if words[1] == "function" else words[1], contact=" ".join(words[2:]))
+                said = "joined"
+            else:
+                said = called(app, words)
+        except koala_app.KoalaAppError as error:
+            said = f"error {error}"
+        print(said, flush=True)
+    if app is not None:
+        app.close()
+
+
+main()
