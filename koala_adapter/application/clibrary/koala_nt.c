@@ -597,7 +597,7 @@ static int receive_all(int connection, char *data, size_t size) {
 
 static int send_frame(int connection, const char *data, size_t size) {
     char header[HEADER + 1];
-    snprintf(header, sizeof header, "%08u\n", (unsigned)size);
+    snprintf(header, sizeof header, "%08u\n", (unsigned)size % 100000000U);
     return send_all(connection, header, HEADER) || send_all(connection, data, size) ? -1 : 0;
 }
 
@@ -663,4 +663,303 @@ int NT_Recv(int connection, NT *nt) {
     got = receive_all(connection, data, (size_t)size);
     if (got < 1) return got < 0 ? -1 : fail("the connection ended in a frame");
     return NT_Read(data, (size_t)size, nt) ? -1 : 1;
+}
+
+/* The state machine: the same table as in koala_adapter/negotiation/states.py, which says what it means. */
+
+enum Message { OFFER, REPEATED, UNFIT, ACCEPT, COMMIT, CONSUME, MISMATCH, REJECT, WITHDRAW, EXPIRE, COMPLAIN };
+
+static const char STATES[] = "noqgaAcrwxlb"; /* as in NT_State */
+static const char *const HEARD[] = {
+    /* offer, repeated, unfit, accept, commit, consume, mismatch, reject, withdraw, expire, error: state and answer */
+    "q-n-nRnXnXnXnXn-n-n-n-", "q-o=rRa-bEbEbEr-w-x-b-", "bEq-bEbEbEbEbEr-w-x-b-", "bEg=bEbEA-c-bEr-w-x-b-",
+    "bEa-bEa-bEbEbEr-w-x-b-", "bEA-bEA=A-c-bEr-w-x-b-", "c-c-c-c=c-c-c-r-w-x-b-", "rRrRrRrRrRrRrRr-r-r-r-",
+    "wWwWwWwWwWwWwWw-w-w-w-", "xXxXxXxXxXxXxXx-x-x-x-", "lWlWlWlWlWlWlWl-l-l-l-", "bEbEbEbEbEbEbEb-b-b-b-",
+};
+static const enum Message MESSAGE[] = {OFFER, ACCEPT, COMMIT, CONSUME, REJECT, WITHDRAW, EXPIRE, COMPLAIN};
+/* What may be said: offer, accept, commit, consume, reject, withdraw, expire, error; and the state that follows. */
+static const char *const SAYABLE[] = {
+    "o-------", "-----w--", "og--rw--", "--------", "--A--w--", "---c-w--",
+};
+
+static int has_ended(const NT_Negotiation *one) { return one->state >= NT_IS_CONSUMED; }
+
+static enum NT_State state_of(char letter) { return (enum NT_State)(strchr(STATES, letter) - STATES); }
+
+static NT_Negotiation *find(NT_Endpoint *endpoint, const NT *nt) {
+    for (int i = 0; i < NT_MOST_KEPT; i++) {
+        NT_Negotiation *one = &endpoint->kept[i];
+        if (one->touched && one->standing.initiator == nt->initiator &&
+            !strcmp(one->standing.agreement_id, nt->agreement_id))
+            return one;
+    }
+    return NULL;
+}
+
+static int number_open(const NT_Endpoint *endpoint) {
+    int count = 0;
+    for (int i = 0; i < NT_MOST_KEPT; i++) count += endpoint->kept[i].touched && !has_ended(&endpoint->kept[i]);
+    return count;
+}
+
+/* Returns a place for a new negotiation: a free one, or that of the one that ended first. */
+static NT_Negotiation *place_for(NT_Endpoint *endpoint, const NT *nt) {
+    NT_Negotiation *best = NULL;
+    for (int i = 0; i < NT_MOST_KEPT; i++) {
+        NT_Negotiation *one = &endpoint->kept[i];
+        if ((!one->touched || has_ended(one)) && (!best || one->touched < best->touched)) best = one;
+    }
+    if (!best) return NULL;
+    memset(best, 0, sizeof *best);
+    best->standing = *nt;
+    best->touched = ++endpoint->touches;
+    return best;
+}
+
+static const NT_Resource *same_resource(const NT *in, const NT_Resource *one) {
+    for (int i = 0; i < in->resources; i++)
+        if (!strcmp(in->resource[i].type, one->type) && !strcmp(in->resource[i].cluster, one->cluster) &&
+            !strcmp(in->resource[i].component, one->component))
+            return &in->resource[i];
+    return NULL;
+}
+
+static int declined(const NT_Resource *one) { return one->status == NT_REJECTED; }
+
+static int offers_anything(const NT *nt) {
+    for (int i = 0; i < nt->resources; i++)
+        if (!declined(&nt->resource[i])) return 1;
+    return 0;
+}
+
+static int same_resources(const NT *before, const NT *after) {
+    for (int i = 0; i < after->resources; i++)
+        if (!same_resource(before, &after->resource[i])) return 0;
+    return before->resources == after->resources;
+}
+
+static int same_quantities(const NT *before, const NT *after) {
+    int left = 0;
+    for (int i = 0; i < after->resources; i++) {
+        const NT_Resource *one = &after->resource[i], *was = same_resource(before, one);
+        if (declined(one)) continue;
+        if (!was || declined(was) || was->quantity != one->quantity) return 0;
+        left++;
+    }
+    for (int i = 0; i < before->resources; i++) left -= !declined(&before->resource[i]);
+    return !left;
+}
+
+static const char *problem_of_change(const NT_Resource *before, const NT_Resource *after) {
+    if (before->optional != after->optional) return "the usage of a resource stays as it was";
+    if (declined(before) && !declined(after)) return "what was declined stays so";
+    if (before->fixed) return after->fixed && after->quantity == before->quantity ? NULL : "a resource is fixed";
+    if (!declined(after) && (after->quantity < before->minimum || (before->maximum && after->quantity > before->maximum)))
+        return "a quantity is outside the bounds of the offer";
+    return NULL;
+}
+
+static const char *problem_of_counter(const NT *before, const NT *after) {
+    const char *problem = NULL;
+    if (!offers_anything(after)) return "an offer in which everything is declined is none";
+    if (after->direction && after->direction != before->direction) return "the direction of an offer stays as it was";
+    if (after->obligation && after->obligation != before->obligation) return "the obligation of an offer stays as it was";
+    if (!same_resources(before, after)) return "a counter-offer has the resources of the offer: what is not wanted is declined";
+    for (int i = 0; i < after->resources && !problem; i++)
+        problem = problem_of_change(same_resource(before, &after->resource[i]), &after->resource[i]);
+    return problem;
+}
+
+static const char *problem_of_closing(const NT *standing, const NT *closing) {
+    if (!same_resources(standing, closing)) return "it has other resources than what stands";
+    for (int i = 0; i < closing->resources; i++) {
+        const NT_Resource *one = &closing->resource[i], *before = same_resource(standing, one);
+        if (one->quantity != before->quantity) return "it has other quantities than what stands";
+        if (declined(before) && !declined(one)) return "something in it was declined";
+        if (declined(one) && !declined(before) && !(before->optional && closing->status == NT_ACCEPTED))
+            return "something in it cannot be declined here";
+    }
+    return offers_anything(closing) ? NULL : "nothing is left in it";
+}
+
+/* Fills in what a peer that only knows the published form has left out, as it was before. */
+static void complete(NT *nt, const NT *before) {
+    int unique = 1;
+    for (int i = 0; i < before->resources; i++)
+        for (int j = 0; j < i; j++) unique &= !!strcmp(before->resource[i].type, before->resource[j].type);
+    for (int i = 0; unique && i < nt->resources; i++)
+        for (int j = 0; j < before->resources; j++) {
+            NT_Resource *one = &nt->resource[i];
+            if (strcmp(one->type, before->resource[j].type)) continue;
+            if (!one->cluster[0]) memcpy(one->cluster, before->resource[j].cluster, sizeof one->cluster);
+            if (!one->component[0]) memcpy(one->component, before->resource[j].component, sizeof one->component);
+        }
+    if (!nt->direction) nt->direction = before->direction;
+    if (!nt->obligation) nt->obligation = before->obligation;
+}
+
+static enum Message classify_first(const NT_Endpoint *endpoint, const NT *nt, const char **problem) {
+    *problem = "there is no such negotiation (any more)";
+    if (nt->status != NT_NEGOTIATION) return MESSAGE[nt->status];
+    *problem = nt->initiator == endpoint->side     ? "this side has not begun this negotiation"
+               : nt->round > 1                     ? "the first offer has round 1"
+               : !offers_anything(nt)              ? "an offer in which everything is declined is none"
+               : number_open(endpoint) >= NT_MOST_OPEN ? "too many negotiations are open already"
+                                                   : NULL;
+    return *problem ? UNFIT : OFFER;
+}
+
+static enum Message classify_offer(const NT *nt, const NT_Negotiation *known, const char **problem) {
+    if (!nt->round && known->state != NT_IS_OFFERED && same_quantities(&known->standing, nt)) return REPEATED;
+    if (nt->round && nt->round <= known->round) return REPEATED;
+    *problem = nt->round && nt->round != known->round + 1 ? "its round does not follow the last one"
+               : known->round >= NT_MOST_ROUNDS           ? "no agreement within so many offers"
+                                                          : problem_of_counter(&known->standing, nt);
+    if (*problem) return UNFIT;
+    *problem = "an offer does not follow";
+    return OFFER;
+}
+
+static enum Message classify(const NT *nt, const NT_Negotiation *known, const char **problem) {
+    const char *found = NULL;
+    if (nt->status == NT_NEGOTIATION) return classify_offer(nt, known, problem);
+    if (nt->status == NT_ACCEPTED && known->state == NT_IS_OFFERED)
+        found = problem_of_closing(&known->standing, nt);
+    else if (nt->status <= NT_CONSUMED && !same_quantities(&known->standing, nt))
+        found = "it is not what stands";
+    if (nt->status <= NT_COMMITTED && nt->round && nt->round != known->round) found = "its round is not the last one";
+    *problem = found ? found : "it does not follow";
+    return found ? MISMATCH : MESSAGE[nt->status];
+}
+
+static void move(NT_Endpoint *endpoint, NT_Negotiation *known, enum NT_State state, long long now, long asked_within) {
+    long within = NT_ANSWER_WITHIN;
+    known->state = state;
+    if (state == NT_IS_ASKED) {
+        within = asked_within ? asked_within : within;
+        within = within > NT_LONGEST_ANSWER ? NT_LONGEST_ANSWER : within;
+    } else if (state == NT_IS_OFFERED && known->standing.answer_within)
+        within = known->standing.answer_within;
+    known->deadline = state >= NT_IS_OFFERED && state <= NT_IS_ACCEPTED ? now + within : 0;
+    known->touched = ++endpoint->touches;
+}
+
+static enum NT_Status answered(char letter) {
+    return letter == 'R' ? NT_REJECTED : letter == 'X' ? NT_EXPIRED : letter == 'W' ? NT_WITHDRAWN : NT_ERROR;
+}
+
+int NT_Hear(NT_Endpoint *endpoint, const NT *heard, long long now, NT_Negotiation **happened, NT *answer) {
+    static __thread NT nt;
+    NT_Negotiation *known = find(endpoint, heard);
+    const char *problem = NULL, *cell;
+    enum Message message;
+    enum NT_State before = known ? known->state : NT_IS_NEW, after;
+    nt = *heard;
+    *happened = NULL;
+    if (known) complete(&nt, &known->standing);
+    message = known ? classify(&nt, known, &problem) : classify_first(endpoint, &nt, &problem);
+    cell = HEARD[before] + 2 * message;
+    after = state_of(cell[0]);
+    if (!known && after != NT_IS_NEW && !(known = place_for(endpoint, &nt))) return 0;
+    if (after != before) {
+        if (after <= NT_IS_CONSUMED) known->standing = nt;
+        known->round += message == OFFER;
+        move(endpoint, known, after, now, nt.answer_within);
+        snprintf(known->reason, sizeof known->reason, "%s", nt.reason[0] ? nt.reason : problem ? problem : "");
+        *happened = known;
+    }
+    if (cell[1] == '-' || (cell[1] == '=' && !(known && known->has_said))) return 0;
+    if (known && known->has_said && (cell[1] == '=' || known->said.status == answered(cell[1]))) {
+        *answer = known->said;
+        return 1;
+    }
+    *answer = known ? known->standing : nt;
+    NT_Say(answer, answered(cell[1]), problem);
+    answer->round = known ? known->round : 0;
+    if (known) {
+        known->said = *answer;
+        known->has_said = 1;
+    }
+    return 1;
+}
+
+int NT_Tell(NT_Endpoint *endpoint, NT *said, long long now) {
+    NT_Negotiation *known = find(endpoint, said);
+    enum NT_State state = known ? known->state : NT_IS_NEW;
+    char letter = state <= NT_IS_AGREED ? SAYABLE[state][said->status] : '-';
+    const char *problem = NULL;
+    if (check(said)) return -1;
+    if (letter == '-') return fail("that cannot be said in %s now", said->agreement_id);
+    if (!known)
+        problem = said->initiator != endpoint->side           ? "the other side is the initiator"
+                  : number_open(endpoint) >= NT_MOST_OPEN ? "too many negotiations are open"
+                                                              : NULL;
+    else if (said->status == NT_NEGOTIATION)
+        problem = known->round >= NT_MOST_ROUNDS ? "there were too many offers: accept or reject"
+                                                 : problem_of_counter(&known->standing, said);
+    else if (said->status == NT_ACCEPTED)
+        problem = problem_of_closing(&known->standing, said);
+    else if (said->status <= NT_CONSUMED && !same_quantities(&known->standing, said))
+        problem = "it is not what was accepted";
+    if (!problem && !known && !(known = place_for(endpoint, said))) problem = "too many negotiations are open";
+    if (problem) return fail("%s: %s", said->agreement_id, problem);
+    if (said->status == NT_NEGOTIATION) {
+        known->round++;
+        if (!said->answer_within) said->answer_within = NT_ANSWER_WITHIN;
+    }
+    said->round = known->round;
+    if (said->status <= NT_CONSUMED) known->standing = *said;
+    move(endpoint, known, state_of(letter), now, 0);
+    known->said = *said;
+    known->has_said = 1;
+    return 0;
+}
+
+NT_Negotiation *NT_Overdue(NT_Endpoint *endpoint, long long now, NT *said) {
+    for (int i = 0; i < NT_MOST_KEPT; i++) {
+        NT_Negotiation *one = &endpoint->kept[i];
+        if (!one->touched || !one->deadline || one->deadline > now) continue;
+        const char *reason = one->state == NT_IS_OFFERED ? "no answer in time" : "not settled in time";
+        snprintf(one->reason, sizeof one->reason, "%s", reason);
+        move(endpoint, one, NT_IS_EXPIRED, now, 0);
+        one->said = one->standing;
+        NT_Say(&one->said, NT_EXPIRED, reason);
+        one->has_said = 1;
+        *said = one->said;
+        return one;
+    }
+    return NULL;
+}
+
+long long NT_Deadline(const NT_Endpoint *endpoint) {
+    long long first = 0;
+    for (int i = 0; i < NT_MOST_KEPT; i++) {
+        long long one = endpoint->kept[i].touched ? endpoint->kept[i].deadline : 0;
+        if (one && (!first || one < first)) first = one;
+    }
+    return first;
+}
+
+NT_Negotiation *NT_Lose(NT_Endpoint *endpoint) {
+    for (int i = 0; i < NT_MOST_KEPT; i++) {
+        NT_Negotiation *one = &endpoint->kept[i];
+        if (!one->touched) continue;
+        if (one->state != NT_IS_OFFERED && one->state != NT_IS_ASKED && one->state != NT_IS_ACCEPTED) continue;
+        move(endpoint, one, NT_IS_LOST, 0, 0);
+        snprintf(one->reason, sizeof one->reason, "the connection ended");
+        return one;
+    }
+    return NULL;
+}
+
+int NT_Again(const NT_Endpoint *endpoint, int place, NT *said) {
+    static const enum NT_Status again[] = {NT_NEGOTIATION, NT_NEGOTIATION, NT_NEGOTIATION, NT_ACCEPTED,
+                                           NT_NEGOTIATION, NT_COMMITTED,   NT_CONSUMED,    NT_REJECTED,
+                                           NT_WITHDRAWN,   NT_EXPIRED,     NT_NEGOTIATION, NT_ERROR};
+    const NT_Negotiation *one = &endpoint->kept[place];
+    int own_offer = one->state == NT_IS_OFFERED && one->round == 1 && one->standing.initiator == endpoint->side;
+    if (!one->touched || !one->has_said) return 0;
+    if (!own_offer && (again[one->state] == NT_NEGOTIATION || again[one->state] != one->said.status)) return 0;
+    *said = one->said;
+    return 1;
 }

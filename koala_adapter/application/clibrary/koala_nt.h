@@ -4,7 +4,7 @@
  *   cc -o evolving evolving.c koala_nt.c
  *
  * docs/negotiation.md says what the fields and the messages mean. Every call that can fail returns -1 then, and NT_Error
- * says why. Nothing is allocated; nothing but NT_Error is kept between calls. */
+ * says why. Nothing is allocated; nothing but NT_Error and an NT_Endpoint of yours is kept between calls. */
 #ifndef KOALA_NT_H
 #define KOALA_NT_H
 
@@ -75,5 +75,58 @@ int NT_Read(const char *data, size_t size, NT *nt);
 int NT_Write(const NT *nt, char *data, size_t size); /* returns how many bytes it wrote */
 
 const char *NT_Error(void);
+
+/* The state machine: one side of the negotiations with one peer. Templates in, templates and what happened out; no
+ * socket and no clock. Times are milliseconds of any clock that does not go back. */
+
+enum NT_State {
+    NT_IS_NEW,
+    NT_IS_OFFERED,
+    NT_IS_ASKED, /* it waits for our answer */
+    NT_IS_ACCEPTING,
+    NT_IS_ACCEPTED, /* it waits for our commitment */
+    NT_IS_AGREED,
+    NT_IS_CONSUMED,
+    NT_IS_REJECTED,
+    NT_IS_WITHDRAWN,
+    NT_IS_EXPIRED,
+    NT_IS_LOST,
+    NT_IS_BROKEN
+};
+
+#define NT_MOST_OPEN 16
+#define NT_MOST_KEPT 32 /* with those that have ended */
+#define NT_MOST_ROUNDS 8
+#define NT_ANSWER_WITHIN 30000L
+#define NT_LONGEST_ANSWER 3600000L
+
+typedef struct {
+    enum NT_State state;
+    NT standing; /* what was offered or agreed on last */
+    NT said; /* what we said last */
+    int has_said;
+    int round;
+    long long deadline; /* 0: none */
+    unsigned long touched;
+    char reason[2001]; /* why it has ended */
+} NT_Negotiation;
+
+typedef struct {
+    enum NT_Side side;
+    unsigned long touches;
+    NT_Negotiation kept[NT_MOST_KEPT];
+} NT_Endpoint; /* begins as all zeros but for its side */
+
+/* Takes what the peer says. Returns 1: answer is to be sent, or 0. *happened is where the state has changed, or NULL. */
+int NT_Hear(NT_Endpoint *endpoint, const NT *heard, long long now, NT_Negotiation **happened, NT *answer);
+/* Takes what is to be said, and completes it; then it may be sent. */
+int NT_Tell(NT_Endpoint *endpoint, NT *said, long long now);
+/* Ends one negotiation that was not answered in time: said is to be sent. NULL: there is none (any more). */
+NT_Negotiation *NT_Overdue(NT_Endpoint *endpoint, long long now, NT *said);
+long long NT_Deadline(const NT_Endpoint *endpoint); /* when NT_Overdue finds the next one; 0: never */
+/* The connection has ended: ends one negotiation that was not agreed on. NULL: there is none (any more). */
+NT_Negotiation *NT_Lose(NT_Endpoint *endpoint);
+/* Of kept[place], returns 1: said may not have arrived, and is to be sent on a new connection. */
+int NT_Again(const NT_Endpoint *endpoint, int place, NT *said);
 
 #endif
