@@ -17,7 +17,7 @@ from koala_adapter.vjm.agent.timers import Timers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Deque, Optional
+    from typing import Deque, Optional, Set
 
 LARGEST = 65536  # bytes of what a frame holds
 HEADER = 9
@@ -40,6 +40,7 @@ class ApplicationSocket:
         self._said: "Deque[bytes]" = collections.deque()
         self._size = 0
         self._peer: "Optional[Peer]" = None
+        self._turned_away: "Set[Peer]" = set()  # those that still read why
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.setblocking(False)  # noqa: FBT003 - the library's own way
         try:
@@ -75,6 +76,8 @@ class ApplicationSocket:
             self._listening.close()
         if self._peer is not None:
             self._peer.close()
+        for peer in list(self._turned_away):
+            peer.close()
 
     def take(self, frame: bytes) -> bool:
         """Keep a frame for the control center; False: nothing more is to be read for now."""
@@ -84,6 +87,7 @@ class ApplicationSocket:
 
     def gone(self, peer: "Peer") -> None:
         """Be free for another connection."""
+        self._turned_away.discard(peer)
         if self._peer is peer:
             self._peer = None
 
@@ -115,6 +119,7 @@ class ApplicationSocket:
             return
         peer = Peer(self._selector, self._timers, connection, self)
         if self._peer is not None:
+            self._turned_away.add(peer)
             peer.cut_off("another process of this task speaks with koala already")
         else:
             self._peer = peer

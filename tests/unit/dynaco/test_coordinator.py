@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All processes change at the same point, one change at a time, and nobody waits for ever, whatever is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koala_adapter.dynaco.notes import note
+from tests.unit.dynaco.program import PATIENCE, World
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+_ANY = st.integers(0, 11)
+_RARE: SearchStrategy[tuple[str, int]] = st.one_of(
+    st.tuples(st.sampled_from(["grow", "shrink"]), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["lose_contact", "newcomer_dies"]), _ANY),
+    st.tuples(st.sampled_from(["restart_service", "withdraw"]), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(1, 90)),
+)
+_OFTEN = st.tuples(st.sampled_from(["hear", "tell", "go_on"]), _ANY)
+_SCHEDULES = st.lists(st.one_of(_OFTEN, _OFTEN, _OFTEN, _RARE), max_size=120)
+
+
+def carry_out(world: World, what: str, number: int) -> None:
+    """Have one thing happen."""
+    if what in {"grow", "shrink"}:
+        if len(world.alive()) < 10:
+            getattr(world, what)(number)
+    elif what in {"restart_service", "withdraw"}:
+        getattr(world, what)()
+    elif what == "wait":
+        world.wait(number)
+    elif world.alive():
+        getattr(world, what)(world.alive()[number % len(world.alive())])
+
+
+def check_same(world: World) -> None:
+    """Hold that whoever took part in a change did so at the same point and with the same members afterwards."""
+    by_number: dict[int, set[tuple[int, tuple[int, ...]]]] = {}
+    for one in world.processes.values():
+        numbers = [number for number, _, _ in one.adapted]
+        assert numbers == sorted(set(numbers)), "a change was carried out twice"
+        for number, at, members in one.adapted:
+            by_number.setdefault(number, set()).add((at, members))
+    assert all(len(one) == 1 for one in by_number.values()), by_number
+    assert len(by_number) == len(world.made)
+
+
+@settings(deadline=None, max_examples=300)
+@given(size=st.integers(1, 4), schedule=_SCHEDULES)
+def test_all_change_at_the_same_point_and_nobody_waits_for_ever(size: int, schedule: list[tuple[str, int]]) -> None:
+    """Delays, losses of the relay, newcomers that die, restarts of the service, changes that are withdrawn."""
+    world = World(size)
+    for what, number in schedule:
+        carry_out(world, what, number)
+    world.settle()
+    check_same(world)
+    assert not world.complaints
+    assert set(world.members) == set(world.alive())
+    for rank in world.members:
+        assert tuple(one.rank for one in world.processes[rank].process.members) == world.members
+
+
+def test_a_growth_and_a_shrink() -> None:
+    """Two become five, five become three; those that came last leave."""
+    world = World(2)
+    world.grow(3)
+    world.settle()
+    assert world.members == (0, 1, 2, 3, 4)
+    world.shrink(2)
+    world.settle()
+    assert world.members == (0, 1, 2)
+    assert [member.process.change for member in world.processes.values()] == [None] * 5
+    check_same(world)
+
+
+def test_a_process_that_never_reaches_the_point() -> None:
+    """The change is given up after the patience with the reason, the others go on, and the next one can be made."""
+    world = World(3)
+    world.settle()
+    world.grow(1)
+    for _ in range(30):
+        for rank in world.alive():
+            world.tell(rank)
+            world.hear(rank)
+            if rank != 1:
+                world.go_on(rank)
+    world.wait(PATIENCE + 1)
+    assert world.given_up == [f"process 1 has not reached an adaptation point within {PATIENCE:g} s"]
+    world.settle()
+    assert world.members == (0, 1, 2)
+    world.shrink(1)
+    world.settle()
+    assert world.members == (0, 1)
+
+
+def test_a_newcomer_that_never_joins() -> None:
+    """Nobody is asked for a point for it."""
+    world = World(2)
+    world.settle()
+    world.grow(1)
+    world.processes[2].up.clear()
+    world.wait(PATIENCE + 1)
+    assert world.given_up == [f"the new process 2 has not joined within {PATIENCE:g} s"]
+
+
+def test_a_member_that_is_about_to_exit() -> None:
+    """The change is given up at once."""
+    world = World(2)
+    world.settle()
+    world.grow(1)
+    world.coordinator.heard(1, note("leaving"), world.now)
+    world.follow()
+    world.settle()
+    assert world.given_up == ["process 1 is about to exit"]
+
+
+def test_points_that_come_faster_than_messages() -> None:
+    """The point is put further away each time that it was passed."""
+    world = World(2)
+    world.settle()
+    world.grow(1)
+    for _ in range(60):
+        for rank in world.alive():
+            for _ in range(50):
+                world.go_on(rank)
+            world.tell(rank)
+            world.hear(rank)
+    world.settle()
+    assert world.members == (0, 1, 2)
