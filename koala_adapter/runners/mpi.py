@@ -100,6 +100,7 @@ class MpiRunner(Runner):
         launch = Launch(
             task=f"{self.application.job.id}:{LAUNCHER_TASK}",
             argv=mpiexec_command(ranks, SPAWNING_RANK_SHELL if self._spawns else RANK_SHELL),
+            environment=self.application.job.environment,
             time_limit=float(self.application.job.walltime),
         )
         return AddressedLaunch(placeholder=first.placeholder, launch=launch)

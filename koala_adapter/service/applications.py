@@ -16,6 +16,7 @@ from koala_adapter.config.inputfiles import LARGEST_SUM
 from koala_adapter.errors import KoalaError, ProtocolError
 from koala_adapter.model import EndReason, JobId, Launcher, RunnerName, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.adaptivempi import AdaptiveMpiRunner
 from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
 from koala_adapter.runners.process import ProcessRunner
@@ -39,11 +40,13 @@ if TYPE_CHECKING:
     from koala_adapter.service.resultstore import ResultStore
     from koala_adapter.vjm.channel import Launch, Signal, TaskReport
 
-_RUNNERS: dict[RunnerName, type[Runner]] = {
-    RunnerName.WORKERS: WorkersRunner,
-    RunnerName.ADAPTIVE: AdaptiveRunner,
+_RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
+    (RunnerName.RANKS, Launcher.PROCESS): ProcessRunner,
+    (RunnerName.RANKS, Launcher.MPI): MpiRunner,
+    (RunnerName.WORKERS, Launcher.PROCESS): WorkersRunner,
+    (RunnerName.ADAPTIVE, Launcher.PROCESS): AdaptiveRunner,
+    (RunnerName.ADAPTIVE, Launcher.MPI): AdaptiveMpiRunner,
 }
-_LAUNCHERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
 
 log = structlog.get_logger()
 
@@ -276,7 +279,7 @@ class Applications:
         job = record.job
         if job.id not in self._runners:
             try:
-                made = _RUNNERS.get(job.runner) or _LAUNCHERS[job.launcher]
+                made = _RUNNERS[job.runner, job.launcher]
                 self._runners[job.id] = runner = made(self._application(record))
                 self._reread(job.id, runner)
             except (OSError, KoalaError) as error:

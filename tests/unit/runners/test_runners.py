@@ -131,7 +131,7 @@ def test_tasks_of_processes_are_ranks() -> None:
 
 # ---- MPI ------------------------------------------------------------------------------------------------------------
 
-PROXY = "HYDRA_LAUNCH: /usr/bin/hydra_pmi_proxy --control-port 10.0.0.1:4711 --rmk user --pgid 0 --retries 10 --proxy-id {}\n"
+PROXY = "HYDRA_LAUNCH: /usr/bin/hydra_pmi_proxy --control-port 10.0.0.1:4711 --pgid 0 --retries 10 --proxy-id {}\n"
 PROXIES = "".join(map(PROXY.format, range(3))).encode() + b"HYDRA_LAUNCH_END\n"
 
 
