@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernel FT of the NAS Parallel Benchmarks over a power of two of processes, which may change after each iteration.
  *
- *   ft CLASS [ROUNDS [SECONDS]]
+ *   ft CLASS [ROUNDS [SECONDS [STOP]]]
  *
  * CLASS: S (64 x 64 x 64) or W (128 x 128 x 32), 6 iterations. ROUNDS: how often all is done, for a longer run. SECONDS: a
- * rest after each iteration. Every checksum is compared with the published one; exit status 1 when one differs. */
+ * rest after each iteration. STOP: a file; when it is there the round is the last. Every checksum is compared with the published one; exit status 1 when one differs. */
 #include "../resize/resize.h"
 #include "spectrum.h"
 
@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #define TOLERANCE 1e-12 /* relative, as the benchmark has it */
 
@@ -81,14 +82,23 @@ static void next_round(void)
     progress.iteration = 0;
 }
 
+/* Tell in all processes whether the first finds the file. */
+static int stopped(const char *path)
+{
+    int found = path != NULL && access(path, F_OK) == 0;
+
+    MPI_Bcast(&found, 1, MPI_INT, 0, resize_world());
+    return found;
+}
+
 /* Return 0 when this process left before the end. */
-static int compute(int rounds, double rest)
+static int compute(int rounds, double rest, const char *stop)
 {
     struct timespec time = {(time_t)rest, (long)((rest - (double)(time_t)rest) * 1e9)};
 
     for (;;) {
         if (progress.iteration == ITERATIONS) {
-            if (++progress.round > rounds)
+            if (++progress.round > rounds || (progress.round > 1 && stopped(stop)))
                 return 1;
             next_round();
         }
@@ -105,8 +115,8 @@ static int compute(int rounds, double rest)
 
 int main(int argc, char **argv)
 {
-    if (argc < 2 || argc > 4 || (problem = problem_of(argv[1][0])) == NULL) {
-        fputs("usage: ft S|W [ROUNDS [SECONDS]]\n", stderr);
+    if (argc < 2 || argc > 5 || (problem = problem_of(argv[1][0])) == NULL) {
+        fputs("usage: ft S|W [ROUNDS [SECONDS [STOP]]]\n", stderr);
         return EXIT_FAILURE;
     }
     resize_init(&argc, &argv, "power-of-two");
@@ -117,7 +127,7 @@ int main(int argc, char **argv)
         progress.iteration = ITERATIONS;
     }
     tell_size();
-    if (compute(argc > 2 ? atoi(argv[2]) : 1, argc > 3 ? atof(argv[3]) : 0) && first())
+    if (compute(argc > 2 ? atoi(argv[2]) : 1, argc > 3 ? atof(argv[3]) : 0, argc > 4 ? argv[4] : NULL) && first())
         puts(progress.wrong ? "VERIFICATION FAILED" : "VERIFICATION SUCCESSFUL");
     free(spectrum);
     resize_finalize();

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* N bodies over any number of processes, which may change while they are computed.
  *
- *   nbody BODIES STEPS [SECONDS]
+ *   nbody BODIES STEPS [SECONDS [STOP]]
  *
- * SECONDS: a rest after each step, so that a small example takes its time. Printed are the sizes and, at the end, SHA-256 of
+ * SECONDS: a rest after each step, so that a small example takes its time. STOP: a file; when it is there the program ends
+ * before all steps are done. Printed are the sizes and, at the end, SHA-256 of
  * all bodies: the same for any number of processes and any changes. */
 #include "../resize/resize.h"
 #include "bodies.h"
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #define DT 1e-3
 
@@ -51,12 +53,21 @@ static void begin(void)
     tell_size();
 }
 
+/* Tell in all processes whether the first finds the file. */
+static int stopped(const char *path)
+{
+    int found = path != NULL && access(path, F_OK) == 0;
+
+    MPI_Bcast(&found, 1, MPI_INT, 0, resize_world());
+    return found;
+}
+
 /* Return 0 when this process left before the end. */
-static int compute(long steps, double rest)
+static int compute(long steps, double rest, const char *stop)
 {
     struct timespec time = {(time_t)rest, (long)((rest - (double)(time_t)rest) * 1e9)};
 
-    while (step < steps) {
+    while (step < steps && !stopped(stop)) {
         bodies_step(resize_world(), part, total, DT);
         nanosleep(&time, NULL);
         step++;
@@ -85,13 +96,13 @@ static void tell_end(void)
 
 int main(int argc, char **argv)
 {
-    if (argc < 3 || argc > 4 || (total = atol(argv[1])) < 1) {
-        fputs("usage: nbody BODIES STEPS [SECONDS]\n", stderr);
+    if (argc < 3 || argc > 5 || (total = atol(argv[1])) < 1) {
+        fputs("usage: nbody BODIES STEPS [SECONDS [STOP]]\n", stderr);
         return EXIT_FAILURE;
     }
     resize_init(&argc, &argv, "any");
     begin();
-    if (compute(atol(argv[2]), argc > 3 ? atof(argv[3]) : 0))
+    if (compute(atol(argv[2]), argc > 3 ? atof(argv[3]) : 0, argc > 4 ? argv[4] : NULL))
         tell_end();
     free(part);
     resize_finalize();
