@@ -85,15 +85,16 @@ class Negotiations:
     def follow(self, record: JobRecord, runner: AdaptiveRunner) -> None:
         """Say what follows from the records: new offers, commitments, and what has become of agreements."""
         open_ = {change.number: (claim, change) for claim, change in _changes(record, runner)}
+        # First what is over: an application that decides on a new offer must not count it as still to come.
+        for (job_id, number), agreement in list(self._agreements.items()):
+            if job_id == record.job.id and number not in open_:
+                del self._agreements[job_id, number]
+                self._over(record, agreement)
         for number, (claim, change) in open_.items():
             self._follow_change(record, runner, claim, change)
             agreement = self._agreements.get((record.job.id, number))
             if agreement is not None:
                 agreement.moved = agreement.moved or bool(change.adaptation)
-        for (job_id, number), agreement in list(self._agreements.items()):
-            if job_id == record.job.id and number not in open_:
-                del self._agreements[job_id, number]
-                self._over(record, agreement)
         self._flush(record.job.id)
 
     def _follow_change(self, record: JobRecord, runner: AdaptiveRunner, claim: Claim, change: Change) -> None:
