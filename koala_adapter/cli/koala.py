@@ -38,6 +38,7 @@ COMMANDS = (
     ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
     ("experiment", "experiment", "Repeat the published evaluations."),
     ("negotiation", "negotiation", "Show and check the templates by which processors and memory are negotiated."),
+    ("app", "app", "Write the library for programs that change their size while they run, in Python and in C."),
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
 """Name, module and first sentence of each, in the order in which a person comes to need them."""

@@ -35,6 +35,8 @@
 #define JOIN_PATIENCE 30000 /* within which the first connection must be made */
 #define LONGEST_SEPARATION 300000 /* without a connection, after which a call that waits gives up */
 #define FAREWELL_PATIENCE 5000 /* in which the last words must be on their way */
+#define MANDATORY_PATIENCE 600000 /* in which a mandatory wish is answered: others must shrink first */
+#define VOLUNTARY_PATIENCE 60000
 #define MOST_WISHES 4
 
 enum State { NEW, RUNNING, ARMED, WAITING, CHANGING, DONE, LEFT };
@@ -66,6 +68,7 @@ struct koala_app {
     long number, at; /* of the change under way; while new or running, number is that of the last one that ended here */
     long ended, agreement;
     const char *said; /* the last note of an agreement that has not ended, which hello does not tell of */
+    const char *mpi; /* what hello says of it */
     int leaving;
     Members members, old, leavers, joiners;
     koala_app_change change;
@@ -468,8 +471,8 @@ static void say_count(koala_app *app) {
 static void say_hello(koala_app *app) {
     char contact[3 * LARGEST_CONTACT + 8];
     encode(contact, sizeof contact, app->contact);
-    say(app, "hello version=1 state=%s change=%ld at=%ld reached=%ld contact=%s sizes=%s pid=%ld", STATE[app->state],
-        app->number, app->at, count_of(app), contact, app->sizes, (long)getpid());
+    say(app, "hello version=1 state=%s change=%ld at=%ld reached=%ld contact=%s sizes=%s pid=%ld%s", STATE[app->state],
+        app->number, app->at, count_of(app), contact, app->sizes, (long)getpid(), app->mpi);
     if (app->state == RUNNING && app->said) say_count(app);
     if (app->leaving) say(app, "leaving");
 }
@@ -629,6 +632,8 @@ static void take_change(koala_app *app, const Note *note, long number, long at, 
     app->change.reason = app->reason;
 }
 
+static int finish(koala_app *app);
+
 static int heard_change(koala_app *app, const Note *note) {
     Parts parts;
     long number, at, own = app->own_number;
@@ -636,12 +641,13 @@ static int heard_change(koala_app *app, const Note *note) {
     memset(&parts, 0, sizeof parts);
     if (take_number(note, "change", &number) || take_number(note, "at", &at)) return -1;
     if (number == app->number && app->state == CHANGING) return 0;
-    if (number == app->number && app->state == DONE) {
+    int again = number == app->number && app->state == DONE;
+    if (again && app->change.number == number) {
         say(app, "done change=%ld", number);
         return 0;
     }
     if (number <= app->ended && (app->state == RUNNING || app->state == LEFT)) return 0;
-    if (app->state != NEW && app->state != WAITING) return does_not_follow(app, note);
+    if (app->state != NEW && app->state != WAITING && !again) return does_not_follow(app, note);
     if (app->state == WAITING && (number != app->number || at != app->at))
         return failed("change %ld at %ld is not %ld at %ld, for which this process waits", number, at, app->number, app->at);
     if (word(note, "rank") && take_number(note, "rank", &own)) return -1;
@@ -649,6 +655,7 @@ static int heard_change(koala_app *app, const Note *note) {
     if (!wrong) {
         app->own_number = (int)own;
         take_change(app, note, number, at, &parts);
+        if (again) finish(app);
     }
     free(parts.members.member);
     free(parts.leavers.member);
@@ -676,8 +683,8 @@ static int heard_resume(koala_app *app, const Note *note) {
     if (app->state != DONE || number != app->number)
         return failed("resume change=%ld does not follow: this process is %s", number, standing(app));
     app->ended = number;
-    discharge(app);
-    if (app->change.rank < 0) {
+    if (app->change.number == number) discharge(app);
+    if (app->change.number == number && app->change.rank < 0) {
         app->state = LEFT;
         attend(app, 1);
     } else
@@ -910,6 +917,7 @@ static Wish *begin_wish(koala_app *app, char direction, int number, int mandator
     NT_Create(&app->answer, wish->id, NT_APPLICATION, app->host, app->head[0] ? app->head : "localhost");
     app->answer.direction = direction;
     app->answer.obligation = mandatory ? 'm' : 'v';
+    app->answer.answer_within = mandatory ? MANDATORY_PATIENCE : VOLUNTARY_PATIENCE;
     NT_Add(&app->answer, "CPU", number);
     if (NT_Tell(&app->endpoint, &app->answer, milliseconds())) {
         wish->id[0] = 0;
@@ -1173,6 +1181,16 @@ static void be_rigid(koala_app *app) {
     run(app);
 }
 
+/* Is where an earlier process was that ended in a change, if there was one: it is done here. */
+static void come_back(koala_app *app) {
+    const char *again = getenv("KOALA_APP_RESUME");
+    long number, at;
+    if (!again || sscanf(again, "%ld %ld", &number, &at) != 2 || number < 1 || at < 0) return;
+    app->state = DONE;
+    app->number = number;
+    app->at = app->reached = at;
+}
+
 static int begin_joining(koala_app *app, const char *path) {
     const char *rank = getenv("KOALA_RANK");
     struct utsname name;
@@ -1184,20 +1202,28 @@ static int begin_joining(koala_app *app, const char *path) {
     app->path = allocated(strlen(path) + 1, 1);
     strcpy(app->path, path);
     attend(app, 1);
+    if (*app->mpi) come_back(app);
     if (start_thread(app)) return -1;
-    int wrong = wait_while(app, NEW, NULL);
+    int wrong = wait_while(app, app->state, NULL);
     pthread_mutex_unlock(&app->lock);
     return wrong;
 }
 
 koala_app *koala_app_join(const char *sizes, koala_app_sizing function, void *context, const char *contact) {
+    return koala_app_join_mpi("", sizes, function, context, contact);
+}
+
+koala_app *koala_app_join_mpi(const char *method, const char *sizes, koala_app_sizing function, void *context,
+                              const char *contact) {
     const char *path = getenv("KOALA_APP_SOCKET");
     koala_app *app = allocated(1, sizeof *app);
     app->function = function;
     app->context = context;
     app->minimum = 1;
     app->maximum = LARGEST_NUMBER;
+    app->mpi = !strcmp(method, "spawn") ? " spawn=1" : !strcmp(method, "restart") ? " spawn=0 restart=1" : "";
     int wrong = take_rule(app, sizes);
+    if (!wrong && *method && !*app->mpi) wrong = failed("mpi is spawn or restart, not '%.60s'", method);
     if (!wrong && (strlen(contact ? contact : "") > LARGEST_CONTACT || !is_utf8(contact ? contact : "")))
         wrong = failed("contact is a text of at most %d bytes", LARGEST_CONTACT);
     if (wrong) {

@@ -51,6 +51,11 @@ typedef int (*koala_app_sizing)(int size, int offered, void *context);
  * it is not looked at. contact: at most 200 bytes by which the others find this process. */
 koala_app *koala_app_join(const char *sizes, koala_app_sizing function, void *context, const char *contact);
 
+/* For a program of MPI, of which only the first process joins. method: "spawn" when it starts newcomers itself, which
+ * come after the change, or "restart" when all processes end in the change and are started again. */
+koala_app *koala_app_join_mpi(const char *method, const char *sizes, koala_app_sizing function, void *context,
+                              const char *contact);
+
 /* An adaptation point, which all processes pass in the same order. Returns 0 when nothing is to be done, which costs a
  * look at memory, or 1 and the change. */
 int koala_app_point(koala_app *app, const koala_app_change **change);

@@ -26,6 +26,9 @@ from koala_adapter.negotiation.applicationside import (
 
 _NO_HOST_CHARACTER = re.compile(r"[^A-Za-z0-9._:-]")
 _HERE = "APPLICATION"
+MANDATORY_PATIENCE = 600.0
+"""Seconds that a mandatory wish waits for its answer: others must shrink first."""
+VOLUNTARY_PATIENCE = 60.0
 Key = Tuple[str, str]
 
 
@@ -111,6 +114,7 @@ class Bargains:
         wish = template(
             "{}-{}".format(rank, self._asked), _HERE, self._host, _host(self.bounds.head),
             [resource("CPU", number)], direction=direction, obligation="mandatory" if mandatory else "voluntary",
+            answer_within=MANDATORY_PATIENCE if mandatory else VOLUNTARY_PATIENCE,
         )  # fmt: skip
         try:
             key = self._endpoint.send(wish, now)

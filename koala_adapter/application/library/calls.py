@@ -20,13 +20,16 @@ LONGEST_NUMBER = 10
 """Digits."""
 
 
-def join(sizes: Sizes = "any", contact: str = "") -> "App":
+def join(sizes: Sizes = "any", contact: str = "", *, mpi: str = "") -> "App":
     """Return this process' part in the program, once all of the program's processes have joined.
 
     ``sizes`` says on how many processes the program can run: "any", "power-of-two", "multiple-of-N", or a function
     that is called with the size and the number of processors offered (below 0: wanted back) and returns the size that
     the program wants; it is called by another thread, and must return soon. ``contact`` is a text of at most 200
     bytes by which the others find this process, such as "host:port".
+
+    ``mpi`` is for a program of MPI, of which only the first process joins: "spawn" when it starts newcomers itself, which
+    come after the change, or "restart" when all processes end in the change and are started again.
 
     Not under koala the program is rigid: every call works, and there is never a change.
 
@@ -36,13 +39,16 @@ def join(sizes: Sizes = "any", contact: str = "") -> "App":
     path = os.environ.get("KOALA_APP_SOCKET", "")
     if not path:
         return App(_rigid(contact), None)
-    process = Process(_started_with()[0], contact, rule.name, os.getpid())
+    process = Process(_started_with()[0], contact, rule.name, os.getpid(), mpi)
+    again = os.environ.get("KOALA_APP_RESUME", "").split() if mpi else []
+    if len(again) == len(("change", "point")) and all(text.isdigit() for text in again):
+        process.come_back(int(again[0]), int(again[1]))
     session = Session(path, process, Bargains(rule, os.uname().nodename))
     app = App(process, session)
     try:
         with session.lock:
             session.start()
-            session.wait(lambda: process.state != "new")
+            session.wait(lambda: process.state not in ("new", "done"))
     except BaseException:
         session.close()
         raise

@@ -31,13 +31,17 @@ from koala_adapter.application.library.notes import VERSION, KoalaAppError, Note
 
 LARGEST_CONTACT = 200
 """Bytes."""
+MPI_METHODS = {"": {}, "spawn": {"spawn": 1}, "restart": {"spawn": 0, "restart": 1}}  # type: Dict[str, Dict[str, int]]
+"""How a program changes its size whose first process speaks for all of them; and what hello says of it."""
 
 
 class Process:
     """The state of one process. Not for two threads at once, but for `reached`, which only the program counts up."""
 
-    def __init__(self, rank: int, contact: str, sizes: str, pid: int) -> None:
-        """``rank`` is koala's number of it. Raises KoalaAppError."""
+    def __init__(self, rank: int, contact: str, sizes: str, pid: int, mpi: str = "") -> None:
+        """``rank`` is koala's number of it; see `join` for the others. Raises KoalaAppError."""
+        if mpi not in MPI_METHODS:
+            raise KoalaAppError("mpi is spawn or restart, not {:.60}".format(repr(mpi)))
         if not isinstance(contact, str) or len(contact.encode("utf-8", "replace")) > LARGEST_CONTACT:
             raise KoalaAppError("contact is a text of at most {} bytes".format(LARGEST_CONTACT))
         self.reached = 0
@@ -57,6 +61,7 @@ class Process:
         """What is to be shown to people; whoever reads it takes it away."""
         self._contact = contact
         self._sizes = sizes
+        self._mpi = MPI_METHODS[mpi]
         self._pid = pid
         self._ended = 0
         """Number of the last change that has ended here."""
@@ -79,6 +84,10 @@ class Process:
         self.members = members
         self._run()
 
+    def come_back(self, number: int, at: int) -> None:
+        """Be where an earlier process was that ended in a change: it is done here."""
+        self.state, self.number, self.at, self.reached = "done", number, at, at
+
     # What koala says.
 
     def connected(self) -> List[bytes]:
@@ -86,6 +95,7 @@ class Process:
         hello = note_payload(
             "hello", version=VERSION, state=self.state, change=self.number, at=self.at, reached=self.reached,
             contact=self._contact, sizes=self._sizes, pid=self._pid,
+            **self._mpi,
         )  # fmt: skip
         said = [hello]
         if self.state == "running" and self._said:
@@ -158,6 +168,9 @@ class Process:
         if number == self.number and self.state == "changing":
             return []
         if number == self.number and self.state == "done":
+            if self.change is None:
+                self._take(note, number, at)
+                self.state = "done"
             return [note_payload("done", change=number)]
         if number <= self._ended and self.state in ("running", "left"):
             return []
@@ -165,6 +178,10 @@ class Process:
         if self.state == "waiting" and (number, at) != (self.number, self.at):
             raise NoteError("change {} at {} is not {} at {}, for which this process waits".format(
                 number, at, self.number, self.at))  # fmt: skip
+        self._take(note, number, at)
+        return []
+
+    def _take(self, note: Note, number: int, at: int) -> None:
         own = note.number("rank") if "rank" in note.words else self.own_number
         change = parse_change(note, own, self.members)
         if self.state == "new" and change.rank is None:
@@ -173,16 +190,15 @@ class Process:
         self.state, self.number, self.at, self.reached = "changing", number, at, at
         self.change = change
         self._said = ""
-        return []
 
     def _heard_resume(self, note: Note) -> List[bytes]:
         number = note.number("change")
         if number <= self._ended and self.state in ("running", "left"):
             return []
-        if self.state != "done" or number != self.number or self.change is None:
+        if self.state != "done" or number != self.number:
             raise NoteError("resume change={} does not follow: this process is {}".format(number, self._standing()))
         self._ended = number
-        if self.change.rank is None:
+        if self.change is not None and self.change.rank is None:
             self.state, self.attention = "left", True
         else:
             self._run()

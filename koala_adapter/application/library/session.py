@@ -146,6 +146,7 @@ class Session:
         try:
             while self._exchange(stream, received):
                 heard = self._hear(received) or heard
+                self._send(stream)  # at once: a program that computes lets this thread run only now and then
         except NegotiationError as error:  # no frame: nothing that follows can be told apart
             with self.lock:
                 self.refuse(KoalaAppError("what came from koala cannot be read: {}".format(error)))
@@ -171,11 +172,11 @@ class Session:
         events = ready.get(stream.fileno(), 0)
         if events & select.POLLOUT:
             self._send(stream)
-        if events & ~select.POLLOUT:
-            piece = stream.recv(_PIECE)
-            received += piece
-            return bool(piece)
-        return True
+        if not events & ~select.POLLOUT:
+            return True
+        piece = stream.recv(_PIECE)
+        received += piece
+        return bool(piece)
 
     def _send(self, stream: socket.socket) -> None:
         with self.lock:
@@ -236,11 +237,13 @@ class Session:
             show(self.process.own_number, line)
 
     def _wake_up(self) -> None:
+        self.lock.notify_all()
+        if threading.current_thread() is self._thread:
+            return
         try:
             self._wake.send(b"x")
         except OSError:  # there are enough in it, or nobody reads any more
             pass
-        self.lock.notify_all()
 
 
 def show(rank: int, text: str) -> None:
@@ -271,8 +274,7 @@ def connected_socket(path: str) -> socket.socket:
 
 def _drain(woken: socket.socket) -> None:
     try:
-        while woken.recv(4096):
-            pass
+        woken.recv(_PIECE)
     except BlockingIOError:
         pass
 

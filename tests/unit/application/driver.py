@@ -5,6 +5,7 @@ Run with the directory of koala_app.py as its argument. driver.c does the same w
 """
 
 import sys
+import time
 
 sys.path.insert(0, sys.argv[1])
 
@@ -43,6 +44,7 @@ def called(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201,
     if verb == "until":  # a change
         change = None
         while change is None:
+            time.sleep(0.0002)  # a step
             change = app.point()
         return shown(change)
     if verb == "done":

@@ -96,7 +96,8 @@ class KoalaEnd:
         self.send(rank, nt.frame(note_payload(verb, **words)))
 
     def begin(self, members: list[int], reason: str = "") -> None:
-        """Begin a change."""
+        """Begin a change, when none is under way."""
+        self.wait(lambda: self.coordinator.phase == "idle")
         with self.lock:
             self.say(self.coordinator.begin(members, reason))
 
@@ -110,6 +111,11 @@ class KoalaEnd:
             endpoint.send(offer, time.monotonic())
             self.send(0, endpoint.data_to_send())
             return offer.key
+
+    def first_event(self, key: tuple[str, str]) -> nt.Event:
+        """Return what happens first in a negotiation."""
+        self.wait(lambda: any(event.key == key for _, event in self.events))
+        return next(event for _, event in self.events if event.key == key)
 
     def cut(self, rank: int) -> None:
         """Break the connection of a process."""
