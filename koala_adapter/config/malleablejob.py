@@ -133,9 +133,7 @@ def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys
         yield ("components", index, "retire_signal"), "given together with retire_command: allowed is one of them"
 
 
-def _problems_with_runner(
-    header: HeaderKeys, index: int, component: ComponentKeys
-) -> Iterator[tuple[KeyPath, str]]:
+def _problems_with_runner(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
     """Yield the keys of a component that mean nothing to the runner of the job."""
     if header.kind is not JobKind.MALLEABLE or header.runner is RunnerName.RANKS or component.minimum is None:
         return

@@ -226,8 +226,10 @@ class Coordinator:
 
     def _tell_change(self, current: _Current, rank: int, process: Process) -> None:
         newcomer = rank in self._membership.awaited(current.wanted)
-        if not (newcomer and process.stand is Stand.NEW) and not process.in_change(current.number, Stand.WAITING):
+        again = process.restarted and process.in_change(current.number, Stand.DONE)
+        if not (newcomer and process.stand is Stand.NEW) and not (again or process.in_change(current.number, Stand.WAITING)):
             return
+        process.restarted = False
         told = change_note(self._membership, current.wanted, self._contacts(), rank)
         self._tells.append(Tell(rank, told))
 
@@ -309,7 +311,9 @@ class Coordinator:
                 self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
             case _Stage.ARMING:
                 standing = self._speakers()
-                here = [one for one in standing if one.in_change(current.number, Stand.WAITING) and one.at == current.at]
+                here = [
+                    one for one in standing if one.in_change(current.number, Stand.WAITING) and one.at == current.at
+                ]
                 newcomers = [self._processes.get(rank) for rank in self._membership.awaited(current.wanted)]
                 if len(here) < len(self._membership.speakers) or None in newcomers:
                     return False
@@ -348,9 +352,7 @@ class Coordinator:
             process = self._processes.get(rank)
             if rank in over:
                 continue
-            if process is None or not (
-                process.in_change(current.number, Stand.DONE) or process.past(current.number)
-            ):
+            if process is None or not (process.in_change(current.number, Stand.DONE) or process.past(current.number)):
                 return False
         current.stage = _Stage.CLOSING
         self._reports.append(AllDone(number=current.wanted.number))

@@ -49,6 +49,8 @@ class Process:
     sizes: str = "any"
     leaving: bool = False
     """It is about to exit."""
+    restarted: bool = False
+    """It stands for one that has ended in the change, and does not know the members yet."""
 
     def in_change(self, number: int, *stands: Stand) -> bool:
         """Tell whether it is in one of these stands for a change."""
@@ -81,4 +83,5 @@ def process_of(hello: Note) -> Process:
         reached=hello.number("reached"),
         contact=contact,
         sizes=hello.words.get("sizes", "any")[:40],
+        restarted=stand is Stand.DONE and hello.words.get("restart") == "1",
     )

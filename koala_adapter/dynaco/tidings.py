@@ -33,9 +33,7 @@ def welcome_note(membership: Membership, contacts: Mapping[int, str], rank: int)
     )
 
 
-def change_note(
-    membership: Membership, wanted: WantedChange, contacts: Mapping[int, str], rank: int
-) -> Note:
+def change_note(membership: Membership, wanted: WantedChange, contacts: Mapping[int, str], rank: int) -> Note:
     """Return what each process is told of a change, for which all stand at the point."""
     members = after(membership, wanted)
     return note(

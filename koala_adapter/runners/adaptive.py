@@ -45,9 +45,7 @@ class AdaptiveRunner(GrowingRunner):
         if rank.component not in self.coordinators:
             return launches
         library = self.application.library
-        return [
-            replace(one, launch=replace(one.launch, application=True, library=library)) for one in launches
-        ]
+        return [replace(one, launch=replace(one.launch, application=True, library=library)) for one in launches]
 
     def follow(self, record: JobRecord, now: float) -> bool:
         """Take in what the scheduler's records say now; tell whether anything was new."""

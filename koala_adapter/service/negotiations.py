@@ -162,7 +162,9 @@ class Negotiations:
             answer = countered(offer, {wanted: action.processors}, reason=action.reason)
             endpoint.send(replace(answer, answer_within=ANSWER_WITHIN), self._clock())
         else:
-            endpoint.send(accepted(offer, declined=[one for one in offer.quantities() if one.type != CPU]), self._clock())
+            endpoint.send(
+                accepted(offer, declined=[one for one in offer.quantities() if one.type != CPU]), self._clock()
+            )
         if action.number:
             self._agreements[action.job_id, action.number] = _Agreement(rank=action.rank, key=key)
         self._flush(action.job_id)
@@ -283,7 +285,9 @@ class Negotiations:
             if change.phase is ChangePhase.ASKED and not change.countered:
                 continue  # it is offered again
             template = _restored(record, claim, change, self._host_of(record, rank))
-            state = {ChangePhase.ASKED: State.OFFERED, ChangePhase.PROMISED: State.ASKED}.get(change.phase, State.AGREED)
+            state = {ChangePhase.ASKED: State.OFFERED, ChangePhase.PROMISED: State.ASKED}.get(
+                change.phase, State.AGREED
+            )
             said = {State.AGREED: committed(template)}.get(state, template)
             self._agreements[record.job.id, change.number] = _Agreement(
                 rank=rank, key=template.key, moved=bool(change.adaptation)
@@ -301,9 +305,7 @@ class Negotiations:
         return self._endpoints[whose]
 
     def _answer(self, job_id: JobId, number: int, count: int, reason: str = "") -> None:
-        self._report(
-            ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=count, reason=reason)
-        )
+        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=count, reason=reason))
 
     def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
         self._agreements.pop((job_id, number), None)
@@ -328,9 +330,7 @@ def _changes(record: JobRecord, runner: AdaptiveRunner) -> Iterator[tuple[Claim,
             yield claim, claim.change
 
 
-def _offer_of(
-    record: JobRecord, runner: AdaptiveRunner, claim: Claim, change: Change, host: str
-) -> Template | None:
+def _offer_of(record: JobRecord, runner: AdaptiveRunner, claim: Claim, change: Change, host: str) -> Template | None:
     """Return the offer, or the request, that a change begins with; None: nothing can be given up here."""
     grows = change.processors > 0
     quantity = most = abs(change.processors)
@@ -368,7 +368,9 @@ def _restored(record: JobRecord, claim: Claim, change: Change, host: str) -> Tem
     own = bool(change.agreement)
     grows = change.processors > 0
     waits = change.phase is ChangePhase.PROMISED
-    quantity = change.wish if waits else abs(change.processors) if change.phase is ChangePhase.ASKED else change.accepted
+    quantity = (
+        change.wish if waits else abs(change.processors) if change.phase is ChangePhase.ASKED else change.accepted
+    )
     del record
     return Template(
         agreement_id=change.agreement or str(change.number),

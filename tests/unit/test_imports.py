@@ -87,7 +87,8 @@ MAY_IMPORT = {
     LIBRARY: (LIBRARY, APPLICATION_SIDE),
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
     f"{CORE}.service": _rooms(
-        "host", "plugin", "batchsystem", "config", "scheduler", "driver", "dynaco", "vjm", "runners", "service"
+        "host", "plugin", "batchsystem", "config", "scheduler", "driver", "dynaco", "vjm", "runners", "negotiation",
+        "application", "service"
     ),
     f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
@@ -123,8 +124,12 @@ WORLD = frozenset({
 """Modules that reach files, networks, processes, clocks, threads or chance."""
 
 HARMLESS = (
-    "pathlib.PurePath", "pathlib.PurePosixPath", "time.strptime", "urllib.parse.quote", "urllib.parse.unquote_to_bytes",
-)  # fmt: skip
+    "pathlib.PurePath",
+    "pathlib.PurePosixPath",
+    "time.strptime",
+    "urllib.parse.quote",
+    "urllib.parse.unquote_to_bytes",
+)
 """Names from these modules that compute and nothing else."""
 
 WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})

@@ -84,7 +84,9 @@ def newcomer(record: JobRecord, rank: int) -> bool:
     """Tell whether a process was started for a growth that is not made."""
     if not record.job.adapts(record.ranks[rank].component):
         return False
-    return any(c.change is not None and c.change.phase is ChangePhase.TAKING and rank in c.change.ranks for c in record.claims)
+    return any(
+        c.change is not None and c.change.phase is ChangePhase.TAKING and rank in c.change.ranks for c in record.claims
+    )
 
 
 def process_over(context: Context, record: JobRecord, rank: int, why: str) -> bool:
@@ -123,7 +125,11 @@ def leavers_overdue(context: Context, record: JobRecord, number: int, change: Ch
 
 def check_all_over(context: Context, record: JobRecord) -> None:
     """Complete a job all of whose other processes have ended well."""
-    if record.state is JobState.RUNNING and record.ends and len(record.ends) + len(record.departed) == len(record.ranks):
+    if (
+        record.state is JobState.RUNNING
+        and record.ends
+        and len(record.ends) + len(record.departed) == len(record.ranks)
+    ):
         over = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
         context.outcomes.append((record, over))
 

@@ -202,9 +202,7 @@ class World:
         """Take a process that was taken out out of the records."""
         self.departed.add(rank)
         self.members = tuple(one for one in self.members if one != rank)
-        self.wanted = tuple(
-            one for one in self.wanted if not (one.made and self.departed.issuperset(one.leaving))
-        )
+        self.wanted = tuple(one for one in self.wanted if not (one.made and self.departed.issuperset(one.leaving)))
         self.follow()
 
     def newcomer_dies(self, rank: int) -> None:
@@ -248,7 +246,9 @@ class World:
                 self.wait(PATIENCE + 1)
             if turn % 10 == 9 and not self.wanted and self._quiet():
                 return
-        raise AssertionError(f"never quiet: {self.wanted}, {[(r, self.processes[r].process.state) for r in self.alive()]}")
+        raise AssertionError(
+            f"never quiet: {self.wanted}, {[(r, self.processes[r].process.state) for r in self.alive()]}"
+        )
 
     def _quiet(self) -> bool:
         members = [self.processes[rank] for rank in self.alive()]

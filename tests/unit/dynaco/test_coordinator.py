@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,8 @@ _RARE: SearchStrategy[tuple[str, int]] = st.one_of(
     st.tuples(st.just("wait"), st.integers(1, 90)),
 )
 _OFTEN = st.tuples(st.sampled_from(["hear", "tell", "go_on"]), _ANY)
-_SCHEDULES = st.lists(st.one_of(_OFTEN, _OFTEN, _OFTEN, _RARE), max_size=120)
+_TURNS = st.tuples(st.just("turn"), st.integers(1, 6))
+_SCHEDULES = st.lists(st.one_of(_OFTEN, _TURNS, _TURNS, _RARE), max_size=60)
 
 
 def carry_out(world: World, what: str, number: int) -> None:
@@ -34,6 +36,12 @@ def carry_out(world: World, what: str, number: int) -> None:
         getattr(world, what)()
     elif what == "wait":
         world.wait(number)
+    elif what == "turn":
+        for _ in range(number):
+            for rank in world.alive():
+                world.tell(rank)
+                world.hear(rank)
+                world.go_on(rank)
     elif world.alive():
         getattr(world, what)(world.alive()[number % len(world.alive())])
 
@@ -132,3 +140,36 @@ def test_points_that_come_faster_than_messages() -> None:
             world.hear(rank)
     world.settle()
     assert world.members == (0, 1, 2)
+
+
+@pytest.mark.parametrize("what", ["lose_contact", "restart_service", "newcomer_dies"])
+def test_something_happens_after_each_single_step(what: str) -> None:
+    """Two become three, three become two, with a fault at every moment of it: all that could happen happens once."""
+    for moment in range(150):
+        for rank in range(3 if what != "restart_service" else 1):
+            world = World(2)
+            world.settle()
+            world.grow(1)
+            steps = _in_single_steps(world, moment)
+            carry_out(world, what, rank)
+            if not world.wanted and len(world.members) > 1:
+                world.shrink(1)
+            world.settle()
+            check_same(world)
+            assert not world.complaints, (moment, rank)
+        if steps < moment:
+            return
+
+
+def _in_single_steps(world: World, most: int) -> int:
+    """Let so many things happen, one after the other; return how many there were."""
+    count = 0
+    while count < most and (world.wanted or count == 0):
+        for rank in world.alive():
+            for step in (world.tell, world.hear, world.go_on):
+                if count < most:
+                    count += 1
+                    step(rank)
+        if not world.wanted and len(world.members) > 2:
+            world.shrink(1)
+    return count
