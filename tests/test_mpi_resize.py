@@ -164,7 +164,7 @@ def restarted(mpich: Mpich, program: Sequence[str], directory: Path, plan: str, 
         word = directory / "next"
         if not word.exists():
             return lines
-        change, number = word.read_text().split()
+        change, number, _ = word.read_text().split()
         size = int(number)
         environment["RESIZE_CHANGE"] = change
         word.unlink()

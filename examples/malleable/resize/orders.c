@@ -8,7 +8,7 @@ static void nothing(void)
 {
 }
 
-static const struct orders none = {NULL, NULL, nothing, nothing};
+static const struct orders none = {NULL, NULL, nothing, nothing, nothing};
 
 static enum resize_method method_named(const char *variable)
 {
@@ -25,7 +25,7 @@ const struct orders *orders_find(const char *sizes, int first, enum resize_metho
 {
     *method = method_named("KOALA_MPI_RESIZE");
     if (*method != RESIZE_RIGID)
-        return first ? orders_from_koala(sizes) : &none;
+        return first ? orders_from_koala(sizes, *method) : &none;
     *method = method_named("RESIZE_METHOD");
     return *method == RESIZE_RIGID ? &none : &orders_by_plan;
 }

@@ -12,6 +12,8 @@ struct order {
     int *leaver;               /* their ranks, never 0; from malloc() */
     int joining;               /* so many processes come */
     char (*host)[HOST_LENGTH]; /* the host of each, as mpiexec is to know it; from malloc() */
+    long point;                /* restart: the point at which it happens, for the orders of the new program */
+    char *members;             /* restart: who computes afterwards, for who starts it; NULL or from malloc() */
 };
 
 /* Where the processes of a change come from. */
@@ -28,6 +30,8 @@ struct orders {
     int (*point)(struct order *order, long point, int size);
     /* The change is complete. */
     void (*done)(void);
+    /* It cannot be carried out; returns only where whoever gave the order does not have to know. */
+    void (*unable)(void);
     /* The program ends. */
     void (*leave)(void);
 };
@@ -40,7 +44,7 @@ const struct orders *orders_find(const char *sizes, int first, enum resize_metho
 extern const struct orders orders_by_plan;
 
 /* Join the other programs that koala runs, and return its orders; see orders_koala.c. */
-const struct orders *orders_from_koala(const char *sizes);
+const struct orders *orders_from_koala(const char *sizes, enum resize_method method);
 
 /* Write a line to stderr and end all processes. */
 void resize_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));

@@ -38,6 +38,19 @@ static void name_leavers(struct order *order, const koala_app_change *change)
                 order->leaver[order->leaving++] = each;
 }
 
+/* koala's numbers of all that compute after a change. */
+static void list_members(struct order *order, const koala_app_change *change)
+{
+    size_t room = 12 * (size_t)change->size + 1;
+    int length = 0;
+
+    order->members = calloc(room, 1);
+    if (order->members == NULL)
+        resize_fail("no memory for %d members", change->size);
+    for (int each = 0; each < change->size; each++)
+        length += snprintf(order->members + length, room - (size_t)length, " %d", change->members[each].rank);
+}
+
 static int koala_point(struct order *order, long point, int size)
 {
     const koala_app_change *change;
@@ -51,8 +64,10 @@ static int koala_point(struct order *order, long point, int size)
     if (change->old_size != size)
         resize_fail("koala knows of %d processes, there are %d", change->old_size, size);
     order->number = change->number;
+    order->point = change->at;
     name_leavers(order, change);
     name_hosts(order, change->joining, change->joining_size);
+    list_members(order, change);
     changing = 1;
     return 1;
 }
@@ -64,16 +79,21 @@ static void koala_done(void)
     changing = 0;
 }
 
+static void koala_unable(void)
+{
+    resize_fail("the change that koala waits for cannot be made");
+}
+
 static void koala_leave(void)
 {
     koala_app_close(app);
 }
 
-static const struct orders orders_by_koala = {koala_start, koala_point, koala_done, koala_leave};
+static const struct orders orders_by_koala = {koala_start, koala_point, koala_done, koala_unable, koala_leave};
 
-const struct orders *orders_from_koala(const char *sizes)
+const struct orders *orders_from_koala(const char *sizes, enum resize_method method)
 {
-    app = koala_app_join(sizes, NULL, NULL, "");
+    app = koala_app_join_mpi(method == RESIZE_SPAWN ? "spawn" : "restart", sizes, NULL, NULL, "");
     if (app == NULL)
         resize_fail("%s", koala_app_error());
     return &orders_by_koala;

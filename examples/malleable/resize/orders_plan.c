@@ -80,4 +80,4 @@ static void nothing(void)
 {
 }
 
-const struct orders orders_by_plan = {plan_start, plan_point, nothing, nothing};
+const struct orders orders_by_plan = {plan_start, plan_point, nothing, nothing, nothing};

@@ -13,6 +13,7 @@ static struct {
     const struct orders *orders;
     struct change change;
     int entering, changing;
+    int unable; /* the state could not be kept */
     int first; /* this process asks for orders */
     long points; /* reached so far */
 } self;
@@ -34,6 +35,7 @@ static void forget_order(struct order *order)
 {
     free(order->leaver);
     free(order->host);
+    free(order->members);
 }
 
 /* Bring a program that was started as one process to its first size. */
@@ -170,10 +172,14 @@ int resize_done(void)
         restart_entered(&self.change, self.world);
     } else {
         goes_on = !restart_end(&self.change, self.world);
+        self.unable = goes_on;
     }
     self.entering = self.changing = 0;
-    if (self.first && goes_on)
+    if (self.first && self.unable)
+        self.orders->unable();
+    else if (self.first && goes_on)
         self.orders->done();
+    self.unable = 0;
     return goes_on;
 }
 

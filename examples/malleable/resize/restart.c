@@ -2,7 +2,7 @@
 /* Where processes cannot be spawned: the state goes to a file in a directory that all nodes share (RESIZE_DIRECTORY), all
  * processes end, and whoever started the program starts it again on the processors of the other size, with RESIZE_CHANGE=N
  * for the change N. That file is removed when all have read it. What to start is also said in the file `next` there:
- * the number of the change, and the number of processes. */
+ * the number of the change, the number of processes, its point and, where koala gives the orders, its numbers of them. */
 #include "processes.h"
 #include "resize.h"
 
@@ -17,6 +17,7 @@
 static int file = -1;
 static off_t position; /* in the file, of what is carried next: the same in all processes */
 static int trouble;    /* errno of the first thing that went wrong */
+static char *word;     /* what the file `next` says after the number of processes */
 
 static void path_of(char path[PATH_MAX], const char *name, long number)
 {
@@ -56,6 +57,18 @@ static void move(int writes, void *data, size_t bytes, off_t at)
     }
 }
 
+static void keep_word(const struct order *order)
+{
+    const char *members = order->members != NULL ? order->members : "";
+    size_t room = strlen(members) + 30;
+
+    free(word);
+    word = malloc(room);
+    if (word == NULL)
+        resize_fail("no memory for %zu bytes", room);
+    snprintf(word, room, "%ld%s", order->point, members);
+}
+
 void restart_begin(struct change *change, MPI_Comm world, const struct order *order)
 {
     long said[2] = {0, 0};
@@ -66,6 +79,7 @@ void restart_begin(struct change *change, MPI_Comm world, const struct order *or
     if (change->mine_before == 0) {
         said[0] = order->number;
         said[1] = change->before - order->leaving + order->joining;
+        keep_word(order);
     }
     MPI_Bcast(said, 2, MPI_LONG, 0, world);
     change->number = said[0];
@@ -117,17 +131,17 @@ void restart_array(struct change *change, const void *part, void *fresh, size_t 
 static void leave_word(const struct change *change)
 {
     char path[PATH_MAX], fresh[PATH_MAX];
-    FILE *word;
+    FILE *next;
 
     path_of(path, "next", -1);
     path_of(fresh, "next", change->number);
-    word = fopen(fresh, "w");
-    if (word == NULL) {
+    next = fopen(fresh, "w");
+    if (next == NULL) {
         trouble = errno;
         return;
     }
-    fprintf(word, "%ld %d\n", change->number, change->after);
-    if (fclose(word) != 0 || rename(fresh, path) != 0)
+    fprintf(next, "%ld %d %s\n", change->number, change->after, word);
+    if (fclose(next) != 0 || rename(fresh, path) != 0)
         trouble = errno;
 }
 
