@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An MPI program whose processes come and go, on local clusters: koala spawns by the program, and the result is right."""
+"""An MPI program whose processes come and go, on local clusters: they are spawned, and the result is right."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ def test_nbody_grows_and_shrinks_over_two_clusters(koala: Koala, tmp_path: Path)
         f'[[components]]\nname = "bodies"\ncommand = {json.dumps([str(program), "100", STEPS, "0.1"])}\n'
         "minimum = 1\nmaximum = 5\ninitial = 2\nflexible = true\n"
     )
+    site = koala.site_file.read_text()
+    koala.site_file.write_text(site.replace('plugin = "local"', 'plugin = "local"\nmpi_resize = "spawn"'))
     koala.serve()
     koala.run("submit", str(file))
     eventually(lambda: size(koala) == 5)

@@ -226,8 +226,9 @@ class Coordinator:
 
     def _tell_change(self, current: _Current, rank: int, process: Process) -> None:
         newcomer = rank in self._membership.awaited(current.wanted)
+        stands = process.in_change(current.number, Stand.WAITING)
         again = process.restarted and process.in_change(current.number, Stand.DONE)
-        if not (newcomer and process.stand is Stand.NEW) and not (again or process.in_change(current.number, Stand.WAITING)):
+        if not (newcomer and process.stand is Stand.NEW) and not stands and not again:
             return
         process.restarted = False
         told = change_note(self._membership, current.wanted, self._contacts(), rank)

@@ -45,13 +45,16 @@ LARGEST_SIGNAL = 64
 SPAWN_DESCRIPTOR = 3
 """Of a program that spawns: what it writes there goes to mpiexec's output."""
 
-RANK_SHELL = """\
+PROGRAM_SHELL = """\
 cd "${KOALA_DIRECTORY:-${KOALA_STDOUT%/*}/work}" || exit 126
 eval "set -- $KOALA_COMMAND"
 unset KOALA_COMMAND KOALA_DIRECTORY
 "$@" >"$KOALA_STDOUT" 2>"$KOALA_STDERR"
 status=$?
-echo "koala: rank $KOALA_RANK ended with $status"
+"""
+"""How a rank's program is run, in its directory and with its output to its agent."""
+RANK_SHELL = f"""\
+{PROGRAM_SHELL}echo "koala: rank $KOALA_RANK ended with $status"
 exit $status
 """
 SPAWNING_RANK_SHELL = RANK_SHELL.replace('"$@" >', f'"$@" {SPAWN_DESCRIPTOR}>&1 >')

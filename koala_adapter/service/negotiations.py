@@ -92,9 +92,9 @@ class Negotiations:
                 self._over(record, agreement)
         for number, (claim, change) in open_.items():
             self._follow_change(record, runner, claim, change)
-            agreement = self._agreements.get((record.job.id, number))
-            if agreement is not None:
-                agreement.moved = agreement.moved or bool(change.adaptation)
+            known = self._agreements.get((record.job.id, number))
+            if known is not None:
+                known.moved = known.moved or bool(change.adaptation)
         self._flush(record.job.id)
 
     def _follow_change(self, record: JobRecord, runner: AdaptiveRunner, claim: Claim, change: Change) -> None:

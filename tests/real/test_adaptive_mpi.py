@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.scheduler.outcome import JobState
-from tests.mpi_by_hand import HandLauncher, Mpich, of_wheel
+from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 from tests.real.lrms import local_job, placeholders
 from tests.real.systems.processes import SYSTEM_PATH, wait_until
 from tests.real.user import toml
@@ -28,18 +28,26 @@ LEAVING = 15.0
 """Seconds in which who leaves is out of its batch system: five, and what the system takes to say so."""
 
 
-@pytest.fixture(scope="module")
-def mpich() -> Mpich:
-    """An MPICH with dynamic processes."""
-    found = of_wheel()
+@pytest.fixture(scope="module", params=["spawn", "restart"])
+def mpich(request: pytest.FixtureRequest) -> Mpich:
+    """An MPICH with dynamic processes, and that of the system, which has none."""
+    found = of_wheel() if request.param == "spawn" else of_system()
     if found is None:
-        pytest.skip("the PyPI package mpich is not installed")
+        pytest.skip("the PyPI package mpich is not installed" if request.param == "spawn" else "no MPICH of the system")
     return found
+
+
+def method(mpich: Mpich) -> dict[str, str]:
+    """Return what the site file says of clusters with an MPI."""
+    return {"mpi_resize": "spawn" if mpich.spawns else "restart"}
 
 
 def job_file(user: KoalaUser, mpich: Mpich, command: Sequence[str], **component: bool | int | str) -> Path:
     """Write the file of a job of one malleable component."""
-    head = {"name": "mpi", "kind": "malleable", "runner": "adaptive", "launcher": "mpi", "walltime": 600}
+    head: dict[str, object] = {"name": "mpi", "kind": "malleable", "runner": "adaptive", "launcher": "mpi"}
+    head["walltime"] = 600
+    if not mpich.spawns:
+        head["working_directory"] = str(user.directory)
     environment = {"PATH": f"{mpich.commands}:{SYSTEM_PATH}"}
     table = {"name": "program", "command": list(command), "minimum": 1, **component}
     path = user.directory / "mpi.toml"
@@ -55,6 +63,12 @@ def size(user: KoalaUser, job: str) -> int:
 def sizes(lines: Sequence[str]) -> list[int]:
     """Return the numbers of processes that a program had, one after the other."""
     return [int(line.split(": ")[1].split()[0]) for line in lines if line.endswith(" processes")]
+
+
+def says(user: KoalaUser, job: str, size: int) -> bool:
+    """Tell whether the program itself has said last that it has so many processes."""
+    lines = user.output_of(job, "program", 0).decode().splitlines()
+    return sizes(lines)[-1:] == [size]
 
 
 def finished(user: KoalaUser, job: str) -> list[str]:
@@ -80,11 +94,13 @@ def test_nbody_over_slurm_and_grid_engine(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, mpich: Mpich, tmp_path: Path
 ) -> None:
     """2 to 5 to 3 processes on both systems at once; the end state is that of fixed size, bit by bit."""
-    user = new_user(slurm_a, sge_cell, clusters={slurm_a.name: {"threshold": slurm_a.cpus * len(slurm_a.nodes) - 3}})
+    threshold = slurm_a.cpus * len(slurm_a.nodes) - 3
+    own = {slurm_a.name: {"threshold": threshold, **method(mpich)}, sge_cell.name: method(mpich)}
+    user = new_user(slurm_a, sge_cell, clusters=own)
     program, stop = mpich.compile("nbody", tmp_path), tmp_path / "stop"
     command = [str(program), "100", "100000", "0.1", str(stop)]
     job = user.submit(job_file(user, mpich, command, maximum=5, initial=2, flexible=True))
-    user.wait(job, lambda _: size(user, job) == 5, what="has grown to 5")
+    user.wait(job, lambda _: says(user, job, 5), what="computes on 5")
     assert all(placeholders(system) for system in user.systems.values())
     assert user.run("resize", job, "3").code == 0
     user.wait(job, lambda _: size(user, job) == 3, what="has shrunk to 3")
@@ -102,14 +118,14 @@ def test_nbody_over_slurm_and_grid_engine(
 def test_ft_takes_powers_of_two(new_user: NewUser, slurm_a: SlurmCluster, mpich: Mpich, tmp_path: Path) -> None:
     """1, 2, 4 and 2 processes: of three processors that are offered to two it takes two; every checksum is right."""
     processors = slurm_a.cpus * len(slurm_a.nodes)
-    user = new_user(slurm_a, clusters={slurm_a.name: {"threshold": processors - 5}})
+    user = new_user(slurm_a, clusters={slurm_a.name: {"threshold": processors - 5, **method(mpich)}})
     program, stop = mpich.compile("ft", tmp_path), tmp_path / "stop"
     with ExitStack() as others:
         others.enter_context(local_job(slurm_a, processors - 2))
         command = [str(program), "S", "100000", "0.2", str(stop)]
         job = user.submit(job_file(user, mpich, command, maximum=8))
         user.wait(job, lambda _: size(user, job) == 2, what="has grown to 2")
-    user.wait(job, lambda _: size(user, job) == 4, what="has grown to 4")
+    user.wait(job, lambda _: says(user, job, 4), what="computes on 4")
     assert user.run("resize", job, "2").code == 0
     user.wait(job, lambda _: size(user, job) == 2, what="has shrunk to 2")
     expect_placeholders(user, 2)
