@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.mpi import PROGRAM_SHELL
+from koala_adapter.scheduler.events import RankEnded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from koala_adapter.model import TaskEnd
     from koala_adapter.runners.runner import AddressedLaunch, Application
     from koala_adapter.scheduler.actions import Rank
+    from koala_adapter.scheduler.events import Event
 
 RANK_SHELL = f"""\
 {PROGRAM_SHELL}echo $status >"$KOALA_STATUS"
@@ -34,6 +37,7 @@ KEEPER = r"""
 #   proxy.N.R    mpiexec's command for rank R
 #   next         written by the program: change, size, point and ranks of the start that is to follow
 #   end          the program is over
+#   over.R       so is the keeper of rank R
 umask 077
 shared=$RESIZE_DIRECTORY
 start=0
@@ -135,7 +139,16 @@ while await "members.$start"; do
     esac
     start=$((start + 1))
 done
-[ "$KOALA_RANK" != 0 ] || wait
+publish "over.$KOALA_RANK" $status
+if [ "$KOALA_RANK" = 0 ]; then # the last to end: the job is over then
+    wait
+    for rank in $ranks; do
+        tries=0
+        until [ -e "$shared/over.$rank" ] || [ $((tries += 1)) -gt 100 ]; do
+            sleep 0.1
+        done
+    done
+fi
 exit $status
 """
 """Of each rank. Debian's dash and other POSIX shells with ``test -O`` run it."""
@@ -154,6 +167,13 @@ class RestartedMpiRunner(AdaptiveRunner):
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
         """See :class:`Runner`."""
         return [self._kept(one) for one in super().launches_in(rank)]
+
+    def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
+        """See :class:`Runner`. The first keeper ran mpiexec: with it the application is over."""
+        events = super().ended(task, end, now)
+        if self.rank_of(task) != self._first[0].rank or not end.ok:
+            return events
+        return [*events, RankEnded(time=now, job_id=self.application.job.id, rank=None, end=end)]
 
     def _kept(self, one: AddressedLaunch) -> AddressedLaunch:
         job, first = self.application.job, self._first[0]
