@@ -16,7 +16,7 @@ from koala_adapter.application.libraryfile import FILE_NAME, library_file
 EXAMPLE = Path(__file__).parents[1] / "examples" / "malleable" / "stepsum.py"
 
 
-def write_stepsum(  # noqa: PLR0913 - what a job file says
+def write_stepsum(
     directory: Path,
     *,
     steps: int,

@@ -77,7 +77,8 @@ def wait_for_phase(koala: Koala, words: str, job: str = "1") -> None:
     until = time.monotonic() + LIVENESS
     while words not in koala.report(job).explanation:
         report = koala.report(job)
-        assert time.monotonic() < until and report.outcome is None, report.explanation
+        assert report.outcome is None, report.explanation
+        assert time.monotonic() < until, report.explanation
         time.sleep(0.01)
 
 
@@ -114,7 +115,7 @@ def test_a_service_that_is_killed_while_a_program_shrinks(koala: Koala, phase: s
     """The program goes on, and has the same result; the one who waits gets the processors."""
     service, steps = koala.serve(), 41
     koala.run("submit", write_stepsum(koala.directory, steps=steps, seconds=0.4, minimum=2, maximum=6))
-    eventually(lambda: size(koala) == 6)
+    eventually(lambda: size(koala) == 6 and "taking in" not in koala.report("1").explanation)
     if phase == "asked to give up":  # who is stopped does not answer
         os.kill(process(0, steps), signal.SIGSTOP)
     koala.run("submit", koala.job("sleep 1", name="rigid", processors=3))

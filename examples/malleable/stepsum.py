@@ -3,12 +3,12 @@
 
     python3 stepsum.py [STEPS [SECONDS]]
 
-Each process has a part of a long row of numbers. In each step all need the sum over the whole row, which the process
-of rank 0 collects and sends round. At a change the row is dealt out anew. The result does not depend on how many
-processes there are: run by itself, without koala, the program prints the same.
+Each process has a part of a long row of numbers. In each step all need the sum over the whole row, which that of rank
+0 collects and sends round. At a change the row is dealt out anew. The result does not depend on how many processes
+there are: run by itself, without koala, the program prints the same.
 
-It needs nothing but Python and koala_app.py, which koala brings along. The processes find each other by what koala tells
-of each: the address of its node, and its contact, which is its port here.
+It needs nothing but Python and koala_app.py, which koala brings along. The processes find each other by what koala
+tells of each: the address of its node, and its contact, which is its port here.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import ast
 from functools import cache
 from importlib import resources
 
-from koala_adapter.application import library
 from koala_adapter.errors import KoalaError
 
 FILE_NAME = "koala_app.py"
@@ -23,18 +22,21 @@ _BEGINNING = '''\
     import koala_app
 
     app = koala_app.join(contact="host:port")
-    for step in range(app.reached, steps):
-        change = app.point()
+    change = app.change                  # that of a process that starts later, which stands at the point of the others
+    while change is not None or app.reached < steps:
+        if change is None:
+            change = app.point()
         if change is not None:
-            ...                      # redistribute the state from change.old to change.members
+            ...                          # redistribute the state from change.old to change.members
             app.done()
-            if change.rank is None:  # this process was taken out
+            if change.rank is None:      # this process was taken out
                 app.leave()
                 break
-        ...                          # compute as rank app.rank of app.size
+            change = None
+        ...                              # step number app.reached, as rank app.rank of app.size
     app.close()
 
-A process that starts later has its change when join() returns, in app.change. Not under koala the program runs as it is.
+Not under koala the program runs as it is: every call works, and there is never a change.
 Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see docs/malleable.md there.
 """
 '''

@@ -226,11 +226,11 @@ class Coordinator:
 
     def _tell_change(self, current: _Current, rank: int, process: Process) -> None:
         newcomer = rank in self._membership.awaited(current.wanted)
-        stands = process.in_change(current.number, Stand.WAITING)
-        again = process.restarted and process.in_change(current.number, Stand.DONE)
-        if not (newcomer and process.stand is Stand.NEW) and not stands and not again:
+        again = process.begun_anew and process.in_change(current.number, Stand.DONE)
+        joins = newcomer and process.stand is Stand.NEW
+        if not (joins or again or process.in_change(current.number, Stand.WAITING)):
             return
-        process.restarted = False
+        process.begun_anew = False
         told = change_note(self._membership, current.wanted, self._contacts(), rank)
         self._tells.append(Tell(rank, told))
 

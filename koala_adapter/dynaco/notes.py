@@ -65,12 +65,9 @@ def payload_of(said: Note) -> bytes:
 
 def parse_note(payload: bytes) -> Note:
     """Return the note that stands in a frame. Raises ProtocolError."""
-    try:
-        verb, *rest = payload.decode("ascii").split(" ")
-        if not _VERB.fullmatch(verb):
-            raise ValueError(verb)
-    except ValueError:
-        raise ProtocolError(f"this is no note: {payload[:60]!r}") from None
+    verb, *rest = payload.decode("ascii", "replace").split(" ")
+    if not payload.isascii() or not _VERB.fullmatch(verb):
+        raise ProtocolError(f"this is no note: {payload[:60]!r}")
     words: dict[str, str] = {}
     for one in rest:
         match = _WORD.fullmatch(one)

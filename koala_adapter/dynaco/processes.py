@@ -47,10 +47,10 @@ class Process:
     reached: int
     contact: str = ""
     sizes: str = "any"
+    begun_anew: bool = False
+    """It was started again in the middle of a change (MPI programs that restart), and is to hear of it once more."""
     leaving: bool = False
     """It is about to exit."""
-    restarted: bool = False
-    """It stands for one that has ended in the change, and does not know the members yet."""
 
     def in_change(self, number: int, *stands: Stand) -> bool:
         """Tell whether it is in one of these stands for a change."""
@@ -83,5 +83,5 @@ def process_of(hello: Note) -> Process:
         reached=hello.number("reached"),
         contact=contact,
         sizes=hello.words.get("sizes", "any")[:40],
-        restarted=stand is Stand.DONE and hello.words.get("restart") == "1",
+        begun_anew=stand is Stand.DONE and hello.words.get("restart") == "1",
     )

@@ -146,7 +146,9 @@ class Scheduler:
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
-    def _take_in(self, context: Context, event: ev.Event) -> None:  # noqa: C901, PLR0912 - one plain line per kind of event
+    def _take_in(  # noqa: C901, PLR0912, PLR0915 - one plain line per kind of event
+        self, context: Context, event: ev.Event
+    ) -> None:
         match event:
             case ev.Configured():
                 self._configured(context, event)

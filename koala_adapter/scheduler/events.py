@@ -282,7 +282,7 @@ class PointReached(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeMade(Event):
-    """All processes of an adaptive component have carried a change out; they are let go on when this is in the journal."""
+    """All processes of an adaptive component have carried a change out: they are let go on when this is journaled."""
 
     job_id: JobId
     number: int

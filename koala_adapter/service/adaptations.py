@@ -17,7 +17,7 @@ from koala_adapter.dynaco.adaptation import AllDone, AllStand, Complaint, GivenU
 from koala_adapter.dynaco.notes import note, parse_note, payload_of
 from koala_adapter.errors import NegotiationError, ProtocolError
 from koala_adapter.model import RunnerName
-from koala_adapter.negotiation.framing import frame
+from koala_adapter.negotiation.framing import HEADER_SIZE, frame
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.negotiations import Negotiations
@@ -60,7 +60,7 @@ class Adaptations:
         self._moved = anyio.Event()
         applications.listener = self
 
-    # ---- what the scheduler wants: see Resizer ------------------------------------------------------------------------
+    # ---- what the scheduler wants: see Resizer ----------------------------------------------------------------------
 
     def offer(self, action: act.OfferProcessors) -> None:
         """See Resizer. That there is an offer is in the records."""
@@ -118,7 +118,10 @@ class Adaptations:
         if runner.follow(record, self._clock()):
             if new:
                 self._negotiations.restore(record, runner)
+            self._flush(record, runner)  # who may go on hears so before the next offer
             self._negotiations.follow(record, runner)
+        elif any(claim.change is not None for claim in record.claims):
+            self._negotiations.follow(record, runner)  # what could not be said when the change began
         self._flush(record, runner)
 
     def said(self, record: JobRecord, runner: AdaptiveRunner, rank: int, frame_: bytes) -> None:
@@ -127,11 +130,9 @@ class Adaptations:
         component = runner.component_of(rank)
         if component is None:
             return
-        payload = frame_[frame_.find(b"\n") + 1 :]
+        payload = frame_[HEADER_SIZE:]
         coordinator = runner.coordinators[component]
         try:
-            if frame(payload) != frame_:
-                raise ProtocolError("a frame begins with its size in eight digits and a line feed")
             if payload.startswith(b"<"):
                 self._negotiations.heard(record, runner, rank, frame_)
             else:
@@ -149,7 +150,7 @@ class Adaptations:
         if said.verb == "hello":
             self._flush(record, runner)
             self._negotiations.in_contact(record.job.id, rank)
-            self._negotiations.follow(record, runner)
+        self._negotiations.follow(record, runner)
 
     def in_contact(self, record: JobRecord, runner: AdaptiveRunner, rank: int) -> None:
         """See ApplicationListener."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import NegotiationError, NegotiationStepError
-from koala_adapter.negotiation.endpoint import Agreed, Endpoint, Ended, OfferAccepted, OfferReceived, Unreadable
+from koala_adapter.errors import NegotiationError
+from koala_adapter.negotiation.endpoint import Agreed, Ended, Endpoint, OfferAccepted, OfferReceived, Unreadable
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
@@ -49,7 +49,6 @@ HOST = "koala"
 """Our name in templates."""
 ANSWER_WITHIN = 20.0
 """Seconds; the library answers at once."""
-LATER = ("the processes do not all take part in the job", "another change is under way")
 
 
 @dataclass(slots=True)
@@ -85,16 +84,15 @@ class Negotiations:
     def follow(self, record: JobRecord, runner: AdaptiveRunner) -> None:
         """Say what follows from the records: new offers, commitments, and what has become of agreements."""
         open_ = {change.number: (claim, change) for claim, change in _changes(record, runner)}
-        # First what is over: an application that decides on a new offer must not count it as still to come.
         for (job_id, number), agreement in list(self._agreements.items()):
             if job_id == record.job.id and number not in open_:
                 del self._agreements[job_id, number]
-                self._over(record, agreement)
+                self._over(record, agreement)  # before anything new is offered, which would be counted on top
         for number, (claim, change) in open_.items():
             self._follow_change(record, runner, claim, change)
-            known = self._agreements.get((record.job.id, number))
-            if known is not None:
-                known.moved = known.moved or bool(change.adaptation)
+            agreement = self._agreements.get((record.job.id, number))
+            if agreement is not None:
+                agreement.moved = agreement.moved or bool(change.adaptation)
         self._flush(record.job.id)
 
     def _follow_change(self, record: JobRecord, runner: AdaptiveRunner, claim: Claim, change: Change) -> None:

@@ -315,7 +315,7 @@ class ControlCenter:
             dropped = bool(connection.fault)
             self._on_event(agentevents.AgentDisconnected(placeholder=placeholder, detail=detail, dropped=dropped))
 
-    def _handle(self, agent: _Agent, message: AgentMessage) -> None:
+    def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901 - one plain line per kind of message
         connection, output = agent.connection, agent.output
         placeholder = connection.placeholder
         match message:

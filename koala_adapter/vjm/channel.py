@@ -274,9 +274,9 @@ class Launch:
     output_files: tuple[str, ...] | None = None
     """Glob patterns of the files that are to be sent when the task is over; None: files are of no interest."""
     application: bool = False
-    """The process may speak with koala: it finds a Unix socket in KOALA_APP_SOCKET. Earlier agents know nothing of it."""
+    """The process may speak with koala, by the Unix socket in KOALA_APP_SOCKET. Earlier agents know nothing of it."""
     library: tuple[LaunchFile, ...] = ()
-    """Python modules for the process: outside of its working directory, in a directory that comes first in PYTHONPATH."""
+    """Python modules for the process: outside of its working directory, where PYTHONPATH begins."""
     kind: Literal["launch"] = "launch"
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from tests.faults.lrm import SimulatedLrm
 
 PLACES = ("before", "within", "after")
-OF_OTHERS = {ev.HoldsSeen, ev.TimersPostponed}
+OF_ADAPTIVE_JOBS = {ev.LessRequested, ev.PointReached, ev.ChangeMade, ev.ChangeGivenUp}
+"""Which these worlds do not have."""
+OF_OTHERS = {ev.HoldsSeen, ev.TimersPostponed, *OF_ADAPTIVE_JOBS}
 """Kinds of event that do not occur in schedules without defects."""
 
 

@@ -320,7 +320,7 @@ def test_pure_modules_do_not_touch_the_world() -> None:
 
 
 def test_what_runs_alone_needs_only_an_old_standard_library() -> None:
-    """The agent, the module for applications and their library import what Python 3.6 brings along, and nothing else."""
+    """The agent and the application library import what Python 3.6 brings along, and nothing else."""
     agents = [module for module in source_modules() if within(module.name, STANDALONE)]
     assert {STANDALONE[0], STANDALONE[1]} <= {module.name for module in agents}
     assert [line for module in agents for line in agent_violations(module)] == []

@@ -4,20 +4,21 @@
  *   koala_app *app = koala_app_join("any", NULL, NULL, "host:port");
  *   const koala_app_change *change;
  *   if (!app) return 1;                                   // koala_app_error() says why
- *   for (long step = koala_app_reached(app); step < steps; step++) {
- *       int asked = koala_app_point(app, &change);
- *       if (asked < 0) return 1;
- *       if (asked) {
+ *   change = koala_app_present_change(app);               // that of a process that starts later
+ *   while (change || koala_app_reached(app) < steps) {
+ *       if (!change && koala_app_point(app, &change) < 0) return 1;
+ *       if (change) {
  *           ...                                           // redistribute from change->old to change->members
- *           koala_app_done(app);
+ *           if (koala_app_done(app)) return 1;
  *           if (change->rank < 0) return koala_app_leave(app);
+ *           change = NULL;
  *       }
- *       ...                                               // compute as rank koala_app_rank(app)
+ *       ...                                               // step number koala_app_reached(app)
  *   }
  *   koala_app_close(app);
  *
- * A process that starts later has its change when koala_app_join returns: koala_app_present_change(app) is not NULL. Not
- * under koala the program runs as it is: every call works, and there is never a change. Needs koala_nt.c and -pthread.
+ * Not under koala the program runs as it is: every call works, and there is never a change. Needs koala_nt.c and
+ * -pthread.
  *
  * What fails returns -1 (or NULL), writes a line to standard error, and koala_app_error() says why. The calls are made by
  * one thread. docs/malleable.md of koala-adapter says what happens when. */

@@ -46,14 +46,14 @@ class Bargains:
         """``host`` is the one this process runs on."""
         self.size = 1
         self.bounds = Bounds()
-        self.complaints = []  # type: List[str]
+        self.complaints: List[str] = []
         """What is to be shown to people; whoever reads it takes it away."""
         self._rule = rule
         self._host = _host(host)
         self._endpoint = Endpoint(_HERE, self._host)
-        self._answers = {}  # type: Dict[Key, Optional[Answer]]
-        self._reasons = {}  # type: Dict[Key, str]
-        self._coming = {}  # type: Dict[Key, int]
+        self._answers: Dict[Key, Optional[Answer]] = {}
+        self._reasons: Dict[Key, str] = {}
+        self._coming: Dict[Key, int] = {}
         """Processors of agreements that no change has brought yet, below 0: taken away."""
         self._asked = 0
 

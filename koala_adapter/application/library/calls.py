@@ -28,8 +28,8 @@ def join(sizes: Sizes = "any", contact: str = "", *, mpi: str = "") -> "App":
     the program wants; it is called by another thread, and must return soon. ``contact`` is a text of at most 200
     bytes by which the others find this process, such as "host:port".
 
-    ``mpi`` is for a program of MPI, of which only the first process joins: "spawn" when it starts newcomers itself, which
-    come after the change, or "restart" when all processes end in the change and are started again.
+    ``mpi`` is for a program of MPI, of which only the first process joins: "spawn" when it starts newcomers itself,
+    which come after the change, or "restart" when all processes end in the change and are started again.
 
     Not under koala the program is rigid: every call works, and there is never a change.
 
@@ -170,15 +170,11 @@ class App:
         session, process = self._session, self._process
         if session is None:
             return Answer(0, RIGID)
-        found = []  # type: List[Answer]
+        found: List[Answer] = []
         with session.lock:
             try:
-                if process.state in ("changing", "done", "left"):
-                    raise KoalaAppError("a process asks for processors when it is in no change, not while {}".format(
-                        process.state))  # fmt: skip
-                key = session.bargains.ask(
-                    direction, number, process.own_number, time.monotonic(), mandatory=mandatory
-                )  # fmt: skip
+                process.check_asking()
+                key = session.bargains.ask(direction, number, process.own_number, time.monotonic(), mandatory=mandatory)
             except KoalaAppError as error:
                 session.refuse(error)
                 raise

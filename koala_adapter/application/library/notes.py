@@ -77,7 +77,7 @@ def parse_note(payload: bytes) -> Note:
         raise NoteError("this is no note: {:.60}".format(repr(payload))) from None
     if not _VERB.match(verb):
         raise NoteError("this is no note: {:.60}".format(repr(payload)))
-    words = {}  # type: Dict[str, str]
+    words: Dict[str, str] = {}
     for one in rest:
         match = _WORD.match(one)
         if match is None or match.group(1) in words:

@@ -11,8 +11,8 @@ done      has said so, and waits for the others
 left      was taken out: may only leave
 ========  =============================================================================================
 
-The program counts its points in `Process.reached`, without a lock, and then looks at `Process.attention`. Whoever arms a
-process sets `attention` first and looks at `reached` afterwards. So of a point that is passed at that very moment, at
+The program counts its points in `Process.reached`, without a lock, and then looks at `Process.attention`. Whoever arms
+a process sets `attention` first and looks at `reached` afterwards. So of a point that is passed at that very moment, at
 least one of the two sees the other, and `stand`, which is called under the lock as `heard` is, finds what holds.
 """
 
@@ -31,7 +31,7 @@ from koala_adapter.application.library.notes import VERSION, KoalaAppError, Note
 
 LARGEST_CONTACT = 200
 """Bytes."""
-MPI_METHODS = {"": {}, "spawn": {"spawn": 1}, "restart": {"spawn": 0, "restart": 1}}  # type: Dict[str, Dict[str, int]]
+MPI_METHODS: Dict[str, Dict[str, int]] = {"": {}, "spawn": {"spawn": 1}, "restart": {"spawn": 0, "restart": 1}}
 """How a program changes its size whose first process speaks for all of them; and what hello says of it."""
 
 
@@ -51,13 +51,13 @@ class Process:
         self.number = 0
         """Of the change under way or, while new or running, of the last one that has ended here."""
         self.at = 0
-        self.members = ()  # type: Tuple[Member, ...]
+        self.members: Tuple[Member, ...] = ()
         self.bounds = Bounds()
-        self.change = None  # type: Optional[Change]
+        self.change: Optional[Change] = None
         self.leaving = False
         self.failure = ""
         """What koala refuses to a call that waits; whoever reads it takes it away."""
-        self.complaints = []  # type: List[str]
+        self.complaints: List[str] = []
         """What is to be shown to people; whoever reads it takes it away."""
         self._contact = contact
         self._sizes = sizes
@@ -68,11 +68,11 @@ class Process:
         self._said = ""
         """The last note of an agreement that has not ended, which hello does not tell of."""
         self._agreement = 0
-        self._hearing = {
+        self._hearing: Dict[str, Callable[[Note], List[bytes]]] = {
             "who": self._heard_who, "welcome": self._heard_welcome, "when": self._heard_when,
             "stop": self._heard_stop, "abandon": self._heard_abandon, "change": self._heard_change,
             "resume": self._heard_resume, "fail": self._heard_fail,
-        }  # type: Dict[str, Callable[[Note], List[bytes]]]  # fmt: skip
+        }  # fmt: skip
 
     @property
     def rank(self) -> Optional[int]:
@@ -217,7 +217,11 @@ class Process:
 
         A process that is new has lost its welcome; what it has said itself brings that again.
         """
-        return self.state == "new" or number <= self._ended or (number == self.number and self.state in ("changing", "done"))
+        return (
+            self.state == "new"
+            or number <= self._ended
+            or (number == self.number and self.state in ("changing", "done"))
+        )
 
     def _run(self) -> None:
         self.state, self.number, self.at, self.attention = "running", self._ended, 0, False
@@ -245,6 +249,13 @@ class Process:
             self.state = "waiting"
             return [note_payload("waiting", change=self.number, at=self.at)]
         return []
+
+    def check_asking(self) -> None:
+        """Raise KoalaAppError in a change: the size to which more or fewer would be added is not known."""
+        if self.state in ("changing", "done", "left"):
+            raise KoalaAppError(
+                "a process asks for processors when it is in no change, not while {}".format(self.state)
+            )
 
     def finish(self) -> List[bytes]:
         """Say that the program has carried out the change. Raises KoalaAppError when there is none."""

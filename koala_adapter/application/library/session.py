@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Callable, Deque, List, Optional
+from typing import Callable, Deque, List
 
 from koala_adapter.application.library.bargains import Bargains
 from koala_adapter.application.library.notes import KoalaAppError, note_payload, one_line, parse_note
@@ -37,13 +37,13 @@ class Session:
         self.process = process
         self.bargains = bargains
         self._path = path
-        self._output = deque()  # type: Deque[bytes]
+        self._output: Deque[bytes] = deque()
         self._closing = False
         self._broken = ""
         self._shown = ""
         self._wake, self._woken = socket.socketpair()
-        self._wake.setblocking(False)
-        self._woken.setblocking(False)
+        for one in (self._wake, self._woken):
+            one.settimeout(0)
         self._thread = threading.Thread(target=self._run, name="koala_app", daemon=True)
 
     def start(self) -> None:
@@ -136,7 +136,7 @@ class Session:
     def _speak(self, stream: socket.socket) -> bool:
         """Speak until the connection ends. Return whether koala has said anything."""
         received, heard = bytearray(), False
-        stream.setblocking(False)
+        stream.settimeout(0)
         with self.lock:
             self._broken = ""
             self._output.clear()

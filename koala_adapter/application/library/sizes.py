@@ -113,9 +113,7 @@ def size_rule(sizes: Sizes) -> SizeRule:
         number = sizes[len(_MULTIPLE) :]
         if _is_number(number):
             return MultiplesOf(int(number))
-    raise KoalaAppError(
-        "sizes is any, power-of-two, multiple-of-N or a function, not {:.60}".format(repr(sizes))
-    )
+    raise KoalaAppError("sizes is any, power-of-two, multiple-of-N or a function, not {:.60}".format(repr(sizes)))
 
 
 def _is_number(text: str) -> bool:

@@ -187,13 +187,7 @@ class Task:
                 self.results.note_input(file["target"])
         environment = task_environment(dict(os.environ), message["environment"])
         environment["PWD"] = working_directory
-        if message.get("library"):
-            self._lay_out_library(directory, message["library"], environment)
-        if message.get("application"):
-            from koala_adapter.vjm.agent.application import ApplicationSocket
-
-            self.application = ApplicationSocket(self._workplace.selector, self._workplace.timers, directory)
-            environment["KOALA_APP_SOCKET"] = self.application.path
+        self._serve_application(directory, message, environment)
         self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
         writers = []
         try:
@@ -212,14 +206,19 @@ class Task:
             self._workplace.timers.after(message["time_limit"], lambda: self.stop("walltime", detail, GRACE))
             self._workplace.timers.after(max(0.0, message["time_limit"] - PROMPT), self._be_prompt)
 
-    @staticmethod
-    def _lay_out_library(directory: str, files: "List[Dict[str, Any]]", environment: "Dict[str, str]") -> None:
+    def _serve_application(self, directory: str, message: "Dict[str, Any]", environment: "Dict[str, str]") -> None:
+        files = message.get("library") or ()  # a control center of an earlier version says nothing of it
         library = os.path.join(directory, "library")
-        os.mkdir(library, 0o700)
+        if files:
+            os.mkdir(library, 0o700)
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (library, environment.get("PYTHONPATH"))))
         for file in files:
             write_file(library, file["target"], file["mode"], binascii.a2b_base64(file["content"]))
-        rest = environment.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = library + os.pathsep + rest if rest else library
+        if message.get("application"):
+            from koala_adapter.vjm.agent.application import ApplicationSocket
+
+            self.application = ApplicationSocket(self._workplace.selector, self._workplace.timers, directory)
+            environment["KOALA_APP_SOCKET"] = self.application.path
 
     def _be_prompt(self) -> None:
         self._prompt = True

@@ -47,6 +47,8 @@ class Coordinator:
     first: list[int]
     minimum: int = 1
     maximum: int = 100
+    address: str = ""
+    """Of all nodes; otherwise each has its own."""
     members: list[int] = field(default_factory=list)
     plan: Plan | None = None
     phase: str = "forming"
@@ -66,7 +68,7 @@ class Coordinator:
     def member(self, rank: int) -> Member:
         """Return what is told of a process."""
         contact = self.hellos[rank].words["contact"] if rank in self.hellos else ""
-        return Member(rank, "alpha", f"node{rank}", contact)
+        return Member(rank, "alpha", self.address or f"node{rank}", contact)
 
     def begin(self, members: list[int], reason: str = "") -> Said:
         """Begin a change to these members."""
@@ -217,6 +219,9 @@ class Coordinator:
         )  # fmt: skip
 
     def _done(self, rank: int, number: int) -> Said:
+        if self.phase == "asked" and rank in self.hellos:  # it has gone on since it said who it is
+            words = {**self.hellos[rank].words, "state": "done", "change": str(number)}
+            self.hellos[rank] = Note("hello", words)
         if self.phase != "changing" or self.plan is None or number != self.plan.number:
             return []
         self.answers[rank] = 1

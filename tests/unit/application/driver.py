@@ -9,7 +9,7 @@ import time
 
 sys.path.insert(0, sys.argv[1])
 
-import koala_app  # type: ignore[import-not-found]  # noqa: E402
+import koala_app  # type: ignore[import-not-found]
 
 
 def ranks(members):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
@@ -28,13 +28,23 @@ def shown(change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
 
 
 def sized(size, offered):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
-    if offered == 13:  # noqa: PLR2004
+    if offered == 13:
         return size + 99
     return size + offered // 2 if offered > 0 else size + offered
 
 
-def called(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+def wished(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+    if words[0] == "request":
+        answer = app.request(int(words[1]), mandatory="mandatory" in words)
+    else:
+        answer = app.give_back(int(words[1]))
+    return f"granted {answer.granted} {answer.reason}".strip()
+
+
+def called(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103, PLR0911
     verb = words[0]
+    if verb in {"request", "give_back"}:
+        return wished(app, words)
     if verb == "point":
         return shown(app.point())
     if verb == "points":
@@ -58,13 +68,6 @@ def called(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201,
             f"rank {-1 if app.rank is None else app.rank} size {app.size} reached {app.reached}"
             f" contacts {' '.join(one.contact for one in app.members)} {shown(app.change)}"
         )
-    if verb in {"request", "give_back"}:
-        answer = (
-            app.request(int(words[1]), mandatory="mandatory" in words)
-            if verb == "request"
-            else app.give_back(int(words[1]))
-        )
-        return f"granted {answer.granted} {answer.reason}".strip()
     raise ValueError(verb)
 
 
@@ -80,7 +83,8 @@ def main():  # type: ignore[no-untyped-def]  # noqa: ANN201, D103
                 said = called(app, words)
         except koala_app.KoalaAppError as error:
             said = f"error {error}"
-        print(said, flush=True)
+        sys.stdout.write(said + "\n")
+        sys.stdout.flush()
     if app is not None:
         app.close()
 

@@ -70,7 +70,8 @@ def python_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def c_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Give the command of the driver in C, with checks of every access to memory."""
-    return [str(built_driver(tmp_path_factory.mktemp("c"), "-fsanitize=address,undefined", "-fno-sanitize-recover=all"))]
+    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    return [str(built_driver(tmp_path_factory.mktemp("c"), *sanitizers))]
 
 
 @pytest.fixture(params=["python", pytest.param("c", marks=pytest.mark.real("cc"))])
@@ -132,7 +133,8 @@ def test_a_program_grows_and_shrinks(stage: Stage) -> None:
         assert third.hear().endswith("leaving 1 joining - rank 1 old_rank 2 size 2 reason ")
         for one in (first, second, third):
             one.tell("done")
-        assert [one.hear()[5:] for one in (first, second, third)] == ["rank 0 size 2", "rank -1 size 2", "rank 1 size 2"]
+        ranks = [one.hear() for one in (first, second, third)]
+        assert ranks == ["done rank 0 size 2", "done rank -1 size 2", "done rank 1 size 2"]
         assert second.call("leave") == "left"
         koala.wait(lambda: koala.said(1, "leaving"))
         assert [one.end() for one in (first, second, third)] == ["", "", ""]
@@ -178,8 +180,10 @@ def test_wrong_calls_get_a_clear_error_and_harm_nobody(stage: Stage) -> None:
         assert second.hear().startswith("change 1")
         assert first.call("point") == "error point() before done(): change 1 is not finished"
         assert third.call("point") == "error point() before done(): change 1 is not finished"
-        assert first.call("leave") == "error leave() of a process that was not taken out: this process is changing (change 1)"
-        assert first.call("request 1") == "error a process asks for processors when it is in no change, not while changing"
+        stays = "leave() of a process that was not taken out: this process is changing (change 1)"
+        assert first.call("leave") == f"error {stays}"
+        asked = "a process asks for processors when it is in no change, not while changing"
+        assert first.call("request 1") == f"error {asked}"
         reached = koala.coordinator.at
         for one in (first, second, third):
             one.tell("done")
@@ -256,7 +260,8 @@ def test_garbage_is_told_and_survived(stage: Stage) -> None:
     with KoalaEnd(stage.directory, 2) as koala:
         first, second = stage.joined(koala)
         garbage = [
-            b"\xff\xfe", b"WHO", b"who a", b"who a=%zz", b"who a=1 a=2", b"dance", b"stop change=1", b"stop change=x at=1",
+            b"\xff\xfe", b"WHO", b"who a", b"who a=%zz", b"who a=1 a=2", b"dance", b"stop change=1",
+            b"stop change=x at=1",
             b"change change=1 at=1", b"resume change=7", b"<NT/>", b"<NT" + b"x" * 60000, b"x" * 65536, b"welcome ",
         ]  # fmt: skip
         with koala.lock:
@@ -311,7 +316,7 @@ def test_koala_refuses(stage: Stage) -> None:
         ("function", "shrink", 1, "accepted", 1),
     ],
 )
-def test_offers_are_decided_by_the_rule(
+def test_offers_are_decided_by_the_rule(  # noqa: PLR0917 - given by name
     stage: Stage, sizes: str, direction: str, offered: int, said: str, taken: int
 ) -> None:
     """Of an offer as much is taken as brings the program of 2 to a usable size up to 8; it never goes below 1."""

@@ -231,7 +231,7 @@ def test_one_that_dies_leaves_nobody_waiting(size: int, seed: int, steps: list[s
         check_points(world)
 
 
-def test_a_pending_change_says_in_hello_what_it_says(seed: int = 3) -> None:
+def test_a_point_that_is_passed_at_that_moment_is_passed_or_waited_at() -> None:
     """A process that has counted but not looked is passed or armed, and never both."""
     for order in range(2):
         process = Process(0, "", "any", 1)

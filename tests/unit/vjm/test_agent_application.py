@@ -129,7 +129,7 @@ def test_what_is_no_frame_ends_the_connection_with_the_reason(node: Node, garbag
 def test_a_process_that_is_not_read_waits(node: Node) -> None:
     """While the control center takes nothing, only so much is kept; all of it arrives in the end."""
     client = node.connect()
-    client.setblocking(False)
+    client.settimeout(0)
     big = frame(b"x" * 60_000)
     left, tries = bytearray(big * 60), 0
     while left and tries < 5:
@@ -173,7 +173,7 @@ def test_who_does_not_read_is_cut_off(node: Node) -> None:
 
 def test_another_user_is_turned_away(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever got past the modes is not read."""
-    monkeypatch.setattr(application.os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
     client = node.connect()
     assert client.recv(10) == b""
     assert node.said() == []
