@@ -63,8 +63,8 @@ run_mpiexec() { # RANK...
     hosts=$(printf ',koala%s' "$@")
     {
         mpiexec.hydra -launcher manual -disable-hostname-propagation -genvnone -localhost "$KOALA_FIRST" \
-            -hosts "${hosts#,}" -wdir / -n $# sh -c 'eval "$KOALA_RANK_SHELL"' koala-rank </dev/null
-        echo "koala: mpiexec ended with $?"
+            -hosts "${hosts#,}" -wdir / -n $# sh -c 'eval "$KOALA_RANK_SHELL"' koala-rank </dev/null ||
+            echo "koala: mpiexec ended with status $?" >&2
     } | while IFS= read -r line; do
         case $line in
         "HYDRA_LAUNCH: "*)
