@@ -137,7 +137,7 @@ class Job:
     working_directory: str | None = None
     """Directory on the nodes in which ranks start; None: a private temporary directory of each placeholder."""
     runner: RunnerName = RunnerName.RANKS
-    mpi_resize: MpiResize = MpiResize.SPAWN
+    mpi_resize: MpiResize = MpiResize.RESTART
     """Of an adaptive job of launcher mpi."""
 
     def changes_size(self, name: str) -> bool:
