@@ -826,7 +826,8 @@ class Endpoint:
     def offer_again(self) -> None:
         """Say again the own first offers that wait for an answer, to a peer that may have forgotten them."""
         for known in self._known.values():
-            if known.state == "offered" and known.round == 1 and known.standing.initiator == self.side:
+            own = known.state == "offered" and known.round == 1 and known.standing.initiator == self.side
+            if own and known.last_sent is not None:
                 self._write(known.last_sent)
 
     def _move(self, key: Tuple[str, str], known: _Negotiation, state: str, now: float,

@@ -603,6 +603,18 @@ static int read_parts(const koala_app *app, const Note *note, long own, long num
     return 0;
 }
 
+/* Those that join or leave are counted in the members from now on: they are no longer to come. */
+static void discharge(koala_app *app) {
+    for (int sign = 1; sign >= -1; sign -= 2) {
+        long left = sign > 0 ? app->change.joining_size : app->change.leaving_size;
+        for (int i = 0; i < NT_MOST_KEPT; i++) {
+            long part = smaller(left, greater(0, app->coming[i] * sign));
+            left -= part;
+            app->coming[i] -= sign * part;
+        }
+    }
+}
+
 static void take_change(koala_app *app, const Note *note, long number, long at, Parts *parts) {
     const char *reason = word(note, "reason");
     take_members(&app->members, &parts->members);
@@ -630,6 +642,7 @@ static void take_change(koala_app *app, const Note *note, long number, long at, 
     app->change.joining_size = app->joiners.size;
     app->change.joining = app->joiners.member;
     app->change.reason = app->reason;
+    discharge(app);
 }
 
 static int finish(koala_app *app);
@@ -664,18 +677,6 @@ static int heard_change(koala_app *app, const Note *note) {
     return wrong ? -1 : 0;
 }
 
-/* Takes note that a change has ended: what it brought is no longer to come. */
-static void discharge(koala_app *app) {
-    for (int sign = 1; sign >= -1; sign -= 2) {
-        long left = sign > 0 ? app->change.joining_size : app->change.leaving_size;
-        for (int i = 0; i < NT_MOST_KEPT; i++) {
-            long part = smaller(left, greater(0, app->coming[i] * sign));
-            left -= part;
-            app->coming[i] -= sign * part;
-        }
-    }
-}
-
 static int heard_resume(koala_app *app, const Note *note) {
     long number;
     if (take_number(note, "change", &number)) return -1;
@@ -683,7 +684,6 @@ static int heard_resume(koala_app *app, const Note *note) {
     if (app->state != DONE || number != app->number)
         return failed("resume change=%ld does not follow: this process is %s", number, standing(app));
     app->ended = number;
-    if (app->change.number == number) discharge(app);
     if (app->change.number == number && app->change.rank < 0) {
         app->state = LEFT;
         attend(app, 1);

@@ -6,17 +6,20 @@ Run with the directory of koala_app.py as its argument. driver.c does the same w
 
 import sys
 import time
+from typing import Any
 
 sys.path.insert(0, sys.argv[1])
 
 import koala_app  # type: ignore[import-not-found]
 
 
-def ranks(members):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+def ranks(members: tuple[Any, ...]) -> str:
+    """Return koala's numbers of members."""
     return ",".join(str(one.rank) for one in members) or "-"
 
 
-def shown(change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+def shown(change: Any) -> str:  # noqa: ANN401 - the module is found at run time
+    """Return a change in words."""
     if change is None:
         return "nothing"
     return (
@@ -27,13 +30,15 @@ def shown(change):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
     )
 
 
-def sized(size, offered):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+def sized(size: int, offered: int) -> int:
+    """Want half of what is offered, and give what is wanted back; an unlucky number is too much."""
     if offered == 13:
         return size + 99
     return size + offered // 2 if offered > 0 else size + offered
 
 
-def wished(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103
+def wished(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
+    """Ask for processors, or give some back."""
     if words[0] == "request":
         answer = app.request(int(words[1]), mandatory="mandatory" in words)
     else:
@@ -41,7 +46,8 @@ def wished(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201,
     return f"granted {answer.granted} {answer.reason}".strip()
 
 
-def called(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, D103, PLR0911
+def called(app: Any, words: list[str]) -> str:  # noqa: ANN401, PLR0911 - likewise
+    """Make a call, and return what came of it."""
     verb = words[0]
     if verb in {"request", "give_back"}:
         return wished(app, words)
@@ -71,7 +77,8 @@ def called(app, words):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201,
     raise ValueError(verb)
 
 
-def main():  # type: ignore[no-untyped-def]  # noqa: ANN201, D103
+def main() -> None:
+    """Make the calls."""
     app = None
     for line in sys.stdin:
         words = line.split()

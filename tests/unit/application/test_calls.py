@@ -74,7 +74,22 @@ def c_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(built_driver(tmp_path_factory.mktemp("c"), *sanitizers))]
 
 
-@pytest.fixture(params=["python", pytest.param("c", marks=pytest.mark.real("cc"))])
+@pytest.fixture(scope="module")
+def c_threads_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Give the command of the driver in C, with checks of what its two threads share."""
+    program = str(built_driver(tmp_path_factory.mktemp("c_threads"), "-fsanitize=thread"))
+    if subprocess.run([program], stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
+        pytest.skip("the thread sanitizer does not run on this kernel")
+    return [program]
+
+
+@pytest.fixture(
+    params=[
+        "python",
+        pytest.param("c", marks=pytest.mark.real("cc")),
+        pytest.param("c_threads", marks=pytest.mark.real("cc")),
+    ]
+)
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
     """Give what starts programs in either language, and ends them."""
     stage = Stage(command=request.getfixturevalue(f"{request.param}_command"), directory=tmp_path)
@@ -354,6 +369,26 @@ def test_offers_count_what_was_agreed_before(stage: Stage) -> None:
         assert quantity(koala.first_event(koala.offer(5, "grow"))) == 1
         grown(koala, stage, [first, second], 2)
         assert quantity(koala.first_event(koala.offer(5, "shrink"))) == 2
+
+
+def test_an_offer_in_the_middle_of_a_change_counts_it_once(stage: Stage) -> None:
+    """Processors of an agreement are either members or still to come, from the change on to the report on them."""
+    with KoalaEnd(stage.directory, 1, maximum=8) as koala:
+        only = stage.joined(koala, sizes="power-of-two")[0]
+        koala.granting = nt.rejected
+        key = koala.offer(1, "grow")
+        koala.wait(lambda: koala.endpoints[0].state(key) == "agreed")
+        new = stage.process(koala, 1, sizes="power-of-two")
+        koala.begin([0, 1])
+        only.tell("until")
+        assert only.hear().startswith("change 1")
+        assert new.hear() == "joined"
+        assert koala.first_event(koala.offer(1, "grow")).kind == "ended"
+        assert quantity(koala.first_event(koala.offer(3, "grow"))) == 2
+        only.tell("done")
+        assert new.call("done") == "done rank 1 size 2"
+        assert only.hear() == "done rank 0 size 2"
+        assert koala.first_event(koala.offer(1, "grow")).kind == "ended"
 
 
 def quantity(event: nt.Event) -> int:
