@@ -37,6 +37,15 @@ class Launcher(StrEnum):
     MPI = "mpi"
 
 
+class MpiResize(StrEnum):
+    """How an MPI program comes to another number of processes."""
+
+    SPAWN = "spawn"
+    """Processes are spawned, and leave, one at a time (MPI_Comm_spawn)."""
+    RESTART = "restart"
+    """All end, with the state in files, and the program is started anew."""
+
+
 class RunnerName(StrEnum):
     """What runs an application in held placeholders, and knows how its size can change."""
 
@@ -128,6 +137,8 @@ class Job:
     working_directory: str | None = None
     """Directory on the nodes in which ranks start; None: a private temporary directory of each placeholder."""
     runner: RunnerName = RunnerName.RANKS
+    mpi_resize: MpiResize = MpiResize.RESTART
+    """Of an adaptive job of launcher mpi."""
 
     def changes_size(self, name: str) -> bool:
         """Tell whether a component may change its size while the job runs."""

@@ -18,6 +18,7 @@ from koala_adapter.config.malleablejob import (
     malleability_problems,
     signal_number,
 )
+from koala_adapter.config.mpiresize import mpi_resize, mpi_resize_problems
 from koala_adapter.config.tomlfile import Document, parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Retirement
@@ -114,6 +115,10 @@ def _table(
     if site is not None:
         pinned = [(index, _cluster_name(component)) for index, component in components]
         for path, text in _site_problems(pinned, header.walltime if header else None, site):
+            problems.add(path, text)
+    if header is not None:
+        pinned_names = [component.cluster for _, component in components]
+        for path, text in mpi_resize_problems(header, pinned_names, site):
             problems.add(path, text)
     problems.refuse()
     if table is None:
@@ -253,4 +258,5 @@ def _job(
         environment=tuple(table.environment.items()),
         working_directory=table.working_directory,
         runner=table.runner,
+        mpi_resize=mpi_resize(table.mpi_resize, [component.cluster for component in table.components], site),
     )

@@ -31,6 +31,7 @@ from koala_adapter.config.malleablejob import (
     SignalName,
     SizesName,
 )
+from koala_adapter.config.mpiresize import MpiResizeWanted
 from koala_adapter.config.outputfiles import MOST_PATTERNS, OutputPattern
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
 from koala_adapter.model import JobKind, Launcher, RunnerName
@@ -232,6 +233,12 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
     launcher: Launcher = Field(
         default=Launcher.PROCESS,
         description="process: each rank starts by itself. mpi: all ranks of all components form one MPI_COMM_WORLD.",
+    )
+    mpi_resize: MpiResizeWanted = Field(
+        default=MpiResizeWanted.ANY,
+        description="How an MPI program changes its size, with runner adaptive. spawn: by MPI_Comm_spawn, on clusters "
+        "whose MPI can do that. restart: it is started anew, with its state in files below working_directory, which "
+        "all nodes must share. any: spawn if all clusters on which it may run can, else restart.",
     )
     environment: Environment = Field(default={}, description="Environment variables for all ranks.")
 

@@ -111,14 +111,17 @@ def malleability_problems(
     if malleable and components and all(component.minimum is None for _, component in components):
         text = "no component can change its size: allowed is minimum and maximum in at least one of them"
         yield ("components",), text
+    adaptive_mpi = header.runner is RunnerName.ADAPTIVE and header.launcher is Launcher.MPI
+    if malleable and adaptive_mpi and len(components) > 1:
+        yield ("components",), 'allowed with runner = "adaptive" and launcher = "mpi" is one component'
     for index, component in components:
         yield from _component_problems(header, index, component)
 
 
 def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
     malleable = header.kind is JobKind.MALLEABLE
-    if malleable and (component.launcher or header.launcher) is not Launcher.PROCESS:
-        text = f'found "mpi", allowed with runner = "{header.runner}" is "process"'
+    if malleable and header.runner is RunnerName.WORKERS and (component.launcher or header.launcher) is Launcher.MPI:
+        text = 'found "mpi", allowed with runner = "workers" is "process"'
         yield ("components", index, "launcher"), text
     for key in sorted(_OF_MALLEABLE & component.model_fields_set):
         if not malleable:

@@ -26,7 +26,7 @@ from koala_adapter.config.fields import (
     Whole,
 )
 from koala_adapter.config.parametertables import values_of, with_parameters
-from koala_adapter.model import ClusterName, Directives
+from koala_adapter.model import ClusterName, Directives, MpiResize
 from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 
@@ -194,6 +194,12 @@ class ClusterConfig(_PlacedCluster):
         le=3600,
         json_schema_extra=SECONDS,
         description="Time between two looks at jobs and nodes. Must fit requests_per_minute.",
+    )
+    mpi_resize: MpiResize = Field(
+        default=MpiResize.RESTART,
+        description="What the MPI of its nodes can do for a malleable MPI program. spawn: MPI_Comm_spawn, under "
+        "mpiexec -launcher manual. restart: nothing; such a program is started anew with each change. `koala check` "
+        "finds out.",
     )
     memory_mib: Whole | None = Field(
         default=None,

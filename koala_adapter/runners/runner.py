@@ -68,6 +68,11 @@ class Application:
         return next((rank for rank in self.ranks if self.job.is_head(rank.component)), None)
 
     @cached_property
+    def ranks_numbered(self) -> Mapping[int, Rank]:
+        """The ranks by their numbers."""
+        return {rank.rank: rank for rank in self.ranks}
+
+    @cached_property
     def ranks_in(self) -> Mapping[PlaceholderId, Rank]:
         """The ranks by their placeholders."""
         return {rank.placeholder: rank for rank in self.ranks}

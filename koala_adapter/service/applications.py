@@ -14,11 +14,13 @@ import structlog
 from koala_adapter.application.libraryfile import FILE_NAME, library_file
 from koala_adapter.config.inputfiles import LARGEST_SUM
 from koala_adapter.errors import KoalaError, ProtocolError
-from koala_adapter.model import EndReason, JobId, Launcher, RunnerName, TaskEnd
+from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.adaptivempi import AdaptiveMpiRunner
 from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
 from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.runners.restartedmpi import RestartedMpiRunner
 from koala_adapter.runners.runner import AddressedLaunch, Application, Reaction, Runner
 from koala_adapter.runners.sending import Sending
 from koala_adapter.runners.workers import WorkersRunner
@@ -39,11 +41,13 @@ if TYPE_CHECKING:
     from koala_adapter.service.resultstore import ResultStore
     from koala_adapter.vjm.channel import Launch, Signal, TaskReport
 
-_RUNNERS: dict[RunnerName, type[Runner]] = {
-    RunnerName.WORKERS: WorkersRunner,
-    RunnerName.ADAPTIVE: AdaptiveRunner,
+_RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
+    (RunnerName.RANKS, Launcher.PROCESS): ProcessRunner,
+    (RunnerName.RANKS, Launcher.MPI): MpiRunner,
+    (RunnerName.WORKERS, Launcher.PROCESS): WorkersRunner,
+    (RunnerName.ADAPTIVE, Launcher.PROCESS): AdaptiveRunner,
+    (RunnerName.ADAPTIVE, Launcher.MPI): AdaptiveMpiRunner,
 }
-_LAUNCHERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
 
 log = structlog.get_logger()
 
@@ -276,7 +280,7 @@ class Applications:
         job = record.job
         if job.id not in self._runners:
             try:
-                made = _RUNNERS.get(job.runner) or _LAUNCHERS[job.launcher]
+                made = _runner_class(job)
                 self._runners[job.id] = runner = made(self._application(record))
                 self._reread(job.id, runner)
             except (OSError, KoalaError) as error:
@@ -341,6 +345,13 @@ class Applications:
 
     def _input(self, job_id: JobId, component: str, number: int) -> Path:
         return self.directory / job_id / "input" / component / str(number)
+
+
+def _runner_class(job: Job) -> type[Runner]:
+    restarted = job.mpi_resize is MpiResize.RESTART
+    if (job.runner, job.launcher) == (RunnerName.ADAPTIVE, Launcher.MPI) and restarted:
+        return RestartedMpiRunner
+    return _RUNNERS[job.runner, job.launcher]
 
 
 def _library(job: Job) -> tuple[LaunchFile, ...]:

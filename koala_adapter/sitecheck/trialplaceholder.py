@@ -30,6 +30,7 @@ from koala_adapter.service.scriptmaker import (
     words_directory,
     words_paths,
 )
+from koala_adapter.sitecheck import mpiprobe
 from koala_adapter.vjm import agentevents, certificate, channel, credentials
 from koala_adapter.vjm.center import ControlCenter
 
@@ -91,7 +92,7 @@ class TrialCenter:
             ),
             sessions=self,
             on_event=self._on_event,
-            output_path=lambda placeholder, _task: directory / str(placeholder),
+            output_path=lambda placeholder, task: directory / f"{placeholder}.{task}",
             lease=LEASE,
             heartbeat=HEARTBEAT,
             on_rejected=lambda address, fault: self.rejected.append(f"{address}: {fault}"),
@@ -129,10 +130,10 @@ class TrialCenter:
         """What makes job scripts that report here."""
         return ScriptMaker(site=self._site, port=self.port, fingerprint=self._fingerprint, directory=self.state)
 
-    def printed(self, placeholder: PlaceholderId) -> str:
-        """Return what the command in a placeholder printed."""
+    def printed(self, placeholder: PlaceholderId, task: str) -> str:
+        """Return what a command in a placeholder printed."""
         try:
-            return (self._directory / f"{placeholder}.out").read_text(errors="replace").strip()
+            return (self._directory / f"{placeholder}.{task}.out").read_text(errors="replace").strip()
         except OSError:
             return ""
 
@@ -180,9 +181,10 @@ class Trial:
             if self._visit.agent is None:
                 return (self._silence(),)
             held = await self._use(self._visit.agent, time.monotonic() - started)
+            mpi = [await self._try_mpi()] if held.ok else []
             self._tell("waiting until the placeholder has gone")
             self._center.center.release(self._id, 1.0)
-            return (held, await self._leave())
+            return (held, *mpi, await self._leave())
         except (OSError, KoalaError) as error:
             hint = error.hint if isinstance(error, KoalaError) else ""
             said = error.message if isinstance(error, KoalaError) else str(error)
@@ -195,7 +197,7 @@ class Trial:
 
     async def _submit(self) -> tuple[LrmJobId, ...]:
         limit = self._config.parameters.walltime_limit
-        walltime = int(self._timeout + COMMAND_TIME + GOING_TIME)
+        walltime = int(self._timeout + COMMAND_TIME + mpiprobe.PROBE_TIME + GOING_TIME)
         action = SubmitPlaceholders(
             batch=self._id.batch,
             cluster=self._config.cluster_name,
@@ -245,15 +247,26 @@ class Trial:
         """Run a command in the placeholder: what it prints must come back."""
         where = f"{agent.host} ({agent.address}) reported {waited:.1f} s after its submission"
         sent = time.monotonic()
-        self._center.center.launch(self._id, channel.Launch(task="probe", argv=PROBE, time_limit=COMMAND_TIME))
-        with anyio.move_on_after(COMMAND_TIME):
-            await self._visit.ended.wait()
-        taken = (time.monotonic() - sent) * 1000
-        end, python = self._visit.end, self._center.printed(self._id)
+        end = await self._run("probe", PROBE, COMMAND_TIME)
+        taken, python = (time.monotonic() - sent) * 1000, self._center.printed(self._id, "probe")
         if end is None or not end.ok:
             said = "did not come back" if end is None else f"ended badly: {end.reason.value} {end.detail} {python}"
             return _bad("placeholder", f"agent on {where}, but a command {said}", "see the agent's output on the node")
         return _good("placeholder", f"agent on {where}; {python}; a command and its output took {taken:.0f} ms")
+
+    async def _run(self, task: str, argv: tuple[str, ...], seconds: float) -> TaskEnd | None:
+        """Run a command in the placeholder; return how it ended, or None when nothing is known of that in time."""
+        self._visit.ended, self._visit.end = anyio.Event(), None
+        self._center.center.launch(self._id, channel.Launch(task=task, argv=argv, time_limit=seconds))
+        with anyio.move_on_after(seconds):
+            await self._visit.ended.wait()
+        return self._visit.end
+
+    async def _try_mpi(self) -> CheckResult:
+        """Find out whether MPI programs can spawn processes there."""
+        self._tell("trying what MPI can do there")
+        end = await self._run("mpi", mpiprobe.PROBE, mpiprobe.PROBE_TIME)
+        return mpiprobe.judged(end, self._center.printed(self._id, "mpi"), self._config.mpi_resize)
 
     async def _leave(self) -> CheckResult:
         """See the placeholder gone."""
