@@ -11,8 +11,8 @@ from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface
 
 from koala_adapter.api.asyncclient import AsyncClient
-from koala_adapter.api.standby import stand_by
 from koala_adapter.api.client import Client
+from koala_adapter.api.standby import stand_by
 from koala_adapter.dask.workerjob import COMPONENT
 from koala_adapter.errors import JobNotFoundError, KoalaError, ServiceUnavailableError
 
