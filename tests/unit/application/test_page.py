@@ -13,7 +13,8 @@ import pytest
 from koala_adapter.application.installation import install
 from tests.unit.application.koala_end import LIVENESS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "malleable.md").read_text(encoding="utf-8")
+WHOLE_PAGE = (Path(__file__).parents[3] / "docs" / "malleable.md").read_text(encoding="utf-8")
+PAGE = WHOLE_PAGE.partition("\n## Your own program, five calls\n")[2].partition("\n## ")[0]
 IN_PYTHON = re.compile(r"^```python\n(?P<code>.*?)^```\n\n```text\n(?P<output>.*?)^```\n", re.MULTILINE | re.DOTALL)
 IN_C = re.compile(r"^```c\n(?P<code>.*?)^```\n", re.MULTILINE | re.DOTALL)
 
