@@ -89,9 +89,7 @@ def test_two_become_five_become_three(new_user: NewUser, slurm_a: SlurmCluster, 
     user.wait(job, lambda report: size(report) == 3, what="has three")
     left = sum(len(placeholders(system)) for system in user.systems.values())
     assert left <= 5
-    user.wait(
-        job, lambda _: sum(len(placeholders(one)) for one in user.systems.values()) == 3, what="gave two back"
-    )
+    user.wait(job, lambda _: sum(len(placeholders(one)) for one in user.systems.values()) == 3, what="gave two back")
     sizes = expect_right(user, job, steps)
     assert sizes[0] == 2
     assert sizes[-1] == 3
@@ -150,9 +148,7 @@ def test_a_process_that_never_reaches_the_point(
     expect_right(user, job, steps)
 
 
-def test_the_agent_of_a_newcomer_is_killed(
-    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
-) -> None:
+def test_the_agent_of_a_newcomer_is_killed(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """Before the point the growth is given up, and the program does not notice."""
     user, steps = two_systems(new_user, slurm_a, sge_cell), 61
     job = user.submit(Path(write_stepsum(user.directory, steps=steps, seconds=SECONDS, minimum=2, maximum=5)))
