@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from tests.local_koala import LIVENESS, Koala, eventually, processes_naming
 from tests.stepsum import expected_result, write_stepsum
+from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
     import subprocess
@@ -125,3 +127,82 @@ def test_a_service_that_is_killed_while_a_program_shrinks(koala: Koala, phase: s
     assert outcome(koala, "2")["exit_code"] == 0
     sizes = expect_right(koala, steps)
     assert min(sizes) == 2, sizes
+
+
+def said(koala: Koala, job: str) -> list[list[Any]]:
+    """Return what the process of rank 0 wrote of its wishes and of its sizes."""
+    path = koala.state / "jobs" / job / "sum" / "0.out"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def without_approach(koala: Koala) -> None:
+    """Let sizes change only when somebody asks for it."""
+    text = koala.site_file.read_text()
+    koala.site_file.write_text(text.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n'))
+
+
+def end(koala: Koala, *names: str) -> None:
+    """Have programs end, and wait until nothing of them is left."""
+    for name in names:
+        (koala.directory / name / "stop").touch()
+    eventually(lambda: koala.placeholders() == [])
+
+
+def test_a_program_asks_for_more_and_gives_back(koala: Koala) -> None:
+    """It gets what is free of what it asks for, with the reason in writing why not all; then it gives some back."""
+    without_approach(koala)
+    koala.serve()
+    more = 'minimum = 1\nmaximum = 8\ncluster = "alpha"\n'
+    wishes = ("voluntary=1", "voluntary=5", "give-back=2")
+    koala.run("submit", write_wishes(koala.directory, *wishes, name="one", more=more))
+    eventually(lambda: koala.state_of("1") == "running")
+    (koala.directory / "one" / "go").touch()
+    eventually(lambda: len(said(koala, "1")) == 6)
+    assert said(koala, "1") == [
+        ["voluntary", 1, 1, ""],
+        ["size", 2],
+        ["voluntary", 5, 2, "no more is free"],
+        ["size", 4],
+        ["give-back", 2, 2, ""],
+        ["size", 2],
+    ]
+    assert "the application gives them back" in koala.run("explain", "1").stdout
+    end(koala, "one")
+    assert outcome(koala, "1")["exit_code"] == 0
+
+
+def test_a_mandatory_wish_makes_another_program_shrink(koala: Koala) -> None:
+    """It is granted when the other has really given its processors back; a voluntary one then gets nothing."""
+    without_approach(koala)
+    koala.serve()
+    more = 'minimum = 1\nmaximum = 4\ncluster = "alpha"\n'
+    koala.run("submit", write_wishes(koala.directory, name="rich", more=more + "initial = 3\n"))
+    eventually(lambda: koala.state_of("1") == "running" and size(koala) == 3)
+    koala.run("submit", write_wishes(koala.directory, "mandatory=2", "voluntary=1", name="poor", more=more))
+    eventually(lambda: koala.state_of("2") == "running")
+    (koala.directory / "poor" / "go").touch()
+    eventually(lambda: ["size", 3] in said(koala, "2"))
+    assert ["mandatory", 2, 2, ""] in said(koala, "2")
+    assert ["size", 1] in said(koala, "1")
+    eventually(lambda: any(one[0] == "voluntary" for one in said(koala, "2")))
+    refused = next(one for one in said(koala, "2") if one[0] == "voluntary")
+    assert refused[2] == 0
+    assert refused[3]
+    assert "job 2 asked for 2 more" in koala.run("explain", "1").stdout
+    end(koala, "rich", "poor")
+
+
+def test_an_application_that_never_answers(koala: Koala) -> None:
+    """Its processes do not even take part: it keeps its size, others are not kept waiting, and it ends as it would."""
+    koala.serve()
+    path = koala.directory / "deaf.toml"
+    path.write_text(
+        'kind = "malleable"\nrunner = "adaptive"\nwalltime = 300\n'
+        '[[components]]\nname = "sum"\ncommand = ["sleep", "20"]\nminimum = 1\nmaximum = 4\ncluster = "alpha"\n'
+    )
+    koala.run("submit", str(path))
+    eventually(lambda: koala.state_of("1") == "running")
+    koala.run("submit", koala.job("true", name="rigid", processors=1))
+    assert outcome(koala, "2")["exit_code"] == 0
+    assert outcome(koala, "1")["exit_code"] == 0
+    eventually(lambda: koala.placeholders() == [])

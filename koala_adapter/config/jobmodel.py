@@ -127,7 +127,7 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
         default="any",
         description="Sizes that it can have: any, power-of-two, or multiple-of-N; of an offer it takes as many "
         "processors as bring it to the largest of them. Only in a malleable job. With runner adaptive the program says "
-        "so itself; what stands here bounds that.",
+        "so itself, and is offered no other sizes than these.",
     )
     retire_signal: SignalName = Field(
         default="TERM",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation.endpoint import Agreed, Ended, Endpoint, OfferAccepted, OfferReceived, Unreadable
 from koala_adapter.negotiation.framing import FrameBuffer, frame
@@ -85,14 +86,14 @@ class Negotiations:
         """Say what follows from the records: new offers, commitments, and what has become of agreements."""
         open_ = {change.number: (claim, change) for claim, change in _changes(record, runner)}
         for (job_id, number), agreement in list(self._agreements.items()):
-            if job_id == record.job.id and number not in open_:
+            if job_id == record.job.id and number not in open_ and not self._explained(job_id, agreement):
                 del self._agreements[job_id, number]
                 self._over(record, agreement)  # before anything new is offered, which would be counted on top
         for number, (claim, change) in open_.items():
             self._follow_change(record, runner, claim, change)
-            agreement = self._agreements.get((record.job.id, number))
-            if agreement is not None:
-                agreement.moved = agreement.moved or bool(change.adaptation)
+            known = self._agreements.get((record.job.id, number))
+            if known is not None:
+                known.moved = known.moved or bool(change.adaptation)
         self._flush(record.job.id)
 
     def _follow_change(self, record: JobRecord, runner: AdaptiveRunner, claim: Claim, change: Change) -> None:
@@ -113,7 +114,7 @@ class Negotiations:
         first = membership.members[0]
         template = _offer_of(record, runner, claim, change, self._host_of(record, first))
         if template is None:
-            reason = "the first process bears the others, and stays"
+            reason = "the first process bears the others, and stays" if change.processors < 0 else "no size of its fits"
             self._answer(record.job.id, change.number, 0, reason)
             return
         self._agreements[record.job.id, change.number] = _Agreement(rank=first, key=template.key)
@@ -129,6 +130,13 @@ class Negotiations:
             endpoint.send(consumed(standing), self._clock())
         elif state in {State.OFFERED, State.ACCEPTED, State.AGREED}:
             endpoint.send(withdrawn(standing, record.last_trouble or "it is over"), self._clock())
+
+    def _explained(self, job_id: JobId, agreement: _Agreement) -> bool:
+        """Tell whether WithdrawOffer, which is on its way, says why a growth that was agreed on is not made."""
+        endpoint = self._endpoint(job_id, agreement.rank)
+        standing = endpoint.standing(agreement.key)
+        grows = standing is not None and standing.direction is not Direction.SHRINK
+        return grows and not agreement.moved and endpoint.state(agreement.key) in {State.ACCEPTED, State.AGREED}
 
     def _agreements_of(self, job_id: JobId) -> Iterator[_Agreement]:
         return (one for (whose, _), one in self._agreements.items() if whose == job_id)
@@ -329,16 +337,20 @@ def _changes(record: JobRecord, runner: AdaptiveRunner) -> Iterator[tuple[Claim,
 
 
 def _offer_of(record: JobRecord, runner: AdaptiveRunner, claim: Claim, change: Change, host: str) -> Template | None:
-    """Return the offer, or the request, that a change begins with; None: nothing can be given up here."""
+    """Return the offer, or the request, that a change begins with; None: nothing can be taken, or given up, here."""
     grows = change.processors > 0
+    component = record.job.component(claim.component)
+    rule, size = rule_named(component.sizes), len(runner.memberships[claim.component].members)
     quantity = most = abs(change.processors)
-    if not grows:
+    if grows:
+        quantity = most = rule.accept(size, quantity, component.minimum, component.maximum)
+    else:
         members = set(runner.memberships[claim.component].members)
         ranks = [one for one in record.ranks if one.rank in members]
         most = len(able_to_leave(ranks, claim.cluster or ""))
-        quantity = min(quantity, most)
-        if quantity < 1:
-            return None
+        quantity = min(rule.release(size, quantity, component.minimum), most)
+    if quantity < 1:
+        return None
     return Template(
         agreement_id=str(change.number),
         initiator=Side.RMS,

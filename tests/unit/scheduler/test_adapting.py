@@ -53,6 +53,10 @@ class AdaptiveSite(MalleableSite):
             )
         )
 
+    def answer_number(self, number: int, accepted: int, id_: str = "1") -> list[Action]:
+        """Answer a message that is known by its number."""
+        return self.post(ev.OfferAnswered(time=self.now, job_id=JobId(id_), number=number, accepted=accepted))
+
     def made(self, id_: str = "1") -> list[Action]:
         """Have all processes be done."""
         return self.post(ev.ChangeMade(time=self.now, job_id=JobId(id_), number=self.change(id_).number))
