@@ -15,8 +15,8 @@ from koala_adapter.application.library.process import Process
 from tests.examples import examples
 from tests.unit.application.coordinator import Coordinator, Said
 
-FAIR_ROUNDS = 400
-"""In these everybody gets a turn and nothing fails; a handful would do."""
+FAIR_ROUNDS = 4000
+"""In these everybody gets a turn and nothing fails. A point that was passed often lies some hundred points ahead."""
 
 
 @dataclass(kw_only=True)
