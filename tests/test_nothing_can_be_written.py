@@ -94,6 +94,7 @@ def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala
     running = koala.start("run", koala.job(UNTIL.format(koala.directory, "go")))
     assert running.stdout is not None
     assert "started" in running.stdout.readline()
+    eventually(lambda: koala.state_of("1") == "running")  # output comes before the word that a process has started
     limit(service, 0)
     refused = koala.run("submit", koala.job("true", name="other"), check=246)
     assert "the journal cannot be written" in unwrapped(refused.stderr)

@@ -2,8 +2,8 @@
 """KIS, the information service for one cluster: what it looks like now, polled with restraint.
 
 All who ask share one poll. When the LRM fails again and again it is left alone for growing pauses; when nothing of ours
-is unfinished it is asked four times less often; when something is about to change, more often, but never so often that
-submissions would have to wait for the bound of requests.
+is unfinished it is asked four times less often; when something is about to change, more often, at first at once, but
+never so often that submissions would have to wait long for the bound of requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from koala_adapter.batchsystem.watcher import Watcher
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import LrmError, LrmUnavailableError
 from koala_adapter.plugin.attribution import possibly_ours
-from koala_adapter.plugin.limits import CircuitBreaker
+from koala_adapter.plugin.limits import CircuitBreaker, PollPace
 from koala_adapter.service.reconciliation import processors_held
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm
 
 IDLE_FACTOR = 4
-RESTLESS_FACTOR = 2
-"""A restless poll may use at most half of the ordinary requests."""
 
 log = structlog.get_logger()
 
@@ -84,6 +82,8 @@ class Poller:
         self._others_matter = others_matter
         self._busy = busy
         self._wanted = anyio.Event()
+        shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
+        self._pace = PollPace(shortest_interval=shortest)
         self.breaker = CircuitBreaker(pause=config.poll_interval)
         self._watcher = Watcher(self._read, breaker=self.breaker, on_trouble=self._note_trouble)
         self.latest: ClusterReading | None = None
@@ -92,12 +92,6 @@ class Poller:
     def failure(self) -> str | None:
         """Why the last poll was not answered; None when it was."""
         return None if self._watcher.failure is None else self._watcher.failure.message
-
-    @property
-    def restless_interval(self) -> float:
-        """Seconds between polls while something is about to change."""
-        shortest = shortest_poll_interval(self._config.requests_per_minute, self._lrm.requests_per_poll)
-        return min(self._config.poll_interval, max(0.5, RESTLESS_FACTOR * shortest))
 
     def poll_soon(self) -> None:
         """Have the next poll come as early as the bounds allow."""
@@ -108,7 +102,8 @@ class Poller:
         while True:
             restless = await self._poll()
             now = anyio.current_time()
-            await anyio.sleep(self.restless_interval)
+            self._pace.polled(now)
+            await anyio.sleep(min(self._config.poll_interval, self._pace.pause(now)))
             if not restless:
                 interval = self._config.poll_interval * (1 if self._busy() else IDLE_FACTOR)
                 with anyio.move_on_after(max(0.0, now + interval - anyio.current_time())):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.batchsystem.waitingjobs import processors_wanted
 from koala_adapter.driver.loop import EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt, tellers
-from koala_adapter.model import EndReason, JobId, LrmJob, PlaceholderId, TaskEnd
+from koala_adapter.model import EndReason, JobId, PlaceholderId, TaskEnd
 from koala_adapter.plugin.attribution import possibly_ours
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN
@@ -194,8 +194,10 @@ class SimulatedService:
 
     def restart(self) -> None:
         """Come back from the journal: the replayed state is the one that was lost, also from the beginning."""
-        if self.up:
-            return
+        if not self.up:
+            self._guarded(self._come_back)
+
+    def _come_back(self) -> None:
         lost, self._loop = self.state, self._new_loop()
         if not self.store.killed_within:
             assert self.state == lost, "a replay from the snapshot differs"
@@ -375,15 +377,21 @@ class SimulatedService:
         listing = possibly_ours(lrm.listing(self.prefix), user=self.user, name_prefix=self.prefix)
         others = self._others_waiting(name)
         counts = (lrm.processors, lrm.idle)
-        if name not in self._lied and self.faults.hit(self.faults.lie):
+        lies = name not in self._lied and self.faults.hit(self.faults.lie)
+        if lies:
             self._lied.add(name)  # for one poll: what two in a row say is believed
             kind = self.faults.chance.randrange(3)
             listing = () if kind != 0 else listing
             counts = (0, 0) if kind != 1 else counts
-        else:
-            self._lied.discard(name)
-        read_at = self.now
-        self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, listing, counts, read_at, others))
+        look = ClusterObservation(
+            read_at=self.now,
+            processors=counts[0],
+            idle=counts[1],
+            ours=processors_held(listing),
+            jobs=listing,
+            others_waiting=others,
+        )
+        self.later(self.faults.chance.uniform(0.1, 2.0), lambda: self._read(name, look, lies=lies))
 
     def _others_waiting(self, name: ClusterName) -> tuple[int, ...]:
         if not self._loop.scheduler.shrinks_for_others(name):
@@ -392,24 +400,11 @@ class SimulatedService:
         foreign = (job for job in self.lrms[name].listing("") if job.id not in ours)
         return processors_wanted(foreign, self.lrms[name].described_nodes, time_of_day=self.clock.now)
 
-    def _read(
-        self,
-        name: ClusterName,
-        listing: tuple[LrmJob, ...],
-        counts: tuple[int, int],
-        read_at: float,
-        others: tuple[int, ...],
-    ) -> None:
+    def _read(self, name: ClusterName, look: ClusterObservation, *, lies: bool) -> None:
         if self._loop.holding:
             return
-        look = ClusterObservation(
-            read_at=read_at,
-            processors=counts[0],
-            idle=counts[1],
-            ours=processors_held(listing),
-            jobs=listing,
-            others_waiting=others,
-        )
+        if not lies:  # only now: a true listing that is not looked at comes between no two false ones
+            self._lied.discard(name)
         judgement = self.judges[name].judge(
             self.state, look, now=self.now, in_contact=lambda id_: id_ in self.connected
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW, CircuitBreaker, RequestWindow
+from koala_adapter.plugin.limits import SHORTEST_PAUSE, URGENT_SHARE, WINDOW, CircuitBreaker, PollPace, RequestWindow
 
 bounds = st.integers(min_value=2, max_value=40)
 wishes = st.lists(
@@ -108,3 +108,19 @@ def test_breaker_closes_on_success() -> None:
     assert breaker.may_ask(1)
     breaker.failed(1)
     assert not breaker.open
+
+
+@given(shortest=st.floats(0.05, 40.0))
+def test_the_pace_of_polls(shortest: float) -> None:
+    """The second poll comes soon; in a window come at most three quarters of all that may, later half of them."""
+    pace, now = PollPace(shortest_interval=shortest), 1000.0
+    times: list[float] = []
+    while now < 1000.0 + 10 * WINDOW and len(times) < 2000:
+        times.append(now)
+        pace.polled(now)
+        now += pace.pause(now)
+    bound = WINDOW / shortest
+    windows = [sum(begin <= one < begin + WINDOW for one in times) for begin in times[::7]]
+    assert max(windows) <= 0.75 * bound + 1
+    assert len(times) <= (now - 1000.0) / WINDOW * bound * 0.53 + 2
+    assert times[1] - times[0] <= max(SHORTEST_PAUSE, (2 * shortest) ** 2 / WINDOW) + 1e-6

@@ -124,13 +124,10 @@ async def test_an_answer_ends_the_trouble() -> None:
     assert (polled.poller.failure, polled.poller.latest) == (None, polled.readings[0])
 
 
-async def test_restlessness_never_leaves_the_bound() -> None:
-    """However restless, polls take at most half of the ordinary share of the requests."""
-    for per_minute in (6, 60, 600):
-        settings = config(poll_interval=60, requests_per_minute=per_minute)
-        interval = Polled(settings=settings).poller.restless_interval
-        assert 60 / interval * ScriptedLrm.requests_per_poll <= per_minute / 2
-        assert interval <= 60
+async def test_a_restless_cluster_is_polled_again_at_once() -> None:
+    """A job that ends soon after a poll does not wait for the pause of a cluster that is polled for hours."""
+    polled = Polled(restless=True, settings=config(poll_interval=60, requests_per_minute=60))
+    await polled.run_until(3, seconds=4.0)
 
 
 async def test_a_wish_shortens_the_pause() -> None:
