@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from distributed import Client, Security
 
 from koala_adapter.dask import KoalaCluster
 from koala_adapter.errors import EXIT_CANCELLED, ConfigurationError, ServiceUnavailableError
@@ -98,6 +99,34 @@ def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
     expected = ["none - 0", *sums, "another job True", f"executor {SQUARES}", "closed"]
     assert dask.results == expected, dask.said
     assert {exit_code(koala, job) for job in ("1", "2", "3")} <= CLOSED
+
+
+def test_nobody_gets_in_without_the_key(koala: Koala) -> None:
+    """Neither without TLS nor with a key of one's own; a cluster without workers needs no service of koala."""
+    with KoalaCluster(maximum=4, n_workers=0, site=koala.site_file, state=koala.state) as cluster:
+        address = cluster.scheduler_address
+        assert address.startswith("tls://127.0.0.1:")
+        for where, key in ((address.replace("tls:", "tcp:"), Security()), (address, Security.temporary())):
+            with pytest.raises(OSError, match=r"closed|certificate|[Tt]imed out"):
+                _ = Client(where, security=key, timeout=2)
+        with Client(cluster) as client:
+            assert client.scheduler_info()["workers"] == {}
+    assert not koala.state.exists()
+
+
+def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
+    """The bounds are those that the job would have; what was planned before stays."""
+    with KoalaCluster(minimum=2, maximum=4, n_workers=0, site=koala.site_file, state=koala.state) as cluster:
+        for wrong in (1, 5):
+            with pytest.raises(ValueError, match="2 to 4"):
+                cluster.scale(wrong)
+        with pytest.raises(ValueError, match="not memory"):
+            cluster.scale(memory="4 GiB")
+        for minimum, maximum in ((0, 4), (1, 4), (3, 2)):
+            with pytest.raises(ValueError, match="2 to 4 workers"):
+                cluster.adapt(minimum=minimum, maximum=maximum)
+        assert cluster.plan == set()
+        assert cluster.job_id == ""
 
 
 def test_the_program_of_the_manual_runs(koala: Koala) -> None:

@@ -75,8 +75,8 @@ class WorkersJob(ProcessInterface):
 
     @property
     def over(self) -> bool:
-        """Tell whether its application has ended."""
-        return self.report is not None and self.report.outcome is not None
+        """Tell whether its application has ended, or is lost to us."""
+        return self.status is Status.closed or (self.report is not None and self.report.outcome is not None)
 
     @property
     def size(self) -> int:
@@ -136,8 +136,8 @@ class WorkersJob(ProcessInterface):
                 lost = True
                 await asyncio.sleep(LOOK_AGAIN)
             except KoalaError as error:
-                self._owner.say(f"job {self.job_id} cannot be followed any more: {error}", trouble=True)
                 self.status = Status.closed
+                self._owner.job_over(f"job {self.job_id} cannot be followed any more: {error}", bad=True)
                 return
 
     async def _seen(self, report: JobReport) -> None:
