@@ -74,7 +74,7 @@ def test_all_clusters_can_spawn(tmp_path: Path) -> None:
             HEAD + 'mpi_resize = "spawn"\n' + COMPONENT,
             r"j.toml:5: mpi_resize: found \"spawn\", which the MPI of silent",
         ),
-        (HEAD + COMPONENT, r"working_directory: missing: .* \(the MPI of silent cannot spawn\)"),
+        (HEAD + COMPONENT, r"working_directory: missing: .* \(by the site file, the MPI of silent cannot spawn\)"),
         (HEAD + 'mpi_resize = "restart"\n' + COMPONENT, "working_directory: missing"),
         (HEAD + SHARED + COMPONENT + COMPONENT, "components: allowed .* is one component"),
         (
