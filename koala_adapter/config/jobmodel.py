@@ -240,7 +240,7 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
         "whose MPI can do that. restart: it is started anew, with its state in files below working_directory, which "
         "all nodes must share. any: spawn if all clusters on which it may run can, else restart.",
     )
-    environment: Environment = Field(default={}, description="Environment variables for all ranks.")
+    environment: Environment = Field(default={}, description="Environment variables for all ranks, and mpiexec.")
 
 
 class JobTable(JobHeader, frozen=True, extra="forbid"):

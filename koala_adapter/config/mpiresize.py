@@ -83,7 +83,11 @@ def mpi_resize_problems(
         yield ("mpi_resize",), text
     restarts = mpi_resize(header.mpi_resize, pinned, site) is MpiResize.RESTART
     if restarts and header.working_directory is None and (site is not None or header.mpi_resize == "restart"):
-        why = f" (the MPI of {', '.join(unable)} cannot spawn)" if unable and header.mpi_resize == "any" else ""
+        why = (
+            f" (by the site file, the MPI of {', '.join(unable)} cannot spawn)"
+            if unable and header.mpi_resize == "any"
+            else ""
+        )
         text = f"missing: this program is started anew with each change of its size{why}, and keeps its state there"
         yield ("working_directory",), f"{text}; allowed is a directory that all nodes share"
 
@@ -95,7 +99,7 @@ def explained(job: Job, site: SiteConfig) -> str:
     if job.mpi_resize is MpiResize.SPAWN:
         return "its size changes while it runs: processes are spawned, and leave, one at a time"
     unable = unable_to_spawn([one.cluster for one in job.components], site)
-    why = f" (the MPI of {', '.join(unable)} cannot spawn)" if unable else ""
+    why = f" (by the site file, the MPI of {', '.join(unable)} cannot spawn)" if unable else ""
     return (
         f"with each change of its size the program is started anew{why}; its state goes through {job.working_directory}"
     )

@@ -95,7 +95,10 @@ def test_nbody_over_slurm_and_grid_engine(
 ) -> None:
     """2 to 5 to 3 processes on both systems at once; the end state is that of fixed size, bit by bit."""
     threshold = slurm_a.cpus * len(slurm_a.nodes) - 3
-    own = {slurm_a.name: {"threshold": threshold, **method(mpich)}, sge_cell.name: method(mpich)}
+    own: dict[str, dict[str, int | float | str | bool]] = {
+        slurm_a.name: {"threshold": threshold, **method(mpich)},
+        sge_cell.name: {**method(mpich)},
+    }
     user = new_user(slurm_a, sge_cell, clusters=own)
     program, stop = mpich.compile("nbody", tmp_path), tmp_path / "stop"
     command = [str(program), "100", "100000", "0.1", str(stop)]

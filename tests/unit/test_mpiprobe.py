@@ -22,9 +22,7 @@ WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
         ("no mpiexec.hydra\n", MpiResize.RESTART, True, "must name one in their environment"),
     ],
 )
-def test_what_was_found_is_told_beside_what_the_site_file_says(
-    printed: str, said: MpiResize, ok: bool, expected: str
-) -> None:
+def test_what_was_found_is_told(*, printed: str, said: MpiResize, ok: bool, expected: str) -> None:
     """Only a promise that is not kept is a fault."""
     found = judged(WELL, printed, said)
     assert found.ok is ok

@@ -145,7 +145,6 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         ),
         (ADAPTIVE + "retire_grace = 3", r'retire_grace: allowed with runner = "workers" only'),
         (MALLEABLE + "point_patience = 3", r'point_patience: allowed with runner = "adaptive" only'),
-        (ADAPTIVE + 'launcher = "mpi"', r'launcher: found "mpi", allowed with runner = "adaptive" is "process"'),
         (MALLEABLE + 'launcher = "mpi"', r'launcher: found "mpi", allowed with runner = "workers" is "process"'),
         (MALLEABLE + "initial = 9", r"initial: found 9, allowed is from minimum \(1\) to maximum \(4\)"),
         (MALLEABLE + 'sizes = "odd"', r'sizes: found "odd", allowed is "any", "power-of-two" or "multiple-of-N"'),

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.mpiresize import explained
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.config.sitemodel import SiteConfig
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import Job, JobId, MpiResize
 from koala_adapter.plugin import load_plugins
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.config.sitemodel import SiteConfig
 
 HEAD = 'kind = "malleable"\nrunner = "adaptive"\nlauncher = "mpi"\nwalltime = 60\n'
 COMPONENT = '[[components]]\ncommand = ["a"]\nminimum = 1\nmaximum = 4\n'
@@ -70,7 +74,7 @@ def test_all_clusters_can_spawn(tmp_path: Path) -> None:
             HEAD + 'mpi_resize = "spawn"\n' + COMPONENT,
             r"j.toml:5: mpi_resize: found \"spawn\", which the MPI of silent",
         ),
-        (HEAD + COMPONENT, r"working_directory: missing: .* \(the MPI of silent cannot spawn\)"),
+        (HEAD + COMPONENT, r"working_directory: missing: .* \(by the site file, the MPI of silent cannot spawn\)"),
         (HEAD + 'mpi_resize = "restart"\n' + COMPONENT, "working_directory: missing"),
         (HEAD + SHARED + COMPONENT + COMPONENT, "components: allowed .* is one component"),
         (
