@@ -156,7 +156,6 @@ class Dask(Way):
             memory=MEMORY,
             walltime="00:30:00",
             interface="lo",
-            nanny=False,
             death_timeout=DEADLINE,
             python=sys.executable,
             log_directory=str(self.directory / "dask-logs"),
@@ -171,7 +170,7 @@ class Dask(Way):
         self._cluster = untyped("distributed").LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0")
         self.callback(self._cluster.close)
         worker = ["-m", "distributed.cli.dask_worker", self._cluster.scheduler_address, "--nthreads", "1"]
-        options = ["--memory-limit", MEMORY, "--death-timeout", str(DEADLINE), "--interface", "lo", "--no-nanny"]
+        options = ["--memory-limit", MEMORY, "--death-timeout", str(DEADLINE), "--interface", "lo", "--no-dashboard"]
         return [sys.executable, *worker, *options, "--local-directory", str(self.directory / "dask")]
 
     def wait(self, workers: int) -> None:
