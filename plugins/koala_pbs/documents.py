@@ -68,6 +68,18 @@ def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def value_of(attributes: Attributes, name: str) -> str:
+    """Return an attribute as text; empty when it is not there, or is a mapping."""
+    value = attributes.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def mapping_of(attributes: Attributes, name: str) -> Mapping[str, str]:
+    """Return an attribute that is a mapping; empty when it is not there, or is none."""
+    value = attributes.get(name, {})
+    return {} if isinstance(value, str) else value
+
+
 # -- what is no JSON -------------------------------------------------------------------------------------------------
 
 
