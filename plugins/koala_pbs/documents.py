@@ -42,7 +42,10 @@ def read_entries(text: str, section: str) -> dict[str, Attributes]:
         return _read_lines(text[start:].split("\n"), section)
     if not isinstance(document, dict):
         raise ValueError("there is no object")  # noqa: TRY004 - what is printed has no type of ours
-    return {str(name): _attributes(name, entry) for name, entry in document.get(section, {}).items()}
+    entries = document.get(section, {})
+    if not isinstance(entries, dict):
+        raise ValueError(f"{section} is {str(entries)[:40]!r}")  # noqa: TRY004 - what is printed has no type of ours
+    return {str(name): _attributes(name, entry) for name, entry in entries.items()}
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
