@@ -167,7 +167,7 @@ class _PlacedCluster(BaseModel, frozen=True, extra="forbid"):
 
     name: Name = Field(description="Name of the cluster in job files, commands and reports.")
     plugin: Name = Field(
-        description="Plugin that speaks to its LRM: local, slurm, sge, drmaa, wiki, or another that is installed."
+        description="Plugin that speaks to its LRM: local, slurm, sge, pbs, drmaa, wiki, or another that is installed."
     )
     enabled: Flag = Field(
         default=True,

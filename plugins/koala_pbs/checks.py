@@ -76,7 +76,7 @@ class Checks:
         version = await self.commands.version(control.SHOW_VERSION, control.parse_version)
         numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
         if numbers and numbers < OLDEST_RELEASE:
-            return _bad("version", version, "PBS 18 or later is needed: older ones print no JSON")
+            return _bad("version", version, "PBS 18 or later is needed: older ones, and Torque, print no JSON")
         return _good("version", version)
 
     async def _server(self) -> CheckResult:

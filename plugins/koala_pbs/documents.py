@@ -42,7 +42,10 @@ def read_entries(text: str, section: str) -> dict[str, Attributes]:
         return _read_lines(text[start:].split("\n"), section)
     if not isinstance(document, dict):
         raise ValueError("there is no object")  # noqa: TRY004 - what is printed has no type of ours
-    return {str(name): _attributes(name, entry) for name, entry in document.get(section, {}).items()}
+    entries = document.get(section, {})
+    if not isinstance(entries, dict):
+        raise ValueError(f"{section} is {str(entries)[:40]!r}")  # noqa: TRY004 - what is printed has no type of ours
+    return {str(name): _attributes(name, entry) for name, entry in entries.items()}
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -66,6 +69,18 @@ def _attributes(name: object, entry: object) -> Attributes:
 
 def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def value_of(attributes: Attributes, name: str) -> str:
+    """Return an attribute as text; empty when it is not there, or is a mapping."""
+    value = attributes.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def mapping_of(attributes: Attributes, name: str) -> Mapping[str, str]:
+    """Return an attribute that is a mapping; empty when it is not there, or is none."""
+    value = attributes.get(name, {})
+    return {} if isinstance(value, str) else value
 
 
 # -- what is no JSON -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
-from koala_pbs.documents import read_entries
+from koala_pbs.documents import mapping_of, read_entries, value_of
 from koala_pbs.jobids import array_index, array_of, is_array, is_job_id
 from koala_pbs.selection import parse_exec_vnode, parse_select, placement_of
 from koala_pbs.states import MOVED, hold_owner, job_end, job_state
@@ -48,8 +48,8 @@ def parse_requests(text: str) -> dict[str, tuple[str, str, str]]:
     """Return select, place and holds of each job, and array, of a listing. Raises ValueError."""
     found = {}
     for id_, attributes in read_entries(text, "Jobs").items():
-        wanted = _mapping(attributes, "Resource_List")
-        found[id_] = (wanted.get("select", ""), wanted.get("place", ""), _value(attributes, "Hold_Types"))
+        wanted = mapping_of(attributes, "Resource_List")
+        found[id_] = (wanted.get("select", ""), wanted.get("place", ""), value_of(attributes, "Hold_Types"))
     return found
 
 
@@ -61,19 +61,19 @@ def _named(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
 
 
 def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
-    letter, substate = _required(attributes, "job_state"), _value(attributes, "substate")
+    letter, substate = _required(attributes, "job_state"), value_of(attributes, "substate")
     index = array_index(id_)
     # With an array_index of its own it has begun, and tells of itself.
     is_shadow = index is not None and "array_index" not in attributes
-    holds = _value(parent, "Hold_Types") if parent else _value(attributes, "Hold_Types")
+    holds = value_of(parent, "Hold_Types") if parent else value_of(attributes, "Hold_Types")
     state, dependent = _state(letter, holds, attributes)
-    wanted, variables = _mapping(attributes, "Resource_List"), _mapping(attributes, "Variable_List")
+    wanted, variables = mapping_of(attributes, "Resource_List"), mapping_of(attributes, "Variable_List")
     chunks = parse_select(wanted.get("select", ""))
-    layout = () if state in _WAITING or is_shadow else parse_exec_vnode(_value(attributes, "exec_vnode"))
+    layout = () if state in _WAITING or is_shadow else parse_exec_vnode(value_of(attributes, "exec_vnode"))
     begun = state not in _WAITING and not is_shadow
-    started = moment_of(_value(attributes, "stime")) if begun else None
+    started = moment_of(value_of(attributes, "stime")) if begun else None
     walltime = seconds_of(wanted.get("walltime", ""))
-    status = _value(attributes, "Exit_status")
+    status = value_of(attributes, "Exit_status")
     ended = state is LrmJobState.ENDED
     end, code, signal = (
         job_end(number_of(status) if status else None, substate) if ended and not is_shadow else (None, None, None)
@@ -83,29 +83,29 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
         id=LrmJobId(id_),
         name=_required(attributes, "Job_Name"),
         state=LrmJobState.UNKNOWN if substate == MOVED else state,
-        user=_value(attributes, "euser") or _value(attributes, "Job_Owner").partition("@")[0],
+        user=value_of(attributes, "euser") or value_of(attributes, "Job_Owner").partition("@")[0],
         processors=processors,
         array_index=index if index is not None else _given_index(variables),
         nodes=tuple(name for name, _ in layout),
-        queue=_value(attributes, "queue"),
+        queue=value_of(attributes, "queue"),
         reason=_reason(letter, substate, holds, attributes),
         end=end,
         exit_code=code,
         signal=signal,
-        submitted_at=moment_of(_value(attributes, "ctime")),
+        submitted_at=moment_of(value_of(attributes, "ctime")),
         started_at=started,
         ends_at=_ends_at(attributes, state, started, walltime),
         raw_state=f"{letter} {substate}".strip(),
         walltime=walltime,
-        eligible_at=moment_of(_value(attributes, "Execution_Time")),
+        eligible_at=moment_of(value_of(attributes, "Execution_Time")),
         dependent=dependent,
-        blocked=state is LrmJobState.QUEUED and _waits_for_more(_value(attributes, "comment")),
+        blocked=state is LrmJobState.QUEUED and _waits_for_more(value_of(attributes, "comment")),
         hold=hold_owner(holds) if state is LrmJobState.HELD else None,
         layout=layout if state in _HAS_PROCESSORS else (),
-        group=_value(attributes, "egroup"),
-        account=_value(attributes, "Account_Name"),
+        group=value_of(attributes, "egroup"),
+        account=value_of(attributes, "Account_Name"),
         working_directory=variables.get("PBS_O_WORKDIR", ""),
-        requeues=max(0, number_of(_value(attributes, "run_count")) - begun) if not is_shadow else 0,
+        requeues=max(0, number_of(value_of(attributes, "run_count")) - begun) if not is_shadow else 0,
         **_shape(chunks, wanted.get("place", "")),
     )
 
@@ -113,7 +113,7 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
 def _state(letter: str, holds: str, attributes: Attributes) -> tuple[LrmJobState, bool]:
     """Return the state of a job, and whether it waits for others."""
     state = job_state(letter)
-    dependent = any(part.strip().startswith(_DEPENDS) for part in _value(attributes, "depend").split(","))
+    dependent = any(part.strip().startswith(_DEPENDS) for part in value_of(attributes, "depend").split(","))
     if letter == "Q" and hold_owner(holds) is not None:
         return LrmJobState.HELD, dependent
     if letter == "H" and dependent and holds == "s":
@@ -156,14 +156,14 @@ def _shape(chunks: tuple[Chunk, ...], place: str) -> dict[str, Any]:
 
 def _ends_at(attributes: Attributes, state: LrmJobState, started: float | None, walltime: int | None) -> float | None:
     if state is LrmJobState.ENDED:
-        return moment_of(_value(attributes, "obittime")) or moment_of(_value(attributes, "history_timestamp"))
+        return moment_of(value_of(attributes, "obittime")) or moment_of(value_of(attributes, "history_timestamp"))
     return started + walltime if started is not None and walltime is not None else None
 
 
 def _reason(letter: str, substate: str, holds: str, attributes: Attributes) -> str:
     if letter == "M" or substate == MOVED:
         return "moved to another server"
-    return _value(attributes, "comment") or (f"held ({holds})" if letter == "H" else "")
+    return value_of(attributes, "comment") or (f"held ({holds})" if letter == "H" else "")
 
 
 def _waits_for_more(comment: str) -> bool:
@@ -179,17 +179,7 @@ def _given_index(variables: Mapping[str, str]) -> int | None:
 
 
 def _required(attributes: Attributes, name: str) -> str:
-    text = _value(attributes, name)
+    text = value_of(attributes, name)
     if not text:
         raise ValueError(f"it has no {name}")
     return text
-
-
-def _value(attributes: Attributes, name: str) -> str:
-    value = attributes.get(name, "")
-    return value if isinstance(value, str) else ""
-
-
-def _mapping(attributes: Attributes, name: str) -> Mapping[str, str]:
-    value = attributes.get(name, {})
-    return {} if isinstance(value, str) else value

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import Node
-from koala_pbs.documents import read_entries
+from koala_pbs.documents import mapping_of, read_entries, value_of
 from koala_pbs.states import EXCLUSIVE, node_state
 from koala_pbs.values import mebibytes_of, number_of
 
@@ -35,18 +35,16 @@ def _others(owned: Mapping[str, tuple[str, ...]], queues: Collection[str]) -> tu
 
 
 def _queues(attributes: Attributes) -> tuple[str, ...]:
-    queue = attributes.get("queue", "")
-    return (queue,) if isinstance(queue, str) and queue else ()
+    queue = value_of(attributes, "queue")
+    return (queue,) if queue else ()
 
 
 def _node(name: str, attributes: Attributes, queues: tuple[str, ...]) -> Node:
-    available, assigned = (_mapping(attributes, f"resources_{word}") for word in ("available", "assigned"))
-    state = attributes.get("state", "")
-    word = state if isinstance(state, str) else ""
+    available, assigned = (mapping_of(attributes, f"resources_{word}") for word in ("available", "assigned"))
+    word = value_of(attributes, "state")
     processors = number_of(available.get("ncpus", "0"))
     # It has no key for what is not assigned at all.
     used = processors if set(word.split(",")) & EXCLUSIVE else number_of(assigned.get("ncpus", "0"))
-    comment = attributes.get("comment", "")
     return Node(
         name=name,
         state=node_state(word),
@@ -55,12 +53,7 @@ def _node(name: str, attributes: Attributes, queues: tuple[str, ...]) -> Node:
         memory_mib=mebibytes_of(available.get("mem", "")) or None,
         queues=queues,
         raw_state=word,
-        reason=comment if isinstance(comment, str) else "",
+        reason=value_of(attributes, "comment"),
         architecture=available.get("arch", ""),
         memory_used_mib=mebibytes_of(assigned.get("mem", "0kb")),
     )
-
-
-def _mapping(attributes: Attributes, name: str) -> Mapping[str, str]:
-    value = attributes.get(name, {})
-    return {} if isinstance(value, str) else value

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import Queue
-from koala_pbs.documents import read_entries
+from koala_pbs.documents import mapping_of, read_entries, value_of
 from koala_pbs.values import number_of, seconds_of
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def parse_server(text: str) -> ServerConfig:
     for name, attributes in read_entries(text, "Server").items():
         return ServerConfig(
             name=name,
-            version=_value(attributes, "pbs_version"),
-            scheduling=_value(attributes, "scheduling") == TRUE,
-            history=_value(attributes, "job_history_enable") == TRUE,
-            lists_others=_value(attributes, "query_other_jobs") == TRUE,
-            default_queue=_value(attributes, "default_queue"),
-            max_array_size=number_of(_value(attributes, "max_array_size"), DEFAULT_MAX_ARRAY_SIZE),
-            managers=_value(attributes, "managers"),
-            operators=_value(attributes, "operators"),
+            version=value_of(attributes, "pbs_version"),
+            scheduling=value_of(attributes, "scheduling") == TRUE,
+            history=value_of(attributes, "job_history_enable") == TRUE,
+            lists_others=value_of(attributes, "query_other_jobs") == TRUE,
+            default_queue=value_of(attributes, "default_queue"),
+            max_array_size=number_of(value_of(attributes, "max_array_size"), DEFAULT_MAX_ARRAY_SIZE),
+            managers=value_of(attributes, "managers"),
+            operators=value_of(attributes, "operators"),
         )
     raise ValueError("there is no server")
 
@@ -81,13 +81,12 @@ def parse_queues(text: str) -> tuple[QueueConfig, ...]:
 
 
 def _queue(name: str, attributes: Attributes) -> QueueConfig:
-    limits = attributes.get("resources_max", {})
-    largest = _value(attributes, "max_array_size")
+    largest = value_of(attributes, "max_array_size")
     return QueueConfig(
         name=name,
-        executes=_value(attributes, "queue_type").lower().startswith("e"),
-        up=_value(attributes, "enabled") == _value(attributes, "started") == TRUE,
-        walltime_limit=None if isinstance(limits, str) else seconds_of(limits.get("walltime", "")),
+        executes=value_of(attributes, "queue_type").lower().startswith("e"),
+        up=value_of(attributes, "enabled") == value_of(attributes, "started") == TRUE,
+        walltime_limit=seconds_of(mapping_of(attributes, "resources_max").get("walltime", "")),
         max_array_size=number_of(largest) if largest else None,
     )
 
@@ -115,8 +114,3 @@ def largest_array(server: ServerConfig | None, queues: Mapping[str, QueueConfig]
     found = queues.get(queue or (server.default_queue if server is not None else ""))
     own = found.max_array_size if found is not None else None
     return max(1, limit if own is None else min(limit, own))
-
-
-def _value(attributes: Attributes, name: str) -> str:
-    value = attributes.get(name, "")
-    return value if isinstance(value, str) else ""

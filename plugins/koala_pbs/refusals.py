@@ -37,6 +37,7 @@ COMPLAINTS = ComplaintTable(
             {
                 "cannot connect to server": _NO_SERVER,
                 "could not connect to server": _NO_SERVER,
+                "couldn't connect to cluster": _NO_SERVER,
                 "cannot connect to specified server host": _NO_SERVER,
                 "all reserved ports in use": "too many PBS commands in a minute from this host: ask less often",
             },

@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.real, pytest.mark.never_required, pytest.mark.anyio]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Iterator[PbsServer]:
     """Give the server of this machine, without jobs."""
     require(missing_for_pbs())
     server = PbsServer()
-    server.clear()
-    yield server
-    server.clear()
+    with server.alone():
+        yield server
 
 
 class PbsConformance(LrmConformance):

@@ -227,6 +227,14 @@ class TestDamage:
         with pytest.raises(ValueError, match=rf"job 84\.vm cannot be read .* {name}"):
             parse_jobs(text)
 
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", '{"Jobs": 7}', '{"Jobs": [1]}', '{"Jobs": {"1.vm": 7}}', '{"a": {']
+    )
+    def test_what_is_no_listing(self, text: str) -> None:
+        """Nothing is known then."""
+        with pytest.raises(ValueError, match=r"."):
+            parse_jobs(text)
+
     @given(st.text(max_size=300))
     def test_anything(self, text: str) -> None:
         """Whatever is printed is read, or refused with a ValueError."""

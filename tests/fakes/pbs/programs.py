@@ -245,7 +245,8 @@ def main(program: str, arguments: list[str]) -> int:
     """Run one command; return its exit status."""
     store = Store.of_environment()
     if store.down and arguments != ["--version"]:
-        sys.stderr.write(f"Connection refused\n{program}: cannot connect to server vm (errno=15010)\n")
+        words = "Couldn't connect to cluster: vm" if program == "qdel" else f"{program}: cannot connect to server vm"
+        sys.stderr.write(f"Connection refused\n{words}\n")
         return STATUS_WITHOUT_SERVER.get(program, 162)
     try:
         PROGRAMS[program](store, arguments)

@@ -7,6 +7,7 @@ It must be there for tests alone: they fill all its processors, and the service 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 from functools import cached_property
@@ -18,7 +19,7 @@ import anyio
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from koala_adapter.model import BatchKey
 
@@ -75,6 +76,14 @@ class PbsServer:
             message = f"{command} {' '.join(arguments)}: {done.returncode} {done.stderr.decode()}"
             raise RuntimeError(message)
         return done.stdout.decode().strip()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the server to oneself, and without jobs: other processes of pytest wait for their turn."""
+        with self.conf.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.clear()
+            yield
 
     def jobs(self) -> list[str]:
         """Return the ids of all jobs and arrays."""

@@ -277,6 +277,13 @@ def test_largest_array() -> None:
     ]
 
 
+def test_servers_side_by_side() -> None:
+    """Each is chosen by the environment of its commands."""
+    assert PbsSettings().variables() == {}
+    settings = PbsSettings.model_validate({"conf": "/etc/pbs2.conf", "server": "pbs2"})
+    assert settings.variables() == {"PBS_CONF_FILE": "/etc/pbs2.conf", "PBS_SERVER": "pbs2"}
+
+
 def test_command_lines() -> None:
     """Texts of users cannot become options."""
     assert control.notify("1.vm", "-W x\ny") == ("qmsg", "-E", " -W x y", "1.vm")
