@@ -13,6 +13,7 @@ from tests.local_koala import Koala, eventually
 from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
@@ -34,8 +35,8 @@ def size(koala: Koala, job: str = "1") -> int:
     return sum(one["processors"] for one in koala.json("status", job)["components"])
 
 
-def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int) -> None:
-    """Submit a job of launcher mpi, on clusters whose MPI can do what it can."""
+def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int) -> subprocess.Popen[str]:
+    """Submit a job of launcher mpi, on clusters whose MPI can do what it can; return the service."""
     method = "spawn" if mpich.spawns else "restart"
     site = koala.site_file.read_text()
     koala.site_file.write_text(site.replace('plugin = "local"', f'plugin = "local"\nmpi_resize = "{method}"'))
@@ -48,8 +49,9 @@ def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int)
         f'[[components]]\nname = "bodies"\ncommand = {json.dumps(list(command))}\n'
         f"minimum = 1\nflexible = true\n{keys}"
     )
-    koala.serve()
+    service = koala.serve()
     koala.run("submit", str(file))
+    return service
 
 
 @pytest.fixture(params=["spawn", "restart"])
@@ -80,6 +82,27 @@ def test_nbody_grows_and_shrinks_over_two_clusters(koala: Koala, mpich: Mpich, t
     assert (sizes[0], max(sizes), sizes[-1]) == (2, 5, 3), lines
     eventually(lambda: koala.placeholders() == [])
     assert not list(koala.directory.glob("koala-1-*")), "the directory of the keepers is gone"
+
+
+def test_the_service_is_killed_between_two_changes(koala: Koala, mpich: Mpich, tmp_path: Path) -> None:
+    """The next one goes on: it knows who was spawned as what, and in which directory the keepers meet."""
+    program, stop = mpich.compile("nbody", tmp_path), tmp_path / "stop"
+    service = submit(koala, mpich, [str(program), "100", "100000", "0.1", str(stop)], maximum=4)
+    eventually(lambda: size(koala) == 4)
+    service.kill()
+    service.wait()
+    koala.serve()
+    koala.run("resize", "1", "2")
+    eventually(lambda: size(koala) == 2)
+    koala.run("resize", "1", "3")
+    eventually(lambda: size(koala) == 3)
+    stop.touch()
+    eventually(lambda: koala.json("status", "1")["outcome"] is not None)
+    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.run("explain", "1").stdout
+    lines = (koala.state / "jobs" / "1" / "bodies" / "0.out").read_text().splitlines()
+    assert " 3 processes" in lines[-2]
+    assert "SHA-256" in lines[-1]
+    eventually(lambda: koala.placeholders() == [])
 
 
 def test_a_process_that_ends_badly_ends_the_job(koala: Koala, mpich: Mpich, tmp_path: Path) -> None:
