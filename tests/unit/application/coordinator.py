@@ -89,6 +89,12 @@ class Coordinator:
         self.phase, self.hellos, self.answers, self.at = "asked", {}, {}, 0
         return [(rank, note_payload("who")) for rank in self._expected()]
 
+    def out_of_contact(self, rank: int) -> None:
+        """Begin nothing before a process whose connection broke has said where it is: it may lack its resume."""
+        if self.phase in {"idle", "asked"}:
+            self.phase = "asked"
+            self.hellos.pop(rank, None)
+
     def died(self, rank: int) -> Said:
         """Take note that a process is gone."""
         self.lost.add(rank)
@@ -162,6 +168,12 @@ class Coordinator:
                 if state == "done"
             ]  # fmt: skip
         number = self.plan.number
+        behind = [
+            one for one, state in states.items() if state == "done" and self.hellos[one].number("change") < number
+        ]
+        if behind:  # they lack the resume of the change before
+            lacking = [(one, note_payload("resume", change=self.hellos[one].number("change"))) for one in behind]
+            return lacking + self._recovered_from({**states, **dict.fromkeys(behind, "running")})
         ends = {one for one, state in states.items() if self.hellos[one].number("change") == number
                 and state in {"running", "left"}}  # fmt: skip
         if ends:
@@ -198,7 +210,9 @@ class Coordinator:
         if self.phase != "stopping" or self.plan is None or note.number("change") != self.plan.number:
             return []
         if note.verb == "passed":
-            self.answers = {rank: max(note.number("reached"), self.at)}
+            if note.number("reached") < self.at:  # an earlier one: that this one is meant now is on its way
+                return []
+            self.answers = {rank: note.number("reached")}
             self.distance *= 2
             return self._stop()
         if note.number("at") == self.at and note.verb == "waiting":
