@@ -3,8 +3,8 @@
 
     python3 wishes.py DIRECTORY [WISH ...]
 
-The process of rank 0 makes one wish after the other, each when the one before is there, and writes what became of it; all of them pass points until there is
-a file `stop` in the directory, which all of them share.
+The process of rank 0 makes one wish after the other, each when the one before is there, and writes what became of it;
+all of them pass points until there is a file `stop` in the directory, which all of them share.
 """
 
 from __future__ import annotations

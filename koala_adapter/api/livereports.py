@@ -35,4 +35,5 @@ def report_to_keep(service: Service, job_id: JobId) -> str:
 def _trouble(service: Service, job_id: JobId) -> str:
     over = service.state.jobs[job_id].state.final
     journal = f"Nothing is decided until this is over: {service.trouble}." if service.trouble else ""
-    return " ".join(filter(None, (service.applications.unwritten.trouble(job_id, over=over), journal)))
+    unwritten = service.applications.unwritten.trouble(job_id, over=over)
+    return " ".join(filter(None, (service.adaptations.complaint(job_id), unwritten, journal)))

@@ -80,7 +80,8 @@ class Coordinator:
         self._processes: dict[int, Process] = {}
         """Those that have said where they are since they came, or came back, into contact."""
         self._current: _Current | None = None
-        self._given_up: set[int] = set()
+        self._given_up: dict[int, str] = {}
+        """Reasons by the numbers of changes that the records still have."""
         self._highest = 0
         self._tells: list[Tell] = []
         self._reports: list[Report] = []
@@ -92,7 +93,8 @@ class Coordinator:
         if membership == self._membership:
             return
         self._membership = membership
-        self._given_up &= {one.number for one in membership.wanted}
+        wanted = {one.number for one in membership.wanted}
+        self._given_up = {number: reason for number, reason in self._given_up.items() if number in wanted}
         for rank in self._processes.keys() - membership.places.keys():
             del self._processes[rank]
         self._go_on(now)
@@ -104,6 +106,7 @@ class Coordinator:
             self._highest = max(self._highest, process.change)
             self._welcome()
             self._remind(rank, process)
+            self._report_again()
         elif said.verb == "error":
             self._reports.append(Complaint(rank=rank, text=said.text("text")))
         else:
@@ -219,6 +222,15 @@ class Coordinator:
         elif current.stage is _Stage.CHANGING and current.told:
             self._tell_change(current, rank, process)
 
+    def _report_again(self) -> None:
+        """Say once more what the records do not have: it may have been set aside; twice does no harm."""
+        self._reports.extend(GivenUp(number=number, reason=reason) for number, reason in self._given_up.items())
+        current = self._current
+        if current is not None and current.stage is _Stage.RECORDING:
+            self._reports.append(_all_stand(current))
+        elif current is not None and current.stage is _Stage.CLOSING:
+            self._reports.append(AllDone(number=current.wanted.number))
+
     def _resume(self, rank: int, process: Process) -> None:
         self._tells.append(Tell(rank, note("resume", change=process.change)))
         leaves = any(rank in one.leaving and one.adaptation for one in self._membership.wanted)
@@ -319,14 +331,7 @@ class Coordinator:
                 if len(here) < len(self._membership.speakers) or None in newcomers:
                     return False
                 current.stage = _Stage.RECORDING
-                self._reports.append(
-                    AllStand(
-                        number=current.wanted.number,
-                        adaptation=current.number,
-                        point=current.at,
-                        leaving=current.wanted.leaving,
-                    )
-                )
+                self._reports.append(_all_stand(current))
             case _Stage.CHANGING:
                 return self._change(current, everybody)
             case _:
@@ -397,7 +402,7 @@ class Coordinator:
         return f"{who} not reached an adaptation point {within}"
 
     def _give_up(self, current: _Current, reason: str) -> None:
-        self._given_up.add(current.wanted.number)
+        self._given_up[current.wanted.number] = reason
         self._reports.append(GivenUp(number=current.wanted.number, reason=reason))
         self._release(current)
 
@@ -415,3 +420,12 @@ class Coordinator:
 
     def _speakers(self) -> list[Process]:
         return [self._processes[rank] for rank in self._membership.speakers if rank in self._processes]
+
+
+def _all_stand(current: _Current) -> AllStand:
+    return AllStand(
+        number=current.wanted.number,
+        adaptation=current.number,
+        point=current.at,
+        leaving=current.wanted.leaving,
+    )

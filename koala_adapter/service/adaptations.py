@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.applications import Applications
 
+LONGEST_COMPLAINT = 300
+"""Characters that are shown of it."""
+
 log = structlog.get_logger()
 
 
@@ -57,6 +60,7 @@ class Adaptations:
         self._runners: dict[JobId, AdaptiveRunner] = {}
         """Those of the adaptive jobs that run."""
         self._negotiations = Negotiations(clock=clock, report=report, say=self._say)
+        self._complaints: dict[JobId, str] = {}
         self._moved = anyio.Event()
         applications.listener = self
 
@@ -108,6 +112,7 @@ class Adaptations:
         if record is None or runner is None:
             if self._runners.pop(job_id, None) is not None:
                 self._negotiations.forget(job_id)
+                self._complaints.pop(job_id, None)
             return
         self._follow(record, runner)
 
@@ -215,8 +220,12 @@ class Adaptations:
             case Complaint(rank=rank, text=text):
                 self._complain(record, rank, text)
 
-    @staticmethod
-    def _complain(record: JobRecord, rank: int, text: str) -> None:
+    def complaint(self, job_id: JobId) -> str:
+        """Return, for people, what processes of a job did last that they may not do; empty: nothing."""
+        return self._complaints.get(job_id, "")
+
+    def _complain(self, record: JobRecord, rank: int, text: str) -> None:
+        self._complaints[record.job.id] = f"Process {rank} made a wrong call: {shown(text)}."
         log.warning("an application says what it may not say", job=record.job.id, rank=rank, problem=text)
 
     def _say_note(self, record: JobRecord, rank: int, payload: bytes) -> None:
@@ -226,3 +235,9 @@ class Adaptations:
         record = self._state().jobs.get(job_id)
         if record is not None and rank < len(record.ranks):
             self._tell(record.ranks[rank].placeholder, f"{job_id}:{rank}", data)
+
+
+def shown(text: str) -> str:
+    """Return what a process has said on one line, without control characters."""
+    line = "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))
+    return line[:LONGEST_COMPLAINT]

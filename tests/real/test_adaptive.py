@@ -128,11 +128,14 @@ def test_the_service_is_killed_while_a_program_shrinks(
     first = process(0, steps)
     if phase == "asked to give up":  # who is stopped does not answer
         os.kill(first, signal.SIGSTOP)
-    rigid = user.submit(user.job_file(part(sge_cell.name, 1, "true"), part(slurm_a.name, 1, "true"), name="rigid"))
-    user.wait(job, lambda report: phase in report.explanation, what=phase)
-    user.kill()
-    user.serve()
+    file = user.job_file(part(sge_cell.name, 1, "true"), part(slurm_a.name, 1, "true"), name="rigid")
+    with user.start("submit", str(file)) as submitting:  # the phase may be over before the command is
+        user.wait(job, lambda report: phase in report.explanation, what=phase)
+        user.kill()
+        user.serve()
+        submitting.communicate()
     os.kill(first, signal.SIGCONT)
+    rigid = str(int(job) + 1)
     assert user.wait_over(rigid).state is JobState.COMPLETED
     sizes = expect_right(user, job, steps)
     assert min(sizes) >= 2
