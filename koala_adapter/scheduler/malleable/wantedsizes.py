@@ -61,7 +61,6 @@ def _ask_back(context: Context, record: JobRecord, component: Component, surplus
     pause = max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
     if record.sizes_asked_at is not None and context.now < record.sizes_asked_at + pause:
         return  # an application that cannot give so much would be asked for ever
-    record.sizes_asked_at = context.now
     for number in reversed(range(len(record.claims))):
         claim = record.claims[number]
         if claim.component != component.name or surplus <= 0:
@@ -73,6 +72,7 @@ def _ask_back(context: Context, record: JobRecord, component: Component, surplus
         if claim.change is None and claim.processors > 0 and surplus > 0:
             asked = min(surplus, claim.processors)
             surplus -= asked
+            record.sizes_asked_at = context.now  # not where a change is under way: it is asked when that is over
             _request(context, record, number, asked)
 
 
