@@ -91,6 +91,7 @@ def expect_right(koala: Koala, steps: int, job: str = "1") -> list[int]:
     return [int(one) for one in sizes.split()[1:]]
 
 
+@pytest.mark.nightly
 def test_a_service_that_is_killed_while_a_program_grows(koala: Koala) -> None:
     """The program goes on, and has the same result; the growth is made, or given up and made later.
 
@@ -104,6 +105,7 @@ def test_a_service_that_is_killed_while_a_program_grows(koala: Koala) -> None:
     assert 4 in expect_right(koala, 50)
 
 
+@pytest.mark.nightly
 def test_a_service_that_is_killed_while_a_program_shrinks(koala: Koala) -> None:
     """The program goes on, and has the same result; the one who waits gets the processors."""
     service = koala.serve()
@@ -159,6 +161,7 @@ def test_a_program_asks_for_more_and_gives_back(koala: Koala) -> None:
     assert outcome(koala, "1")["exit_code"] == 0
 
 
+@pytest.mark.nightly
 def test_a_mandatory_wish_makes_another_program_shrink(koala: Koala) -> None:
     """It is granted when the other has really given its processors back; a voluntary one then gets nothing."""
     without_approach(koala)

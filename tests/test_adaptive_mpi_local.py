@@ -84,6 +84,7 @@ def test_nbody_grows_and_shrinks_over_two_clusters(koala: Koala, mpich: Mpich, t
     assert not list(koala.directory.glob("koala-1-*")), "the directory of the keepers is gone"
 
 
+@pytest.mark.nightly
 def test_the_service_is_killed_between_two_changes(koala: Koala, mpich: Mpich, tmp_path: Path) -> None:
     """The next one goes on: it knows who was spawned as what, and in which directory the keepers meet."""
     program, stop = mpich.compile("nbody", tmp_path), tmp_path / "stop"
@@ -105,6 +106,7 @@ def test_the_service_is_killed_between_two_changes(koala: Koala, mpich: Mpich, t
     eventually(lambda: koala.placeholders() == [])
 
 
+@pytest.mark.nightly
 def test_a_process_that_ends_badly_ends_the_job(koala: Koala, mpich: Mpich, tmp_path: Path) -> None:
     """Whoever of them it is, and however the others hang in MPI then."""
     program = mpich.compile("nbody", tmp_path)

@@ -57,6 +57,7 @@ def exit_code(koala: Koala, job: str) -> int:
     return outcome.exit_code
 
 
+@pytest.mark.nightly
 def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
     """Its workers come from both clusters; those that leave for another job hand over what they have."""
     koala.serve()
@@ -90,6 +91,7 @@ def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) 
     assert exit_code(koala, "1") in CLOSED
 
 
+@pytest.mark.nightly
 def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
     """An event loop runs already; a job is there while there is work; Dask's own load says how many workers."""
     koala.serve()
@@ -131,7 +133,8 @@ def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
 
 def test_the_program_of_the_manual_runs(koala: Koala) -> None:
     """What docs/malleable.md shows works as it stands, here with fewer workers; nobody has begun a service."""
-    (program_text,) = re.findall(r"^```python\n(.*?)^```$", MANUAL.read_text(), re.MULTILINE | re.DOTALL)
+    section = MANUAL.read_text().partition("\n## Dask\n")[2].partition("\n## ")[0]
+    (program_text,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert "maximum=40" in program_text
     path = koala.directory / "manual.py"
     path.write_text(program_text.replace("maximum=40", "maximum=3"))
@@ -144,6 +147,7 @@ def test_the_program_of_the_manual_runs(koala: Koala) -> None:
     assert exit_code(koala, "1") in CLOSED
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) -> None:
     """It is killed, or interrupted by Ctrl-C: the workers lose their scheduler and leave."""
@@ -156,6 +160,7 @@ def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) 
     assert list(koala.directory.glob("koala-dask-*")) == []
 
 
+@pytest.mark.nightly
 def test_a_program_that_forgets_to_close(koala: Koala) -> None:
     """Its job ends with it all the same."""
     koala.serve()
@@ -165,6 +170,7 @@ def test_a_program_that_forgets_to_close(koala: Koala) -> None:
     assert exit_code(koala, "1") in CLOSED
 
 
+@pytest.mark.nightly
 def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
     """Tasks are worked out meanwhile; the size that was asked for is had when a service is there again."""
     service = koala.serve()
@@ -181,6 +187,7 @@ def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
     assert exit_code(koala, job) in CLOSED
 
 
+@pytest.mark.nightly
 def test_workers_that_cannot_start_are_told_of(koala: Koala, tmp_path: Path) -> None:
     """The Python of the nodes has no Dask: the cluster says that its job has ended, why, and where to see more."""
     bare = tmp_path / "bare"

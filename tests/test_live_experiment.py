@@ -52,6 +52,7 @@ def jobs_run(koala: Koala) -> bool:
     return False
 
 
+@pytest.mark.nightly
 def test_a_tiny_experiment_writes_its_page(koala: Koala) -> None:
     """Two jobs in each of four runs: live and simulated values of each stand in the data, and all is gone."""
     settings = ["jobs=2", "pace=400", "approaches=pwa"]
@@ -75,6 +76,7 @@ def test_a_tiny_experiment_writes_its_page(koala: Koala) -> None:
     assert processes_naming(str(koala.directory)) == []
 
 
+@pytest.mark.nightly
 def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
     """Ctrl-C while jobs run ends them, their clusters and the command, which says so by its exit code."""
     process = koala.start("experiment", "run", "koala-live", "--set", "pace=5", "--out", str(koala.directory / "out"))
@@ -87,6 +89,7 @@ def test_an_interrupted_experiment_leaves_nothing(koala: Koala) -> None:
     assert processes_naming(str(koala.directory)) == []
 
 
+@pytest.mark.nightly
 def test_on_the_clusters_of_a_site_file(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     """The approach and policy are those that are wanted, whatever the file says, and all is gone afterwards."""
     monkeypatch.setattr(tempfile, "tempdir", str(koala.directory))

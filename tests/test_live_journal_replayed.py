@@ -35,11 +35,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TASKS = 50
 CASES = [
     ("pra", "fpsma"),
-    ("pra", "egs"),
-    ("pwa", "fpsma"),
+    pytest.param("pra", "egs", marks=pytest.mark.nightly),
+    pytest.param("pwa", "fpsma", marks=pytest.mark.nightly),
     ("pwa", "egs"),
-    ("pwa", "equipartition"),
-    ("pwa", "folding"),
+    pytest.param("pwa", "equipartition", marks=pytest.mark.nightly),
+    pytest.param("pwa", "folding", marks=pytest.mark.nightly),
 ]
 
 

@@ -14,6 +14,7 @@ PACE = 1.5
 """Seconds of the workload per second."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("approach", [Approach.PRA, Approach.PWA])
 def test_sizes_over_time_are_those_of_the_simulator(approach: Approach) -> None:
     """The same changes in the same order, within a bound of time; under PWA the rigid job does not wait for an end."""

@@ -147,7 +147,7 @@ def test_ft_by_spawn(spawning: Mpich, spawning_ft: Path) -> None:
     assert run.text[-1] == "VERIFICATION SUCCESSFUL"
 
 
-@pytest.mark.parametrize("name", ["S", "W"])
+@pytest.mark.parametrize("name", ["S", pytest.param("W", marks=pytest.mark.nightly)])
 def test_ft_has_the_published_checksums(fixed: Mpich, fixed_ft: Path, name: str) -> None:
     """Both classes, on two processes."""
     assert rigid(fixed, [str(fixed_ft), name], 2)[-1] == "VERIFICATION SUCCESSFUL"

@@ -55,8 +55,10 @@ class Compared:
 
     def difference(self, what: str, simulated: Record | None = None) -> float:
         """Return by which share the simulator exceeds the live run in a property."""
-        found = float(getattr(simulated or self.simulated, what))
-        return found / float(getattr(self.live, what)) - 1.0
+        found, live = float(getattr(simulated or self.simulated, what)), float(getattr(self.live, what))
+        if live == 0.0:  # of so short a run that nothing of it was measured
+            return 0.0 if found == 0.0 else 1.0
+        return found / live - 1.0
 
 
 def compare(run: LiveRun, workload: str, seed: int, outcome: LiveOutcome) -> Compared:

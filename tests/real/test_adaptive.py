@@ -101,7 +101,15 @@ def test_two_become_five_become_three(new_user: NewUser, slurm_a: SlurmCluster, 
     assert 5 in sizes
 
 
-@pytest.mark.parametrize("phase", ["offered", "gathered", "taking in", "at its point"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("offered", marks=pytest.mark.nightly),
+        pytest.param("gathered", marks=pytest.mark.nightly),
+        "taking in",
+        pytest.param("at its point", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_service_is_killed_while_a_program_grows(
     phase: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -117,7 +125,14 @@ def test_the_service_is_killed_while_a_program_grows(
     assert max(sizes) == 5
 
 
-@pytest.mark.parametrize("phase", ["asked to give up", "giving up", "at its point"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("asked to give up", marks=pytest.mark.nightly),
+        "giving up",
+        pytest.param("at its point", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_service_is_killed_while_a_program_shrinks(
     phase: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:

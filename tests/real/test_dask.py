@@ -63,6 +63,7 @@ def expect_over(user: KoalaUser, job: str, *codes: int) -> JobReport:
     return report
 
 
+@pytest.mark.nightly
 def test_dask_workers_come_and_go_with_local_users(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:
@@ -93,6 +94,7 @@ def test_dask_workers_come_and_go_with_local_users(
     assert (f"sum {total}", lost) == (sum_of_squares(0, tasks), 0)
 
 
+@pytest.mark.nightly
 def test_a_cluster_of_a_script_over_two_batch_systems(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:

@@ -202,9 +202,9 @@ def again(scheduling: Scheduling, job: str) -> bool:
 
 
 def untied(cluster: SlurmCluster, job: str) -> bool:
-    """Tell whether a job waits, bound to no node."""
+    """Tell whether a job waits in hold, bound to no node."""
     shown = details(cluster, job)
-    return shown["JobState"] == "PENDING" and shown["ReqNodeList"] == "(null)"
+    return (shown["JobState"], shown["Reason"], shown["ReqNodeList"]) == ("PENDING", "JobHeldUser", "(null)")
 
 
 def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -110,12 +110,13 @@ class StartingLrm(ScriptedLrm):
 class Driven:
     """A driver of such an LRM."""
 
-    def __init__(self, directory: Path, lrm: StartingLrm | None = None) -> None:
+    def __init__(self, directory: Path, lrm: StartingLrm | None = None, *, refused: float = 0.1) -> None:
+        """``refused``: seconds before a refused start is tried again."""
         self.lrm = lrm or StartingLrm()
         self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
         self.record = StartLog(directory / "starts.sqlite")
-        patience = Patience(start=0.3, backoff=0.05, refused=0.1, longest=1.0)
+        patience = Patience(start=0.3, backoff=0.05, refused=refused, longest=max(1.0, refused))
         starts = Starts(patience, pins=self.record.pins)
         self.mirror = Mirror(lambda: make_cluster_scheduler("easy", 0), Rules(), starts)
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
@@ -202,7 +203,7 @@ async def test_a_start_without_an_answer(tmp_path: Path, error: Exception, taken
 
 async def test_a_refused_start_lets_others_go_first(tmp_path: Path) -> None:
     """It is told, and tried again later."""
-    driven = Driven(tmp_path)
+    driven = Driven(tmp_path, refused=3.0)
     driven.lrm.add("1")
     driven.lrm.errors["start_on"] = LrmRejectedError("access denied")
     async with driven.running():
@@ -259,12 +260,9 @@ async def test_a_job_that_runs_elsewhere_is_queued_again(tmp_path: Path) -> None
         await driven.until(lambda: driven.kinds("1").count(JobEventKind.STARTED) == 2)
         await anyio.sleep(0.1)
     assert driven.lrm.sent_back == ["1"]
-    assert driven.kinds("1")[-4:] == [
-        JobEventKind.REQUEUED,
-        JobEventKind.LEFT_OUT,
-        JobEventKind.START,
-        JobEventKind.STARTED,
-    ]
+    kinds = driven.kinds("1")
+    afterwards = kinds[kinds.index(JobEventKind.REQUEUED) + 1 :]
+    assert [one for one in afterwards if one is not JobEventKind.LEFT_OUT] == [JobEventKind.START, JobEventKind.STARTED]
     assert len(driven.lrm.started) == 2
 
 
