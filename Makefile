@@ -17,6 +17,11 @@ help:
 
 demo: $(VENV)/.installed
 	@$(VENV)/bin/koala demo
+	@echo "See a job grow and shrink while it runs: $(VENV)/bin/koala demo --malleable"
+
+# uv does not know what pip is told of mirrors and certificates: where it finds no packages, pip makes the environments.
+RUNNER = $$(UV_HTTP_TIMEOUT=20 $(VENV)/bin/uv pip install --quiet --dry-run --refresh --python $(VENV)/bin/python wheel \
+    >/dev/null 2>&1 && echo uv-venv-runner || echo virtualenv)
 
 # Two parts at a time: tests on real batch systems wait while others compute. What a part prints is shown when it fails.
 # The closing summary is printed whether the tests pass or not; the status is that of the tests.
@@ -24,13 +29,13 @@ test: $(VENV)/.tox-installed
 	@.ci/install_debian
 	@rm -rf .tox/reports
 	@echo "Running the parts of the tests (.venv/bin/tox list), two at a time; this takes some minutes"
-	@status=0; $(VENV)/bin/tox run-parallel --parallel 2 || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
+	@status=0; $(VENV)/bin/tox run-parallel --parallel 2 --runner $(RUNNER) || status=$$?; $(VENV)/bin/python .ci/summary.py .tox/reports; exit $$status
 
 lint: $(VENV)/.tox-installed
-	@$(VENV)/bin/tox run -e lint,types
+	@$(VENV)/bin/tox run --runner $(RUNNER) -e lint,types
 
 docs: $(VENV)/.tox-installed
-	@$(VENV)/bin/tox run -e docs
+	@$(VENV)/bin/tox run --runner $(RUNNER) -e docs
 
 clean:
 	rm -rf $(VENV) .tox build docs/_build koala_adapter.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -47,5 +52,5 @@ $(VENV)/.installed: $(VENV)/.made setup.cfg pyproject.toml
 
 $(VENV)/.tox-installed: $(VENV)/.made
 	@echo "Installing tox into $(VENV)"
-	@$(PIP) install "tox>=4.27"
+	@$(PIP) install "tox>=4.27" "tox-uv>=1.29"
 	@touch $@

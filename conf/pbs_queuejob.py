@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: INP001
-"""OpenPBS: every job waits for an outside scheduler; a queuejob hook, after the OpenPBS hooks guide.
+"""OpenPBS: every job waits for an outside scheduler; a queuejob hook.
 
-Not yet run on a real server: the plugin for PBS is not part of this release. As a manager:
+Seen at work with OpenPBS 23.06: single jobs, arrays, and those of other users. As a manager:
 
     qmgr -c 'create hook koala_hold event=queuejob'
     qmgr -c 'import hook koala_hold application/x-python default pbs_queuejob.py'
 
-Undo: qmgr -c 'delete hook koala_hold', and qrls what still waits. The scheduler must run as a PBS Operator or Manager.
+Undo: qmgr -c 'delete hook koala_hold', and qrls -h o what still waits. The scheduler must run as a PBS Operator or
+Manager, and its cluster have operator = true in the site file.
 """
 
 import pbs
@@ -18,5 +19,6 @@ event = pbs.event()
 queue = event.job.queue.name if event.job.queue else ""
 if queue not in LEAVE_ALONE:
     # An operator's hold: users can add and release their own, and not this one.
-    event.job.Hold_Types = pbs.hold_types("o")
+    asked = str(event.job.Hold_Types or "")
+    event.job.Hold_Types = pbs.hold_types("uo" if "u" in asked else "o")
 event.accept()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +24,7 @@ from koala_adapter.config.jobmodel import ComponentTable, JobHeader
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
 from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
 from koala_adapter.negotiation.states import RECEIVED, SENT
-from koala_adapter.plugin import PluginDefinition
+from koala_adapter.plugin import Capabilities, PluginDefinition
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.transitions import JOB_TRANSITIONS, PLACEHOLDER_TRANSITIONS
 from koala_adapter.simulation.platform import (
@@ -43,10 +44,12 @@ if TYPE_CHECKING:
 
 AnyState = TypeVar("AnyState", JobState, PlaceholderState)
 DOCS = Path(__file__).parent
-OURS = ("drmaa", "local", "sge", "slurm", "wiki")
+OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HELP = re.compile(r"(<!-- help: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DRMAA = re.compile(r"(<!-- drmaa: libraries -->\n).*?(<!-- end -->)", re.DOTALL)
+CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
 STATES = re.compile(r"(<!-- transitions: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS: dict[str, type[BaseModel]] = {
     "control_center": ControlCenterConfig,
@@ -102,7 +105,27 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8")
     )
     contents[DOCS / "_static" / "negotiation.svg"] = drawing()
+    page = DOCS / "drmaa.md"
+    contents[page] = DRMAA.sub(lambda mark: f"{mark[1]}{_libraries()}{mark[2]}", page.read_text(encoding="utf-8"))
+    page = DOCS / "plugins.md"
+    contents[page] = CAPABILITIES.sub(
+        lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")
+    )
     return contents
+
+
+def _capabilities(plugins: Mapping[str, PluginDefinition]) -> str:
+    """Return the table of what each plugin can do at most."""
+    rows = []
+    for field in fields(Capabilities):
+        stated = (_states(one.capabilities, field.name) for one in plugins.values())
+        rows.append(f"| `{field.name}` | {' | '.join('yes' if one else '' for one in stated)} |")
+    return "\n".join(["", f"| | {' | '.join(plugins)} |", f"|{'---|' * (len(plugins) + 1)}", *rows, "", ""])
+
+
+def _states(capabilities: Capabilities, name: str) -> bool:
+    """Tell whether a capability is stated; those that say how jobs are pinned mean nothing without ``pin``."""
+    return bool(getattr(capabilities, name)) and (capabilities.pin or not name.startswith("pin_"))
 
 
 def _said() -> str:
@@ -127,6 +150,37 @@ def _transitions(table: Mapping[AnyState, Mapping[AnyState, str]]) -> str:
         f"| {source.value} | {to.value} | {why} |" for source, targets in table.items() for to, why in targets.items()
     ]
     return "\n".join(["", "| from | to | when |", "|---|---|---|", *rows, "", ""])
+
+
+def _libraries() -> str:
+    """Return the table of what DRMAA libraries can do, one column for each."""
+    known = [library for library in import_module("koala_drmaa.libraries").LIBRARIES if library.mark]
+    rows = {
+        "system": [library.system for library in known],
+        "seen": [library.seen for library in known],
+        "always asked for": [f"`{library.native}`" for library in known],
+        "walltime": [f"`{library.walltime}`" for library in known],
+        "queue": [f"`{library.queue}`" for library in known],
+        "memory": [f"`{library.memory}`" for library in known],
+        "ids": [library.ids for library in known],
+        "id in the job": [f"`{library.job_id_variable}`" for library in known],
+        "number of an element of a bulk": [
+            f"`{library.index_variable}`" if library.index_variable else "told none" for library in known
+        ],
+        "placeholders as a bulk (plugin `drmaa`)": [_yes(library.bulk) for library in known],
+        "hold and release": [_yes(library.hold) for library in known],
+        "suspend and resume": [_yes(library.suspend) for library in known],
+        "exit code 0 is believed": [_yes(library.tells_success) for library in known],
+        "confused": [library.confused for library in known],
+        "sessions and threads": [library.sessions for library in known],
+    }
+    lines = [f"| {name} | {' | '.join(values)} |" for name, values in rows.items()]
+    head = f"| | {' | '.join(library.name for library in known)} |"
+    return "\n".join(["", head, f"|---|{'---|' * len(known)}", *lines, "", ""])
+
+
+def _yes(value: object) -> str:
+    return "yes" if value else "no"
 
 
 def _help(name: str) -> str:

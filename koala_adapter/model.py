@@ -37,6 +37,15 @@ class Launcher(StrEnum):
     MPI = "mpi"
 
 
+class MpiResize(StrEnum):
+    """How an MPI program comes to another number of processes."""
+
+    SPAWN = "spawn"
+    """Processes are spawned, and leave, one at a time (MPI_Comm_spawn)."""
+    RESTART = "restart"
+    """All end, with the state in files, and the program is started anew."""
+
+
 class RunnerName(StrEnum):
     """What runs an application in held placeholders, and knows how its size can change."""
 
@@ -44,6 +53,8 @@ class RunnerName(StrEnum):
     """The launcher alone: as many processes as there are placeholders, from the start to the end."""
     WORKERS = "workers"
     """A head that stays, and workers that find it by themselves: one comes or goes without the others."""
+    ADAPTIVE = "adaptive"
+    """Processes that compute in step and use the application library: all of them change together, at one point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +105,14 @@ class Component:
     In a malleable job it may grow on any cluster.
     """
     sizes: str = "any"
-    """Sizes that it can have while the job runs: ``any``, ``power-of-two`` or ``multiple-of-N``."""
+    """Sizes that it can have while the job runs: ``any``, ``power-of-two`` or ``multiple-of-N``.
+
+    Of an adaptive component only a bound: which of them it takes, its processes say.
+    """
+    point_patience: int = 60
+    """Seconds in which the processes of an adaptive component must all stand at one adaptation point."""
+    done_patience: int = 600
+    """Seconds in which they must then have carried the change out."""
     retirement: Retirement = Retirement()
     """How a worker among its processes is asked to end."""
 
@@ -121,6 +139,8 @@ class Job:
     working_directory: str | None = None
     """Directory on the nodes in which ranks start; None: a private temporary directory of each placeholder."""
     runner: RunnerName = RunnerName.RANKS
+    mpi_resize: MpiResize = MpiResize.RESTART
+    """Of an adaptive job of launcher mpi."""
 
     def changes_size(self, name: str) -> bool:
         """Tell whether a component may change its size while the job runs."""
@@ -128,9 +148,13 @@ class Job:
         return self.kind is JobKind.MALLEABLE and component.minimum < component.maximum
 
     def is_head(self, name: str) -> bool:
-        """Tell whether a component is (part of) the head of a job with workers: it stays as it is to the end."""
+        """Tell whether a component is (part of) the head beside others that change: it stays as it is to the end."""
         component = self.component(name)
-        return self.runner is RunnerName.WORKERS and component.minimum == component.maximum
+        return self.runner is not RunnerName.RANKS and component.minimum == component.maximum
+
+    def adapts(self, name: str) -> bool:
+        """Tell whether the processes of a component use the application library and change together."""
+        return self.runner is RunnerName.ADAPTIVE and self.changes_size(name)
 
     @property
     def launcher(self) -> Launcher:
@@ -249,10 +273,14 @@ class LrmJob:
     """Seconds the job asked for (or the queue gives it); None: no limit, or not known."""
     eligible_at: float | None = None
     """Earliest start: its begin time. None: at once."""
+    dependency: str = ""
+    """The jobs that it waits for, in its LRM's own words."""
     dependent: bool = False
     """It waits for other jobs, and may not be started before them."""
     blocked: bool = False
     """It waits for something else than free processors, such as a limit or a licence, as far as the LRM tells."""
+    obstacle: str = ""
+    """Why an outside scheduler cannot start it as things are, were all processors free; empty when it could."""
     hold: HoldOwner | None = None
     """Who holds it; only when ``state`` is HELD."""
     layout: tuple[tuple[str, int], ...] = ()
@@ -269,6 +297,13 @@ class LrmJob:
     memory_per_node_mib: int | None = None
     features: tuple[str, ...] = ()
     """Node features, all of which its nodes must have."""
+    any_feature: tuple[str, ...] = ()
+    """Node features, one of which each of its nodes must have."""
+    possible_nodes: tuple[str, ...] | None = None
+    """Nodes that have now what else it asks for on each, such as generic resources; None: nothing."""
+    disk_per_node_mib: int | None = None
+    exclusive: bool = False
+    """It has its nodes for itself."""
     requested_nodes: tuple[str, ...] = ()
     """Nodes it must run on (pins of ours included)."""
     excluded_nodes: tuple[str, ...] = ()

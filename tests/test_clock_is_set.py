@@ -63,7 +63,7 @@ def polled_again(koala: SetKoala) -> None:
     eventually(lambda: all(one.requests > since[one.name] + 2 for one in koala.client.clusters()))
 
 
-@pytest.mark.parametrize("step", [HOURS, -HOURS])
+@pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
 def test_a_running_job_goes_on_and_its_times_are_right(koala: SetKoala, step: float) -> None:
     """A job of ten minutes is not over because the clock says so, and a second one starts as ever."""
     koala.serve()
@@ -87,7 +87,7 @@ def test_a_running_job_goes_on_and_its_times_are_right(koala: SetKoala, step: fl
     assert 0 <= ended["finished_at"] - ended["launched_at"] < LIVENESS
 
 
-@pytest.mark.parametrize("step", [HOURS, -HOURS])
+@pytest.mark.parametrize("step", [pytest.param(HOURS, marks=pytest.mark.nightly), -HOURS])
 def test_a_service_that_is_killed_before_the_step_goes_on_after_it(koala: SetKoala, step: float) -> None:
     """On the same boot the next service knows exactly how long nobody was there."""
     first = koala.serve()

@@ -82,6 +82,32 @@ def test_run_ends_with_the_code_of_the_job(koala: Koala) -> None:
     assert "exit code 3" in done.stderr
 
 
+def test_a_program_needs_no_job_file(koala: Koala) -> None:
+    """It runs in the present directory, and the job file that it stands for can be kept and run."""
+    kept = koala.directory / "kept.toml"
+    words = ("sh", "-c", 'echo "$KOALA_RANK $PWD"; exit 4')
+    done = koala.run("run", "-n", "2", "--save", str(kept), "--", *words, check=4)
+    assert sorted(done.stdout.splitlines()) == [f"c1/{rank}: {rank} {Path.cwd()}" for rank in range(2)]
+    again = koala.run("run", str(kept), check=4)
+    assert sorted(again.stdout.splitlines()) == sorted(done.stdout.splitlines())
+    assert "is there already" in koala.run("run", "-n", "2", "--save", str(kept), "--", *words, check=245).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        ((), 2, "Missing argument"),
+        (("/bin/ls",), 245, "koala run -n PROCESSORS -- /bin/ls"),
+        (("-n", "2", "job.toml"), 2, "nothing may stand beside it"),
+        (("-n", "2", "-t", "soon", "--", "ls"), 245, "walltime"),
+        (("-n", "2", "--", b"\xff"), 245, "not UTF-8"),
+    ],
+)
+def test_what_is_to_run_is_not_guessed(koala: Koala, words: tuple[str | bytes, ...], code: int, complaint: str) -> None:
+    """Each refusal says what to write instead."""
+    assert complaint in koala.run("run", *map(os.fsdecode, words), check=code).stderr
+
+
 def test_run_as_json_keeps_what_placeholders_were(koala: Koala) -> None:
     """The report of a finished job still tells waiting time, hosts and LRM ids of each component."""
     report = koala.json("run", koala.job("true"))
@@ -230,7 +256,6 @@ plugin = "slurm"
 {more}
 [clusters.settings]
 bin_directory = "{directory}"
-use_pyslurm = "never"
 """
 
 
@@ -471,7 +496,13 @@ def test_check_proves_that_nodes_reach_us(koala: Koala, served: bool) -> None:  
     reports = [one for one in found["checks"] if one["subject"] == "placeholder"]
     assert [one["cluster"] for one in reports] == ["alpha", "beta"]
     assert all("Python 3." in one["found"] for one in reports)
+    numbers = [one["found"] for one in found["checks"] if one["subject"] == "numbers"]
+    assert len(numbers) == 2
+    assert all("told them apart" in text for text in numbers)
     assert [one["subject"] for one in found["checks"]].count("released") == 2
+    tried = [one["found"] for one in found["checks"] if one["subject"] == "MPI"]
+    assert len(tried) == 2
+    assert all("spawn" in one or "no mpiexec.hydra" in one for one in tried), tried
     assert koala.placeholders() == []
     text = koala.run("check", "--no-submit").stdout
     assert "FAIL" not in text
@@ -495,7 +526,7 @@ def test_interrupted_check_leaves_no_placeholder(koala: Koala, number: signal.Si
     text = koala.site_file.read_text()
     koala.site_file.write_text(text.replace("lease = 120", 'lease = 120\naddress = "127.0.0.9"'))
     process = koala.start("check", "--timeout", "60")
-    eventually(lambda: len(koala.placeholders()) == 2)
+    eventually(lambda: len(koala.placeholders()) == 2 * 2)
     process.send_signal(number)
     output(process)
     assert process.returncode == 130
@@ -564,9 +595,23 @@ def test_demo_shows_the_main_job_and_leaves_nothing(koala: Koala) -> None:
     assert processes_naming(str(koala.directory)) == []
 
 
-def test_interrupted_demo_leaves_nothing(koala: Koala) -> None:
+def test_the_malleable_demo_breathes_and_leaves_nothing(koala: Koala) -> None:
+    """The job grows, makes room for a local user, and grows again; its result is right."""
+    done = koala.run("demo", "--malleable")
+    assert "pi = 3.14159" in done.stdout
+    grew, _, later = done.stdout.partition("a local user wants 3 of gamma")
+    assert "grew from" in grew
+    assert "on gamma: 3 processors" in later
+    assert "grew from 1 to" in later
+    assert "completed" in later
+    assert [path.name for path in koala.directory.iterdir()] == ["site.toml"]
+    assert processes_naming(str(koala.directory)) == []
+
+
+@pytest.mark.parametrize("which", [[], ["--malleable"]], ids=["rigid", "malleable"])
+def test_interrupted_demo_leaves_nothing(koala: Koala, which: list[str]) -> None:
     """Ctrl-C in the middle ends the clusters and removes the files, too."""
-    process = koala.start("demo")
+    process = koala.start("demo", *which)
     assert process.stdout is not None
     while not process.stdout.readline().startswith("3"):
         pass

@@ -14,16 +14,28 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from koala_adapter.errors import LrmUnavailableError
+from koala_adapter.config.sitefile import ClusterConfig
+from koala_adapter.errors import (
+    LrmError,
+    LrmRejectedError,
+    LrmUnavailableError,
+    LrmUnreachableError,
+    LrmUnsupportedError,
+)
 from koala_adapter.model import BatchKey, LrmJobId, LrmJobState
 from koala_adapter.plugin import Submission
+from koala_adapter.sitecheck.clustercheck import ClusterCheck
 from koala_adapter.testing import LrmConformance, LrmUnderTest, eventually, new_context
 from koala_drmaa import PLUGIN
-from koala_drmaa.environment import Loading
+from koala_drmaa.client import DrmaaClient
+from koala_drmaa.environment import HelperLaunch, Loading
+from koala_drmaa.libraries import SLURM
 from koala_drmaa.lrm import DrmaaLrm
-from koala_drmaa.scripts import ScriptDelivery
+from koala_drmaa.scripts import ScriptDelivery, ScriptStore
 from koala_drmaa.settings import DrmaaSettings
+from koala_drmaa.transport import DrmaaTransport
 from tests.fakes.gridengine.cell import FakeCell
+from tests.fakes.gridengine.engine import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -179,6 +191,27 @@ async def test_hanging_library(lrm: DrmaaLrm, cell: FakeCell) -> None:
     await lrm.cancel([job.id for job in await lrm.jobs(name_prefix="hung")])
 
 
+async def test_who_waits_is_told_what_was_found(lrm: DrmaaLrm, cell: FakeCell) -> None:
+    """While one request finds out that there is no answer, others wait; they are told, and nothing of them is sent."""
+    cell.misbehave("hang")
+    errors: list[LrmError] = []
+
+    async def submit(key: str) -> None:
+        try:
+            await lrm.submit(submission(key))
+        except LrmError as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(submit, f"waits{number}")
+    cell.misbehave("hang", on=False)
+    assert [type(error) for error in errors] == [LrmUnavailableError, *[LrmUnreachableError] * 3]
+    left = await lrm.jobs(name_prefix="waits")
+    assert len({job.name for job in left}) == 1
+    await lrm.cancel([job.id for job in left])
+
+
 async def test_cancelled_caller(lrm: DrmaaLrm) -> None:
     """When the task that waits for an answer is cancelled, the next answer still goes to the one who asked for it."""
     for patience in (0.0, 0.001, 0.003, 0.01):
@@ -206,6 +239,91 @@ async def test_static_tls_is_cured_by_preloading(cell: FakeCell, tmp_path: Path)
     finally:
         cell.misbehave("static-tls", on=False)
         await lrm.close()
+
+
+@pytest.fixture
+async def singles(tmp_path: Path) -> AsyncIterator[tuple[DrmaaLrm, FakeCell]]:
+    """Give the plugin on a fake library that passes for pbs-drmaa: elements of its bulks are told no index."""
+    cell = FakeCell(tmp_path / "cell", slots=SLOTS)
+    cell.call_library("PBS Pro 23.06 (fake)")
+    settings = settings_of(cell)
+    lrm = DrmaaLrm(new_context(tmp_path), settings)
+    await lrm.start()
+    yield lrm, cell
+    await lrm.close()
+    cell.close()
+
+
+async def test_what_the_library_is_decides(singles: tuple[DrmaaLrm, FakeCell]) -> None:
+    """What cannot be trusted is neither used nor stated, and ``check`` says so; who knows it all the same is told."""
+    lrm, _ = singles
+    assert (lrm.array_index_variable, lrm.job_id_variable) == ("KOALA_INDEX", "PBS_JOBID")
+    assert not lrm.capabilities.suspend
+    with pytest.raises(LrmUnsupportedError, match="pbs-drmaa"):
+        await lrm.suspend([LrmJobId("1.1")])
+    _, abilities, _ = await lrm.check()
+    assert abilities.ok
+    assert "one job for each, with KOALA_INDEX" in abilities.found
+
+
+async def test_each_placeholder_knows_its_number(singles: tuple[DrmaaLrm, FakeCell], tmp_path: Path) -> None:
+    """Where a bulk tells its elements no index, each placeholder is a job of its own that has one."""
+    lrm, _ = singles
+    script = f'#!/bin/sh\ntouch "{tmp_path}/started.${lrm.array_index_variable}"\n'
+    ids = await lrm.submit(Submission(key=BatchKey("three"), count=3, script=script, walltime=60))
+    assert len(set(ids)) == 3
+
+    async def started() -> set[str]:
+        return {path.suffix async for path in anyio.Path(tmp_path).glob("started.*")}
+
+    await eventually(started, lambda seen: seen == {".1", ".2", ".3"}, what="three numbers", seconds=30)
+    assert {(job.id, job.array_index) for job in await lrm.jobs(name_prefix="three")} == {
+        (id_, index) for index, id_ in enumerate(ids, start=1)
+    }
+
+
+async def test_crash_between_two_jobs(singles: tuple[DrmaaLrm, FakeCell]) -> None:
+    """A library that dies at the third of four jobs costs its helper: the first two are known, the others UNKNOWN."""
+    lrm, cell = singles
+    cell.misbehave("crash-at-third")
+    first = helper_of(lrm)
+    with pytest.raises(LrmUnavailableError, match="died"):
+        await lrm.submit(submission("torn", count=4))
+    jobs = {job.array_index: job for job in await lrm.jobs(name_prefix="torn")}
+    assert [jobs[index].state for index in (1, 2, 3, 4)] == [LrmJobState.HELD] * 2 + [LrmJobState.UNKNOWN] * 2
+    assert helper_of(lrm) != first
+    await lrm.cancel([job.id for job in jobs.values()])
+    left = await lrm.jobs(name_prefix="torn")
+    assert [job.state for job in left] == [LrmJobState.ENDED] * 2
+
+
+async def test_the_queue_of_the_cluster_works(cell: FakeCell, tmp_path: Path) -> None:
+    """DRMAA lists no queues: ``queue`` of a cluster is neither looked for nor refused, and placeholders go there."""
+    table = {"name": "a", "plugin": "drmaa", "queue": QUEUE, "requests_per_minute": 6000}
+    config = ClusterConfig.model_validate(table).model_copy(update={"settings": settings_of(cell)})
+    check = ClusterCheck(
+        config=config, plugins={"drmaa": PLUGIN}, directory=tmp_path, tell=lambda _: None, center=None, timeout=1
+    )
+    results = await check.run()
+    assert [result for result in results if not result.ok] == []
+    assert any(QUEUE in result.found for result in results if result.subject == f"queue {QUEUE}")
+
+
+async def test_library_of_another_system(cell: FakeCell, tmp_path: Path) -> None:
+    """A library that is not that of the system which is read would send jobs elsewhere: it is refused, and told."""
+    context = new_context(tmp_path)
+    client = DrmaaClient(context, HelperLaunch(library=None, variables=cell.helper_variables))
+    transport = DrmaaTransport(client, ScriptStore(tmp_path / "scripts"), expected=SLURM)
+    await transport.start()
+    try:
+        with pytest.raises(LrmRejectedError, match=r"one for SGE 8\.1\.9, not for Slurm"):
+            await transport.submit(submission("astray"), (), index_variable=None)
+        found, _ = await transport.check()
+        assert not found.ok
+        assert "settings" in found.remedy
+    finally:
+        await transport.close()
+    assert not list((tmp_path / "scripts").glob("*"))
 
 
 async def test_missing_library(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from koala_adapter.errors import LrmNotFoundError, LrmUnavailableError
 from koala_adapter.model import EndReason, LrmJobId, LrmJobState
-from koala_adapter.plugin import Submission
+from koala_adapter.plugin import RenderedSubmission, Submission
 from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, new_context
+from koala_adapter.testing.life import names_walltime
 from koala_adapter.testing.submission import CANARY
 from koala_local.lrm import CAPABILITIES, PLUGIN, LocalLrm
 from koala_local.settings import LocalSettings
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.model import BatchKey, LrmJob, Node
-    from koala_adapter.plugin import RenderedSubmission
 
 pytestmark = pytest.mark.anyio
 
@@ -188,6 +188,17 @@ class Modern(LocalLrm):
         )
 
 
+class Sleeper(LocalLrm):
+    """Takes running jobs for suspended ones."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Paint them."""
+        return tuple(
+            replace(job, state=LrmJobState.SUSPENDED) if job.state is LrmJobState.RUNNING else job
+            for job in await super().jobs(name_prefix=name_prefix)
+        )
+
+
 class Tardy(LocalLrm):
     """Shows an end four seconds late."""
 
@@ -341,6 +352,32 @@ async def test_unknown_state_is_named(state: Path) -> None:
     with pytest.raises(pytest.fail.Exception, match="HIBERNATING"):
         await LrmConformance().test_states_go_forward(trial)
     await trial.close()
+
+
+async def test_a_state_out_of_place_is_named(state: Path) -> None:
+    """A running job that is shown as suspended is told so in a sentence."""
+    trial, _sound = await start(Sleeper, state)
+    with pytest.raises(pytest.fail.Exception, match="shown as suspended"):
+        await LrmConformance().test_states_go_forward(trial)
+    await trial.close()
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("h_rt=420", True),
+        ("walltime=0:07:00", True),
+        ("--time=7", True),
+        ("--time=7:00", True),
+        ("--time=0:7", True),
+        ("--time=0:70", False),
+        ("--time=70:7", False),
+        ("--time=17", False),
+    ],
+)
+def test_forms_of_a_walltime(word: str, named: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """Seven minutes are known in each form that a batch system takes; other times are not taken for them."""
+    assert names_walltime(RenderedSubmission(command=(word,), script=""), 7 * 60) is named
 
 
 async def test_walltime_precision_may_be_longer_than_the_patience(state: Path) -> None:

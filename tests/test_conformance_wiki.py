@@ -57,7 +57,9 @@ def make_served(dialect: Dialect, directory: Path) -> Served:
     key_file = directory / "key"
     key_file.touch(mode=0o600)
     key_file.write_text(f"{KEY}\n")
-    server = WikiServer(context, LOCAL, dialect=dialect, key=read_key(KEY), directory=directory / "starts")
+    server = WikiServer(
+        lambda: LocalLrm(context, LOCAL), dialect=dialect, key=read_key(KEY), directory=directory / "starts"
+    )
     server.start()
     settings = WikiSettings(port=server.port, dialect=dialect, key_file=key_file, answer_seconds=15)
     return Served(context=context, server=server, settings=settings)

@@ -75,6 +75,7 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
     assert left, "nobody was asked to leave and did"
 
 
+@pytest.mark.nightly  # tests/real shows the same
 @pytest.mark.parametrize("moment", ["growing", "shrinking"])
 def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str) -> None:
     """The application goes on; the next service goes on with the change; nothing is leaked, the result is right."""
@@ -129,4 +130,29 @@ def test_an_owner_resizes_a_job(koala: Koala) -> None:
     assert "name one of: worker" in koala.run("resize", "1", "1", "--component", "head", check=240).stderr
     koala.run("cancel", "1")
     assert "has ended" in koala.run("resize", "1", "2", check=240).stderr
+    eventually(lambda: koala.placeholders() == [])
+
+
+def test_a_wish_for_more_has_the_clusters_looked_at(koala: Koala) -> None:
+    """What others have given up since the last poll is had at once, not only after the next one, ten minutes later."""
+    text = koala.site_file.read_text()
+    koala.site_file.write_text(
+        text.replace("poll_interval = 0.5", "poll_interval = 600").replace(
+            "[scheduler]", '[scheduler]\napproach = "none"'
+        )
+    )
+    foreign = koala.submit_foreign("busy", 3, "alpha")
+    koala.serve()
+    path = koala.directory / "patient.toml"
+    path.write_text(
+        'kind = "malleable"\nrunner = "workers"\nwalltime = 300\n[[components]]\nname = "worker"\n'
+        'command = ["sleep", "300"]\nminimum = 1\nmaximum = 4\ncluster = "alpha"\n'
+    )
+    koala.run("submit", str(path))
+    eventually(lambda: koala.state_of("1") == "running")
+    koala.cancel_foreign(foreign, "alpha")
+    eventually(lambda: len(koala.placeholders()) == 1)
+    koala.run("resize", "1", "4")
+    eventually(lambda: sizes(koala) == {"alpha": 4})
+    koala.run("cancel", "1")
     eventually(lambda: koala.placeholders() == [])

@@ -44,7 +44,7 @@ def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSlurm]:
 
 def settings_of(fake: FakeSlurm) -> SlurmSettings:
     """Return settings of the plugin for a fake."""
-    return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, use_pyslurm="never", command_timeout=30)
+    return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, command_timeout=30)
 
 
 @pytest.fixture

@@ -88,8 +88,11 @@ def test_a_local_cluster(koala: Koala) -> None:
     job = koala.submit_held("held")
     scheduler = Scheduler(koala, "--cluster", "alpha")
     assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Idle;")
+    assert "it is offered to the scheduler" in koala.run("explain", f"alpha:{job}").stdout
+    second = koala.run("schedule", "--cluster", "alpha", "--once", check=None)
+    assert (second.returncode != 0, "koala wiki serve --cluster alpha" in second.stderr) == (True, True), second
     scheduler.ask("STARTJOB", job, "TASKLIST=n1")
-    assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Running;TASKLIST=n1;")
+    eventually(lambda: scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Running;TASKLIST=n1;"))
     scheduler.ask("SUSPENDJOB", job)
     assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Suspended;")
     scheduler.ask("RESUMEJOB", job)

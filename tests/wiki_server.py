@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A WIKI resource manager over a local cluster, in a thread of its own, for tests of those who speak with it."""
+"""A WIKI resource manager over a cluster, in a thread of its own, for tests of those who speak with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from koala_adapter.wiki.options import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.server import serve
 from koala_adapter.wiki.sources import LrmSource
-from koala_local.lrm import LocalLrm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,19 +23,16 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from koala_adapter.plugin import ClusterContext
+    from koala_adapter.plugin import Lrm
     from koala_adapter.wiki.codec.protocol import Dialect, Key
-    from koala_local.settings import LocalSettings
 
 
 class WikiServer:
-    """Serves one local cluster; may be stopped and started again on the same port."""
+    """Serves one cluster; may be stopped and started again on the same port."""
 
-    def __init__(
-        self, context: ClusterContext, settings: LocalSettings, *, dialect: Dialect, key: Key, directory: Path
-    ) -> None:
-        """``directory``: where the server notes its starts. Nothing runs before `start`."""
-        self._make: Callable[[], LocalLrm] = lambda: LocalLrm(context, settings)
+    def __init__(self, make: Callable[[], Lrm], *, dialect: Dialect, key: Key, directory: Path) -> None:
+        """``make`` makes the cluster's LRM; ``directory``: where starts are noted. Nothing runs before `start`."""
+        self._make = make
         self._dialect = dialect
         self._key = key
         self._directory = directory
@@ -72,7 +68,7 @@ class WikiServer:
         self._directory.mkdir(parents=True, exist_ok=True)
         starts = StartLog(self._directory / "starts.sqlite")
         try:
-            source = LrmSource(ClusterName("local"), lrm)
+            source = LrmSource(ClusterName("c"), lrm)
             await serve(
                 WikiResource(source, self._key, starts, options, clock=time.time),
                 task_status=task_status,

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
@@ -45,6 +46,8 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
         finally:
             os.close(writer)
             os.close(log)
+    # A caller that goes on for long, such as a notebook, is to have no zombie when the service ends.
+    threading.Thread(target=process.wait, name="koala service", daemon=True).start()
     with os.fdopen(reader, "rb") as ready:
         if _read_within(ready.fileno(), timeout) == READY:
             return process.pid

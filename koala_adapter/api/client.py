@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.clusterreports import ClusterReport, PlanReport
+    from koala_adapter.api.negotiationreports import NegotiationAccess, NegotiationReport
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
     from koala_adapter.service.samplesubmission import SampleSubmission
@@ -108,6 +109,22 @@ class Client:
         found = self._ask(protocol.Request(operation="script", job=asdict(job), cluster=cluster))
         return [from_json(SampleSubmission, one) for one in found]
 
+    def negotiation_access(self, job_id: str) -> NegotiationAccess:
+        """Return how a program gets to negotiate for a job, once. Raises JobNotFoundError and JobRefusedError."""
+        from koala_adapter.api.negotiationreports import NegotiationAccess  # noqa: PLC0415 - most clients do not ask
+
+        return from_json(NegotiationAccess, self._ask(protocol.Request(operation="negotiate", job_id=job_id)))
+
+    def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
+        """Return the latest negotiations, oldest first; of one job only, or only the one of a number.
+
+        Raises NegotiationError when there is none of that number.
+        """
+        from koala_adapter.api.negotiationreports import NegotiationReport  # noqa: PLC0415 - most clients do not ask
+
+        request = protocol.Request(operation="negotiations", job_id=job_id, number=number, limit=limit)
+        return [from_json(NegotiationReport, one) for one in self._ask(request)]
+
     def defects(self) -> list[str]:
         """Return what is to be told of the events on which koala failed of late."""
         return [str(one) for one in self._ask(protocol.Request(operation="defects"))]
@@ -140,7 +157,7 @@ class Client:
                     connection.sendall(request)
                     reply = self._reply(lines.readline())
                 except OSError as error:
-                    raise self._unavailable(error) from error
+                    raise unavailable(self.directory, error) from error
                 request, last = b"", reply.last
                 yield from_json(JobReport, reply.result)
 
@@ -150,11 +167,11 @@ class Client:
                 connection.sendall(protocol.encode(request))
                 return self._reply(lines.readline()).result
             except OSError as error:
-                raise self._unavailable(error) from error
+                raise unavailable(self.directory, error) from error
 
     def _reply(self, line: bytes) -> Reply:
         if not line:
-            raise self._unavailable("it closed the connection")
+            raise unavailable(self.directory, "it closed the connection")
         reply = protocol.decode_reply(line)
         protocol.raise_refusal(reply)
         return reply
@@ -167,11 +184,13 @@ class Client:
             connection.connect(path)
         except OSError as error:
             connection.close()
-            raise self._unavailable(error) from error
+            raise unavailable(self.directory, error) from error
         return connection
 
-    def _unavailable(self, why: object) -> ServiceUnavailableError:
-        said = getattr(why, "strerror", None) or why
-        return ServiceUnavailableError(
-            f"no koala service answers in {self.directory}: {said}", hint="start one with `koala serve`"
-        )
+
+def unavailable(directory: Path, why: object) -> ServiceUnavailableError:
+    """Return the error that says that no service answers in a state directory, and how to have one."""
+    said = getattr(why, "strerror", None) or why
+    return ServiceUnavailableError(
+        f"no koala service answers in {directory}: {said}", hint="start one with `koala serve`"
+    )

@@ -9,6 +9,7 @@ import anyio
 
 from koala_adapter.api.livereports import report_to_keep
 from koala_adapter.api.server import Server, listening
+from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.service import Service
 
@@ -31,16 +32,26 @@ async def host(
     idle_limit: float | None = None,
     clocks: HostClocks | None = None,
     policies: Policies = OWN,
+    snapshot_interval: int = SNAPSHOT_INTERVAL,
     task_status: TaskStatus[Server] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a service with its socket until a client stops it or the task is cancelled. The caller owns the directory.
 
     ``idle_limit``: it also ends when nothing has been unfinished for so many seconds; None: never. ``clocks``: None:
-    those of this machine. ``policies``: those that the scheduler may use.
+    those of this machine. ``policies``: those that the scheduler may use. ``snapshot_interval``: events of the journal
+    after which a snapshot stands for them.
     """
     # Before anything that takes time: who comes meanwhile waits for the answer, instead of finding nobody.
     async with listening(directory) as listener:
-        service = Service(site, plugins, directory, make_report=report_to_keep, clocks=clocks, policies=policies)
+        service = Service(
+            site,
+            plugins,
+            directory,
+            make_report=report_to_keep,
+            clocks=clocks,
+            policies=policies,
+            snapshot_interval=snapshot_interval,
+        )
         server = Server(service)
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)

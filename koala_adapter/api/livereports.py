@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.api.negotiationbuilder import job_negotiations
 from koala_adapter.api.reportbuilder import job_report
 
 if TYPE_CHECKING:
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
 def live_report(service: Service, job_id: JobId) -> JobReport:
     """Return the report of a job as it is now. Raises JobNotFoundError."""
     directory = service.applications.directory / job_id
+    record = service.scheduler.job(job_id)
     return job_report(
         service.scheduler,
-        service.scheduler.job(job_id),
+        record,
         now=service.now(),
         wall_offset=service.clock.offset,
         output_directory=str(directory),
         trouble=_trouble(service, job_id),
+        negotiated=job_negotiations(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
     )
 
@@ -35,4 +38,5 @@ def report_to_keep(service: Service, job_id: JobId) -> str:
 def _trouble(service: Service, job_id: JobId) -> str:
     over = service.state.jobs[job_id].state.final
     journal = f"Nothing is decided until this is over: {service.trouble}." if service.trouble else ""
-    return " ".join(filter(None, (service.applications.unwritten.trouble(job_id, over=over), journal)))
+    unwritten = service.applications.unwritten.trouble(job_id, over=over)
+    return " ".join(filter(None, (service.adaptations.complaint(job_id), unwritten, journal)))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.api.clusterreports import ClusterReport
-from koala_adapter.api.reportbuilder import JOB_REPORT, job_report
+from koala_adapter.api.negotiationbuilder import job_negotiations, negotiation_reports
+from koala_adapter.api.reportbuilder import job_report, job_reports
 from koala_adapter.api.reports import in_order
 from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from koala_adapter.api.negotiationreports import NegotiationReport
     from koala_adapter.api.reports import JobReport
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import JobId
@@ -86,14 +88,29 @@ class JournalView:
                 return self.archived[job_id]
             raise
         directory = self.directory / "jobs" / record.job.id
+        with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
+            negotiated = job_negotiations(journal.negotiations, record, self.now)
         return job_report(
             self.scheduler,
             record,
             now=self.now,
             wall_offset=self.clock.offset,
             output_directory=str(directory),
+            negotiated=negotiated,
             files=read_ledger(directory),
         )
+
+    def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
+        """Return the latest negotiations as the journal has them now; as `Client.negotiations`."""
+        with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
+            return negotiation_reports(
+                journal.negotiations,
+                self.scheduler.state,
+                job_id=job_id,
+                number=number,
+                limit=limit,
+                wall_offset=self.clock.offset,
+            )
 
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
@@ -110,7 +127,7 @@ def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Jo
         return JournalView(directory=directory, scheduler=Scheduler(policies=policies))
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
         scheduler = rebuilt(WithPolicies(journal, policies), partial(Scheduler, policies=policies))
-        reports = [JOB_REPORT.validate_json(text) for text in reversed(journal.latest_archived(archived))]
+        reports = [job_reports().validate_json(text) for text in reversed(journal.latest_archived(archived))]
         return JournalView(
             directory=directory,
             scheduler=scheduler,

@@ -14,7 +14,22 @@ from koala_adapter.errors import KoalaError, ProtocolError
 LINE_LIMIT = 16 * 1024 * 1024
 """Longest request or reply, bytes."""
 OPERATIONS = frozenset(
-    {"submit", "cancel", "resize", "job", "jobs", "watch", "clusters", "plan", "script", "defects", "ping", "stop"}
+    {
+        "submit",
+        "cancel",
+        "resize",
+        "job",
+        "jobs",
+        "watch",
+        "clusters",
+        "plan",
+        "script",
+        "negotiate",
+        "negotiations",
+        "defects",
+        "ping",
+        "stop",
+    }
 )
 
 
@@ -23,8 +38,9 @@ class Request:
     """What a client asks.
 
     ``submit`` (job: text of a job as JSON), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
-    ``watch`` (a reply at each change until the job is over), ``clusters``, ``plan``, ``script``, ``defects`` (of koala
-    itself, one sentence each), ``ping``, ``stop``.
+    ``watch`` (a reply at each change until the job is over), ``clusters``, ``plan``, ``script``, ``negotiate`` (how a
+    program gets to do so for a job), ``negotiations`` (of the job, if one is named; number, if one is), ``defects`` (of
+    koala itself, one sentence each), ``ping``, ``stop``.
     """
 
     operation: str
@@ -35,6 +51,8 @@ class Request:
     component: str = ""
     """Empty: the only one that can change its size."""
     processors: int = 0
+    number: int = 0
+    """Of a negotiation; 0: the latest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

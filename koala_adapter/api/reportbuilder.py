@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -26,9 +27,23 @@ if TYPE_CHECKING:
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.vjm.channel import TaskFiles
 
-JOB_REPORT = TypeAdapter(JobReport)
-CLUSTER_REPORT = TypeAdapter(ClusterReport)
-PLAN_REPORT = TypeAdapter(PlanReport)
+
+@cache
+def job_reports() -> TypeAdapter[JobReport]:
+    """Return what writes and reads reports of jobs as JSON; built when it is first used, as the two below."""
+    return TypeAdapter(JobReport)
+
+
+@cache
+def cluster_reports() -> TypeAdapter[ClusterReport]:
+    """Return what writes and reads reports of clusters."""
+    return TypeAdapter(ClusterReport)
+
+
+@cache
+def plan_reports() -> TypeAdapter[PlanReport]:
+    """Return what writes and reads plans."""
+    return TypeAdapter(PlanReport)
 
 
 def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
@@ -63,12 +78,13 @@ def job_report(
     wall_offset: float,
     output_directory: str,
     trouble: str = "",
+    negotiated: str = "",
     files: Mapping[str, TaskFiles] = MappingProxyType({}),
 ) -> JobReport:
     """Return the report of a job of the scheduler.
 
-    ``wall_offset``: seconds to add to its times for those that people's clocks show now. ``files``: what is known of
-    those of its ranks.
+    ``wall_offset``: seconds to add to its times for those that people's clocks show now. ``negotiated``: what came of
+    its negotiations, in words. ``files``: what is known of those of its ranks.
     """
     job = record.job
 
@@ -98,7 +114,7 @@ def job_report(
             if claim.processors or not record.ranks  # a flexible component may have grown nowhere else
         ),
         outcome=record.outcome,
-        explanation=" ".join(filter(None, (explained, trouble))),
+        explanation=" ".join(filter(None, (explained, negotiated, trouble))),
         placeholders_left=record.live,
         output_directory=output_directory,
         trouble=trouble,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,12 +15,13 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol
 from koala_adapter.api.livereports import live_report
+from koala_adapter.api.negotiationbuilder import negotiation_adapter, negotiation_reports
 from koala_adapter.api.reportbuilder import (
-    CLUSTER_REPORT,
-    JOB_REPORT,
-    PLAN_REPORT,
     cluster_report,
+    cluster_reports,
+    job_reports,
     plan_report,
+    plan_reports,
 )
 from koala_adapter.api.reports import in_order, of_the_past
 from koala_adapter.api.statedirectory import socket_path
@@ -27,7 +29,7 @@ from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.net.unixsocket import same_user
-from koala_adapter.service.scriptmaker import SAMPLE, sample_submissions
+from koala_adapter.service.scriptmaker import sample_adapter, sample_submissions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -96,6 +98,10 @@ class Server:
                 async for reply in self._watch(request):
                     await stream.send(protocol.encode(reply))
                 return
+            if request.operation == "negotiate":
+                access = await self._service.negotiation_access(request.job_id)
+                await stream.send(protocol.encode(protocol.Reply(result=asdict(access))))
+                return
             if request.operation in CHANGING:
                 await self._service.ready()
             reply = protocol.Reply(result=self._result(request))
@@ -109,7 +115,7 @@ class Server:
             log.exception("a request failed", request=line[:200])
             await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
 
-    def _result(self, request: Request) -> Any:  # noqa: ANN401, PLR0911 - JSON of many shapes, one return for each
+    def _result(self, request: Request) -> Any:  # noqa: ANN401, C901, PLR0911 - JSON of many shapes, one return for each
         service = self._service
         match request.operation:
             case "submit":
@@ -129,14 +135,28 @@ class Server:
                 offset = service.clock.offset
                 drivers = service.clusters.values()
                 reports = [cluster_report(service.state, one, now=now, wall_offset=offset) for one in drivers]
-                return [CLUSTER_REPORT.dump_python(report, mode="json") for report in reports]
+                return [cluster_reports().dump_python(report, mode="json") for report in reports]
             case "plan":
                 return self._plan(request)
             case "script":
                 return self._script(request)
+            case "negotiations":
+                return self._negotiations(request)
             case "defects":
                 return service.journal.defects_told(service.now())
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
+
+    def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
+        service = self._service
+        reports = negotiation_reports(
+            service.journal.negotiations,
+            service.state,
+            job_id=request.job_id,
+            number=request.number,
+            limit=request.limit,
+            wall_offset=service.clock.offset,
+        )
+        return [negotiation_adapter().dump_python(report, mode="json") for report in reports]
 
     def _job(self, request: Request, job_id: JobId, now: float) -> Job:
         if request.job is None:
@@ -152,13 +172,13 @@ class Server:
             archived = self._service.journal.archived(job_id)
             if archived is None:
                 raise
-            return of_the_past(JOB_REPORT.validate_json(archived))
+            return of_the_past(job_reports().validate_json(archived))
 
     def _reports(self, limit: int) -> list[JobReport]:
         live = [live_report(self._service, job_id) for job_id in list(self._service.state.jobs)[-limit:]]
         known = {report.id for report in live}
         texts = self._service.journal.latest_archived(limit)
-        archived = [of_the_past(JOB_REPORT.validate_json(text)) for text in texts]
+        archived = [of_the_past(job_reports().validate_json(text)) for text in texts]
         reports = [report for report in archived if report.id not in known] + live
         return sorted(reports, key=in_order)[-limit:]
 
@@ -175,7 +195,7 @@ class Server:
     def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
         job = self._job(request, JobId("plan"), service.now())
-        return PLAN_REPORT.dump_python(plan_report(service.scheduler, job, now=service.now()), mode="json")
+        return plan_reports().dump_python(plan_report(service.scheduler, job, now=service.now()), mode="json")
 
     def _script(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
@@ -185,7 +205,7 @@ class Server:
             known = ", ".join(service.clusters)
             raise ConfigurationError(f"no cluster {request.cluster!r}; there are: {known}", hint="give --cluster NAME")
         samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.instance)
-        return [SAMPLE.dump_python(sample, mode="json") for sample in samples]
+        return [sample_adapter().dump_python(sample, mode="json") for sample in samples]
 
 
 @asynccontextmanager
@@ -204,4 +224,4 @@ async def listening(directory: Path) -> AsyncIterator[Listener[SocketStream]]:
 
 
 def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
-    return JOB_REPORT.dump_python(report, mode="json")
+    return job_reports().dump_python(report, mode="json")

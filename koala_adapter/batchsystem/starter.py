@@ -8,34 +8,28 @@ system queue it again. A kill at any moment is answered by the record and the ne
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import structlog
 
-from koala_adapter.batchsystem.starts import SHOWS_SOON, UNDONE_LATER, Stage, entries_of
+from koala_adapter.batchsystem.starts import SHOWS_SOON, UNDONE_LATER, Failure, Stage, entries_of
 from koala_adapter.errors import (
     JournalError,
     LrmError,
     LrmNotFoundError,
-    LrmRejectedError,
     LrmUnavailableError,
     LrmUnsupportedError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.batchsystem.startlog import Pin, StartLog
     from koala_adapter.batchsystem.starts import Starts
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_adapter.plugin import Lrm
 
-FIRST_LOOK, SLOWEST_LOOK = 0.05, 0.5
-"""Seconds between two looks at what has become of a start."""
-TO_END = 3.0
-"""Seconds that may be spent on ending a start that has not shown in its time, before that is told."""
 AT_ONCE = 8
 """Starts that are asked for at the same time."""
 TO_LEAVE = 10.0
@@ -50,8 +44,8 @@ class StartingSystem(Protocol):
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Have a held job start on these nodes; return when that is accepted."""
 
-    async def confirm_start(self, job: LrmJobId) -> None:
-        """Hear that a job was seen to run."""
+    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
+        """Hear that jobs were seen to run; return those of which that is to be told again, or was refused, and why."""
 
     async def take_back(self, job: LrmJobId) -> None:
         """Hold a job that did not start, or waits again, and free it from its nodes."""
@@ -71,9 +65,9 @@ class LrmStarts:
         """See StartingSystem."""
         await self._lrm.start_on(job, nodes)
 
-    async def confirm_start(self, job: LrmJobId) -> None:
+    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
         """See StartingSystem."""
-        await self._lrm.confirm_start(job)
+        return await self._lrm.confirm_starts(jobs)
 
     async def take_back(self, job: LrmJobId) -> None:
         """See StartingSystem."""
@@ -96,14 +90,13 @@ class Starter:
         self._limit = anyio.CapacityLimiter(AT_ONCE)
         self._in_hand: set[LrmJobId] = set()
         """Jobs about which the system is being told or asked something."""
-        self._awaited: set[LrmJobId] = set()
 
     def note(self) -> None:
         """Put all starts on record; on return that is on disk. Raises JournalError: then nothing may be asked for."""
         self._record.store(self.starts.pins)
 
-    async def ask(self, pin: Pin) -> None:
-        """Ask for a start that is on record; on return it is accepted, perhaps accepted, or refused."""
+    async def ask(self, pin: Pin) -> tuple[Stage, LrmError | None]:
+        """Ask for a start that is on record; return whether it is accepted, perhaps accepted, or refused, and why."""
         job_id = pin.job_id
         # So it stands when it is waited for no longer.
         stage: Stage = Stage.REFUSED
@@ -117,6 +110,7 @@ class Starter:
         finally:
             self._in_hand.discard(job_id)
             self.starts.advance(job_id, stage, self._clock(), error=error)
+        return stage, error
 
     async def _ask(self, pin: Pin) -> tuple[Stage, LrmError | None]:
         try:
@@ -154,89 +148,69 @@ class Starter:
         """Return the jobs that were seen to run and are not being confirmed yet."""
         return [job_id for job_id in self.starts.in_stage(Stage.RUNS) if job_id not in self._in_hand]
 
-    async def confirm(self, job_id: LrmJobId) -> None:
-        """End a start whose job runs; one that runs elsewhere than it should is sent back."""
+    async def confirm(self, *job_ids: LrmJobId) -> None:
+        """End starts whose jobs run, all in one go; one that runs elsewhere than it should is sent back."""
         async with self._limit:
-            if job_id in self._in_hand:
+            mine = [job_id for job_id in job_ids if job_id not in self._in_hand]
+            if not mine:
                 return
-            self._in_hand.add(job_id)
+            self._in_hand.update(mine)
             try:
-                if await self._told(self._system.confirm_start, job_id):
-                    await self._end(job_id)
+                errors = await self._told_of(mine)
+                for job_id in mine:
+                    if not self._to_be_told_again(job_id, errors.get(job_id)):
+                        await self._end(job_id)
             finally:
-                self._in_hand.discard(job_id)
+                self._in_hand.difference_update(mine)
+
+    async def _told_of(self, job_ids: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
+        try:
+            return await self._system.confirm_starts(job_ids)
+        except LrmError as error:
+            return dict.fromkeys(job_ids, error)
 
     async def _end(self, job_id: LrmJobId) -> None:
         attempt = self.starts.attempts.get(job_id)
         if attempt is not None and attempt.elsewhere:
             log.warning("a job is sent back", job=job_id, reason=attempt.elsewhere)
-            if not await self._told(self._system.requeue, job_id):
-                return
+            try:
+                await self._system.requeue(job_id)
+            except LrmError as error:
+                if self._to_be_told_again(job_id, error):
+                    return
         self.starts.advance(job_id, Stage.CONFIRMED, self._clock())
 
-    async def _told(self, tell: Callable[[LrmJobId], Awaitable[None]], job_id: LrmJobId) -> bool:
-        """Tell a plugin something of a running job; return False when that is to be tried again."""
-        try:
-            await tell(job_id)
-        except LrmUnavailableError as error:
+    def _to_be_told_again(self, job_id: LrmJobId, error: LrmError | None) -> bool:
+        """Tell whether a plugin is to be told something of a running job again."""
+        if isinstance(error, LrmUnavailableError):
             log.warning("the start of a job cannot be ended yet", job=job_id, error=str(error))
-            return False
-        except LrmError as error:
+            return True
+        if error is not None:
             # Its short life may be over; and what cannot be held now is held as soon as it is seen to wait.
             log.warning("a job that is queued again will not be in hold", job=job_id, error=str(error))
-        return True
+        return False
 
     # -- for whoever keeps no picture of the queue ---------------------------------------------------------------------
 
-    async def settle(self, jobs: Sequence[LrmJob], read_at: float) -> bool:
-        """Judge all starts by a listing and do what follows; return whether any job was taken back.
+    async def settle(self, jobs: Sequence[LrmJob], read_at: float) -> tuple[bool, Mapping[LrmJobId, Failure]]:
+        """Judge all starts by a listing and do what follows.
 
-        Also jobs that had run and were queued again are held and freed, before anybody sees them wait.
+        Returns whether any job was taken back, and the starts that have failed. Also jobs that had run and were queued
+        again are held and freed, before anybody sees them wait.
         """
-        self.starts.observe(jobs, read_at)
+        failures = self.starts.observe(jobs, read_at)
         back = {*self.starts.in_stage(*UNDONE_LATER), *(job.id for job in jobs if job.tied)}
         for job_id in back:
             log.warning("a job is taken back", job=job_id)
             await self.take_back(job_id)
-        for job_id in self.to_confirm():
-            await self.confirm(job_id)
-        over = [id_ for id_ in self.starts.attempts if id_ not in self._awaited and self.starts.is_over(id_)]
-        self._put_away(over)
-        return bool(back)
+        if running := self.to_confirm():
+            await self.confirm(*running)
+        self._put_away([id_ for id_ in self.starts.attempts if self.starts.is_over(id_)])
+        return bool(back), failures
 
-    async def see(self, job_id: LrmJobId, look: Callable[[float], Awaitable[None]]) -> None:
-        """Return when the job of a start that was asked for runs, or is over.
-
-        ``look`` has the jobs listed, not longer ago than so many seconds, and :meth:`settle` called with them; all who
-        wait share one look. Raises LrmError when the start has failed.
-        """
-        self._awaited.add(job_id)
-        try:
-            await self._await_end(job_id, look)
-            attempt = self.starts.attempts.get(job_id)
-            if self.starts.is_over(job_id):
-                self._put_away([job_id])
-        finally:
-            self._awaited.discard(job_id)
-        if attempt is None:
-            return
-        if attempt.elsewhere:
-            raise LrmRejectedError(f"{attempt.elsewhere}; it is queued and held again")
-        if attempt.stage not in {Stage.RUNS, Stage.CONFIRMED}:
-            held = "is held again" if attempt.stage is Stage.TAKEN_BACK else "is held again as soon as that can be done"
-            raise attempt.error or LrmUnavailableError(f"it did not start in time, and {held}")
-
-    async def _await_end(self, job_id: LrmJobId, look: Callable[[float], Awaitable[None]]) -> None:
-        """Return when a start is over, or cannot be brought to its end: then later looks go on with that."""
-        if self.starts.is_over(job_id):
-            return
-        pause, until = FIRST_LOOK, self.starts.due(job_id) + TO_END
-        while not self.starts.is_over(job_id) and self._clock() < until:
-            with suppress(LrmError):
-                await look(pause)
-            if not self.starts.is_over(job_id):
-                await anyio.sleep(pause)
-                pause = min(SLOWEST_LOOK, 2 * pause)
+    def put_away(self, job_id: LrmJobId) -> None:
+        """Forget a start that was refused: its job is in hold as it was."""
+        self._put_away([job_id])
 
     def _put_away(self, over: Sequence[LrmJobId]) -> None:
         for job_id in over:
@@ -256,5 +230,5 @@ class Starter:
         with anyio.CancelScope(shield=True), anyio.move_on_after(TO_LEAVE):
             for job_id in unfinished:
                 await self.take_back(job_id)
-            for job_id in running:
-                await self.confirm(job_id)
+            if running:
+                await self.confirm(*running)

@@ -32,6 +32,10 @@ LONGEST_BACKOFF = 600.0
 REFUSED_BACKOFF = 10.0
 """Seconds at least when the batch system refused: asking again at once would be refused again."""
 
+BLOCKED_AFTER = 1.5
+"""Seconds after which a released job that waits for something else than processors is not started: until then the batch
+system may still show a reason of before."""
+
 REQUEUED = "it was queued again"
 
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
@@ -139,9 +143,10 @@ class Starts:
             del self.attempts[job_id]
         attempt.since = now
 
-    def observe(self, jobs: Iterable[LrmJob], read_at: float) -> None:
-        """Judge all starts by a listing, for whoever keeps no picture of the queue."""
+    def observe(self, jobs: Iterable[LrmJob], read_at: float) -> Mapping[LrmJobId, Failure]:
+        """Judge all starts by a listing, for whoever keeps no picture of the queue; return those that have failed."""
         self._observed_at = read_at
+        failures: dict[LrmJobId, Failure] = {}
         listed = by_id(jobs)
         for job_id in list(self.attempts):
             job, pin = listed.get(job_id), self.pins.get(job_id)
@@ -151,8 +156,12 @@ class Starts:
                 self.gone(job_id)
             elif job.state in OCCUPYING:
                 self.shown(job, read_at)
+                if elsewhere := self.attempts[job_id].elsewhere:
+                    failures[job_id] = Failure(reason=elsewhere, at=read_at, refused=True)
             elif pin is not None and (failure := self.failure(job, read_at)) is not None:
                 self.failed(job_id, failure)
+                failures[job_id] = failure
+        return failures
 
     def is_over(self, job_id: LrmJobId) -> bool:
         """Tell whether a start has come to its end; what was taken back is when a later listing has shown it.
@@ -175,8 +184,13 @@ class Starts:
             return Failure(reason=str(attempt.error), at=attempt.since, refused=True)
         if attempt.stage not in SHOWS_SOON or now <= attempt.since:
             return None
+        return self._not_shown(job, attempt, now)
+
+    def _not_shown(self, job: LrmJob, attempt: Attempt, now: float) -> Failure | None:
         if attempt.stage is Stage.UNCERTAIN and job.state is LrmJobState.HELD:
             return Failure(reason=str(attempt.error), at=now)
+        if job.blocked and now > attempt.since + BLOCKED_AFTER:
+            return Failure(reason=f"the batch system does not start it: {job.reason}", at=now, refused=True)
         if now <= self.due(job.id):
             return None
         waited = f"it did not start within {now - attempt.since:.0f} s"
@@ -194,7 +208,7 @@ class Starts:
         pause = self.patience.after(failures, refused=failure.refused)
         not_before = failure.at + pause
         self.pins[job_id] = replace(pin, not_before=not_before, failure=failure.reason, failures=failures)
-        if attempt is not None and not failure.refused:
+        if attempt is not None and attempt.stage is not Stage.REFUSED:
             attempt.stage, attempt.since = Stage.FAILED, failure.at
         return pause
 

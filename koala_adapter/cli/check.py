@@ -50,8 +50,8 @@ ADDRESS = "address for nodes"
 def check(session: Session, no_submit: bool, timeout: float, outside: bool, as_json: bool) -> None:
     r"""Check this host, the site file and each cluster.
 
-    Every line says OK or FAIL, and what to do about a FAIL. One real placeholder is submitted to each cluster, to see
-    whether its nodes reach this host. Works with a service running or without.
+    Every line says OK or FAIL, and what to do about a FAIL. Two real placeholders are submitted to each cluster, to
+    see whether its nodes reach this host. Works with a service running or without.
 
     \b
     Exit codes:

@@ -3,80 +3,66 @@
 
 from __future__ import annotations
 
-import os
-import select
-import shutil
-import signal
-import tempfile
-import time
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import anyio
 import click
-from rich.console import Group
-from rich.live import Live
-from rich.markup import escape
-from rich.padding import Padding
-from rich.syntax import Syntax
-from rich.table import Table
-from rich.text import Text
 
 from koala_adapter.api.statedirectory import ownership
 from koala_adapter.cli.demofiles import JOB, LOCAL_USER, PROGRAM, SITE
-from koala_adapter.cli.following import closing
+from koala_adapter.cli.demostory import BUSY, Story
 from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.interrupts import Interrupts
-from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.session import Session, command_body, pass_session
-from koala_adapter.cli.tables import styled
-from koala_adapter.errors import KoalaError
-from koala_adapter.model import BatchKey, LrmJobState
+from koala_adapter.cli.temporarysite import everywhere, temporary_site
+from koala_adapter.model import BatchKey
 from koala_adapter.net.freeport import free_port
 from koala_adapter.plugin import Submission
 from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
 
-    from rich.console import Console, RenderableType
-
-    from koala_adapter.api.clusterreports import ClusterReport
-    from koala_adapter.api.reports import JobReport
     from koala_adapter.plugin import Lrm
 
-BUSY = "gamma"
-"""The cluster in which a local user is at work."""
 BUSY_PROCESSORS = 3
 BUSY_SECONDS = 5.0
-LONGEST_DIRECTORY = 60
-"""Bytes of a temporary directory in which Unix sockets still fit, unix(7)."""
-ENDING = 10.0
-"""Seconds that a cluster's daemon may take to end."""
-SLOT = "■"
 
 
 @click.command()
+@click.option("--malleable", is_flag=True, help="A job that grows and shrinks as local users come and go.")
 @pass_session
 @command_body
-def demo(session: Session) -> None:
+def demo(session: Session, malleable: bool) -> None:
     r"""See it work: one job on three clusters at once, in ten seconds.
 
     Needs no batch system, no site file and no rights. Three small clusters run inside this machine, in a temporary
-    directory, and are gone afterwards.
+    directory, and are gone afterwards. With --malleable the job breathes over them, in half a minute.
 
     \b
-    Example:
+    Examples:
       koala demo
+      koala demo --malleable
     """
-    story = Story(session.console)
+    if malleable:
+        from koala_adapter.cli.malleabledemo import MalleableStory
+        from koala_adapter.cli.malleabledemofiles import malleable_files
+
+        _tell(MalleableStory(session.console), malleable_files)
+    _tell(Story(session.console), files, before=local_users_job)
+
+
+def _tell(
+    story: Story,
+    make_files: Callable[[Path], Mapping[str, str]],
+    before: Callable[[str, Lrm], Awaitable[None]] | None = None,
+) -> NoReturn:
+    """Tell a story on a site of its own, and exit as its job did; ``before``: what each cluster has to do first."""
     story.title()
-    with Interrupts() as interrupts, temporary_site(interrupts) as inner:
+    with Interrupts() as interrupts, temporary_site(interrupts, make_files) as inner:
         story.clusters(inner)
-        everywhere(inner, local_users_job)
+        if before is not None:
+            everywhere(inner, before)
         story.job(inner)
         with ownership(inner.directory, "koala demo"), inner_service(inner, interrupts):
             report = story.run(inner)
@@ -84,46 +70,9 @@ def demo(session: Session) -> None:
     raise SystemExit(0 if report.state is JobState.COMPLETED else report.outcome.exit_code if report.outcome else 1)
 
 
-@contextmanager
-def temporary_site(interrupts: Interrupts) -> Iterator[Session]:
-    """Yield a session with a site of its own; afterwards its clusters end, and everything is removed."""
-    base = tempfile.gettempdir()
-    directory = Path(tempfile.mkdtemp(prefix="koala-demo-", dir=base if len(base) < LONGEST_DIRECTORY else "/tmp"))  # noqa: S108 - its own directory is private
-    try:
-        state = directory / "state"
-        state.mkdir(mode=0o700)
-        (directory / "site.toml").write_text(SITE.format(directory=directory), encoding="utf-8")
-        (directory / "job.toml").write_text(JOB.format(port=free_port()), encoding="utf-8")
-        (directory / "pi.py").write_text(PROGRAM, encoding="utf-8")
-        inner = Session(site_option=directory / "site.toml", state_option=state)
-        try:
-            yield inner
-        finally:
-            with interrupts.deferred():
-                everywhere(inner, cancel_all)
-                for cluster in (state / "clusters").iterdir():
-                    end_daemon(cluster)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def everywhere(session: Session, do: Callable[[str, Lrm], Awaitable[None]]) -> None:
-    """Do something with all clusters, side by side."""
-
-    async def with_cluster(name: str) -> None:
-        lrm, _ = make_lrm(session.site.cluster(name), session.plugins, session.directory)
-        try:
-            await lrm.start()
-            await do(name, lrm)
-        finally:
-            await close_lrm(lrm)
-
-    async def all_clusters() -> None:
-        async with anyio.create_task_group() as tasks:
-            for config in session.site.clusters:
-                tasks.start_soon(with_cluster, config.name)
-
-    anyio.run(all_clusters)
+def files(directory: Path) -> Mapping[str, str]:
+    """Return the files of the demonstration, by their names."""
+    return {"site.toml": SITE.format(directory=directory), "job.toml": JOB.format(port=free_port()), "pi.py": PROGRAM}
 
 
 async def local_users_job(name: str, lrm: Lrm) -> None:
@@ -133,163 +82,3 @@ async def local_users_job(name: str, lrm: Lrm) -> None:
     script = LOCAL_USER.format(seconds=BUSY_SECONDS)
     job = Submission(key=BatchKey("local-user"), count=BUSY_PROCESSORS, script=script, walltime=60)
     await lrm.submit(job)
-
-
-async def cancel_all(_name: str, lrm: Lrm) -> None:
-    """End whatever still runs in a cluster."""
-    jobs = await lrm.jobs()
-    await lrm.cancel([job.id for job in jobs if job.state is not LrmJobState.ENDED])
-
-
-def end_daemon(directory: Path) -> None:
-    """End the daemon of a local cluster and see it gone."""
-    with suppress(OSError, ValueError):
-        process = os.pidfd_open(int((directory / "pid").read_text(encoding="ascii")))
-        try:
-            signal.pidfd_send_signal(process, signal.SIGTERM)
-            select.select([process], [], [], ENDING)
-        finally:
-            os.close(process)
-
-
-@dataclass(slots=True)
-class Story:
-    """Tells what happens: what is printed stays, and the clusters move below it."""
-
-    console: Console
-    _step: int = 0
-    _told: set[str] = field(default_factory=set)
-    _since: float = field(default_factory=time.monotonic)
-
-    def tell(self, text: str) -> None:
-        """Print the next step."""
-        self._step += 1
-        line = Table.grid(padding=(0, 2, 0, 0))
-        line.add_row(f"[bold cyan]{self._step}[/]", text)
-        self.console.print()
-        self.console.print(line)
-
-    def once(self, key: str, text: str, *more: RenderableType) -> None:
-        """Print a step, and what belongs to it, the first time that ``key`` is given."""
-        if key not in self._told:
-            self._told.add(key)
-            self.tell(text)
-            for one in more:
-                self.console.print(one)
-
-    def title(self) -> None:
-        """Say what this is."""
-        self.console.print("[bold]koala[/]: one parallel job on processors of several batch systems at once")
-
-    def clusters(self, session: Session) -> None:
-        """Introduce the clusters."""
-        names = ", ".join(f"[bold]{config.name}[/]" for config in session.site.clusters)
-        self.tell(f"Three clusters of four processors: {names}. Each is a batch system with a queue of its own.")
-
-    def job(self, session: Session) -> None:
-        """Introduce the job."""
-        self.tell("A job for eight of their processors, all at the same time. Where they are does not matter:")
-        text = (session.site_file.parent / "job.toml").read_text(encoding="utf-8")
-        shown = text.split("\n\n", maxsplit=2)
-        short = "\n".join(shown[1].splitlines()[:4])
-        more = "...and two more like it: [bold]middle[/] on 3 and [bold]right[/] on 2 processors"
-        self.console.print(Padding(Syntax(short, "toml", background_color="default"), (0, 0, 0, 3), expand=False))
-        self.console.print(f"   [dim]# {more}[/]")
-
-    def run(self, session: Session) -> JobReport:
-        """Run the job and tell what happens."""
-        self.tell(
-            f"{BUSY} is busy: {legend('others')} is a local user's job. koala submits ordinary jobs of one processor, "
-            f"its placeholders, to all three queues. What starts, it holds: {legend('held')}"
-        )
-        client = session.client
-        job_id = client.submit(session.job(session.site_file.parent / "job.toml"))
-        printer: LogPrinter | None = None
-        report: JobReport | None = None
-        live = Live(console=self.console, refresh_per_second=10, transient=True)
-        with live if self.console.is_terminal else nullcontext():
-            for report in client.watch(job_id):
-                clusters = client.clusters()
-                self._progress(report, clusters)
-                printer = printer or LogPrinter(Path(report.output_directory), write=self._output)
-                printer.print_new(marked=report.processes() > 1, rest=report.over)
-                if self.console.is_terminal and not report.over:
-                    live.update(moment(report, clusters))
-        if report is None:
-            raise KoalaError("the demonstration's service went away", hint="see `koala --verbose demo`")
-        return report
-
-    def _progress(self, report: JobReport, clusters: list[ClusterReport]) -> None:
-        held = sum(one.held for one in report.components)
-        wanted = sum(one.processors for one in report.components)
-        full = any(cluster.name == BUSY and cluster.idle == 0 for cluster in clusters)
-        lacking = {one.cluster for one in report.components if one.held < one.processors}
-        if report.launched_at is None and full and lacking == {BUSY}:
-            said = Padding(Text(report.explanation, style="italic"), (0, 3, 0, 3), expand=False)
-            self.once("waiting", f"{held} of {wanted} are held. `koala explain {report.id}` says:", said)
-        if report.launched_at is not None:
-            ended = f"The local user's job has ended, all {wanted} are held: the placeholders turn into the job,"
-            self.once("launched", f"{ended} {legend('running')}")
-
-    def _output(self, data: bytes) -> None:
-        self.console.print(Padding(Text(data.decode(errors="replace").rstrip("\n")), (0, 0, 0, 3), expand=False))
-
-    def end(self, report: JobReport) -> None:
-        """Say how it ended, and where to go from here."""
-        self.tell("The placeholders have gone back to their clusters; nothing is left of them. The result:")
-        closing(report, self.console, where=False)
-        took = time.monotonic() - self._since
-        self.console.print()
-        self.console.print(f"[dim]That took {took:.0f} s. The three clusters and their files are removed.[/]")
-        self.console.print(
-            "Next: copy [bold]conf/site.toml[/] to ~/.config/koala/, name your clusters in it, "
-            "and see [bold]koala check[/]."
-        )
-
-
-STYLES = {"held": "green", "running": "cyan", "others": "yellow", "queued": "dim green", "idle": "dim"}
-LABELS = {"held": "held", "running": "running", "others": "a local user", "queued": "in the queue", "idle": "idle"}
-
-
-def legend(kind: str) -> str:
-    """Return the mark of a kind of processor."""
-    return f"[{STYLES[kind]}]{SLOT}[/]"
-
-
-def moment(report: JobReport, clusters: list[ClusterReport]) -> RenderableType:
-    """Return the clusters and the job as they are now."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for cluster in clusters:
-        table.add_row(f"   [bold]{cluster.name}[/]", processors(report, cluster), words(report, cluster))
-    state = f"   job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}"
-    return Group("", table, state)
-
-
-def counts(report: JobReport, cluster: ClusterReport) -> dict[str, int]:
-    """Return how many processors of a cluster are in which use, and how many placeholders wait for one."""
-    ours = [one for one in report.components if one.cluster == cluster.name]
-    held = sum(one.held for one in ours)
-    kind = "held" if report.launched_at is None else "running"
-    total = cluster.processors or 0
-    others = min(cluster.others or 0, total - held)
-    return {
-        kind: held,
-        "others": others,
-        "idle": max(0, total - held - others),
-        "queued": sum(one.queued for one in ours),
-    }
-
-
-def processors(report: JobReport, cluster: ClusterReport) -> str:
-    """Return the processors of a cluster as marks in colours, and the placeholders that wait for one."""
-    found = counts(report, cluster)
-    marks = {kind: f"{SLOT} " * number for kind, number in found.items() if kind != "queued"}
-    marks["idle"] = "□ " * found["idle"]
-    queued = f"  [dim]queue:[/] [{STYLES['queued']}]{'▫ ' * found['queued']}[/]" if found["queued"] else ""
-    return "".join(f"[{STYLES[kind]}]{text}[/]" for kind, text in marks.items() if text) + queued
-
-
-def words(report: JobReport, cluster: ClusterReport) -> str:
-    """Return the same in words."""
-    shown = [f"{number} {LABELS[kind]}" for kind, number in counts(report, cluster).items() if number]
-    return f"[dim]{', '.join(shown)}[/]"

@@ -14,8 +14,12 @@ from rich.table import Table
 from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from koala_adapter.cli.session import Session
     from koala_adapter.simulation.experiments.framework import Finding
+    from koala_adapter.simulation.live_negotiations import Pace, Played, Scenario
+    from koala_adapter.simulation.live_runs import LiveOutcome, LiveRun
 
 VERDICTS = {True: "[green]holds[/]", False: "[red]does not hold[/]", None: "[yellow]cannot tell[/]"}
 OUT = click.Path(path_type=Path, file_okay=False)
@@ -116,6 +120,8 @@ def run(
             processes=processes or os.cpu_count() or 1,
             progress=told(display),
             policies=session.policies if values.get(ALSO) else OWN,
+            live=_run_live,
+            negotiate=_negotiate,
         )
         directory.mkdir(parents=True, exist_ok=True)  # what cannot be written to is better told before a long run
         try:
@@ -140,6 +146,18 @@ def run(
     for note in result.notes:
         session.remark(note)
     session.console.print(f"of the claims {tally(result.findings)}; the page is {escape(str(page))}")
+
+
+def _run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
+    from koala_adapter.cli.liveruns import run_live
+
+    return run_live(run, ended)
+
+
+def _negotiate(scenario: Scenario, pace: Pace, site: str) -> Played:
+    from koala_adapter.cli.livenegotiations import play_scenario
+
+    return play_scenario(scenario, pace, site)
 
 
 def finding_lines(finding: Finding) -> list[str]:

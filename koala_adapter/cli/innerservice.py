@@ -17,6 +17,7 @@ from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import LOG_NAME
 from koala_adapter.cli.logsettings import LogStream
+from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
@@ -44,14 +45,22 @@ class InnerService:
 
 
 @contextmanager
-def inner_service(session: Session, interrupts: Interrupts) -> Iterator[InnerService]:
-    """Run a service inside this process during the block, the only part of this that an interrupt may end."""
+def inner_service(
+    session: Session, interrupts: Interrupts, *, snapshot_interval: int = SNAPSHOT_INTERVAL
+) -> Iterator[InnerService]:
+    """Run a service inside this process during the block, the only part of this that an interrupt may end.
+
+    ``snapshot_interval``: events of the journal after which a snapshot stands for them.
+    """
     inner = InnerService()
     session.set_up_log()
     with log_to_file(session), interrupts.deferred(), start_blocking_portal() as portal:
         with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
             future, server = portal.start_task(
-                partial(host, policies=session.policies), session.site, session.plugins, session.directory
+                partial(host, policies=session.policies, snapshot_interval=snapshot_interval),
+                session.site,
+                session.plugins,
+                session.directory,
             )
         try:
             with interrupts.let_in():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.negotiationreports import NegotiationReport
     from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.session import Session
 
@@ -40,6 +41,9 @@ class JobInformation(Protocol):
 
     def jobs(self, limit: int) -> list[JobReport]:
         """Return the latest jobs in order of submission."""
+
+    def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
+        """Return the latest negotiations, oldest first. Raises NegotiationError when there is none of the number."""
 
     def defects(self) -> list[str]:
         """Return what is to be told of the events on which koala failed of late."""

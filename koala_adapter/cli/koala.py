@@ -37,7 +37,9 @@ COMMANDS = (
     ("demo", "demo", "See it work: one job on three clusters at once, in ten seconds."),
     ("simulate", "simulate", "Replay workloads under the policies of real clusters."),
     ("experiment", "experiment", "Repeat the published evaluations."),
-    ("negotiation", "negotiation", "Show and check the templates by which processors and memory are negotiated."),
+    ("negotiations", "negotiations", "Show who offered what when in the negotiations of jobs, and how each ended."),
+    ("negotiation", "negotiation", "Show and check templates of negotiations, and let a program negotiate for a job."),
+    ("app", "app", "Write the library for programs that change their size while they run, in Python and in C."),
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
 """Name, module and first sentence of each, in the order in which a person comes to need them."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 
 @click.group()
 def negotiation() -> None:
-    r"""Show and check the templates by which processors and memory are negotiated.
+    r"""Show and check templates of negotiations, and let a program negotiate for a job.
 
     \b
     Examples:
       koala negotiation schema > NT.xsd
       koala negotiation check --json offer.xml
+      koala negotiation access 12
     """
 
 
@@ -37,6 +39,29 @@ def schema(extension: bool) -> None:
     from koala_adapter.negotiation.templateschema import EXTENSION, PUBLISHED, schema_path
 
     click.echo(schema_path(EXTENSION if extension else PUBLISHED).read_text(encoding="utf-8"), nl=False)
+
+
+@negotiation.command()
+@click.argument("job_id", metavar="JOB")
+@json_option
+@pass_session
+@command_body
+def access(session: Session, job_id: str, as_json: bool) -> None:
+    r"""Let a program negotiate for a running malleable job, once.
+
+    Prints the address, the port and a one-time token, for a program that then speaks for the job by TCP: it hears
+    what is offered and wanted back, and may ask for more or give back. Its first frame is "KOALA-NT 1 " and the
+    token. A token that was not used is void when another one is asked for. See docs/negotiation.md.
+
+    \b
+    Example:
+      koala negotiation access 12
+    """
+    found = session.client.negotiation_access(job_id)
+    if as_json:
+        session.print_json(asdict(found))
+    else:
+        click.echo(f"{found.host} {found.port} {found.token}")
 
 
 @negotiation.command()

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
+from koala_adapter.config.mpiresize import explained
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def plan(session: Session, job_file: Path, as_json: bool) -> None:
         session.print_json(asdict(report))
     else:
         show_plan(report, job, session.console)
+        if note := explained(job, session.site):
+            session.console.print(escape(note))
     raise SystemExit(EXIT_CODES[report.result])
 
 

@@ -4,45 +4,41 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from koala_adapter.api.backgroundservice import start_in_background
+from koala_adapter.api.standby import stand_by, unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.jobs import PATIENCE, lost
-from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
-from koala_adapter.errors import ServiceRunningError, ServiceUnavailableError
+from koala_adapter.cli.jobwords import job_words
+from koala_adapter.cli.session import command_body, json_option, pass_session
+from koala_adapter.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.innerservice import InnerService
+    from koala_adapter.cli.jobwords import JobWords
     from koala_adapter.cli.session import Session
     from koala_adapter.model import Job
 
-COMING_UP = 120.0
-"""Seconds to wait for a service that somebody else is starting."""
-OTHER_START = 2.0
-"""Seconds after which it is looked whether that one is still there."""
-
-T = TypeVar("T")
-
 
 @click.command()
-@job_argument
+@job_words
 @json_option
 @click.option("--quiet", "-q", is_flag=True, help="Neither progress nor the processes' output.")
 @pass_session
 @command_body
-def run(session: Session, job_file: Path, as_json: bool, quiet: bool) -> None:
+def run(session: Session, wanted: JobWords, as_json: bool, quiet: bool) -> None:
     r"""Run a job to its end and exit with its exit code.
+
+    JOB is a job file. A program that is run on some processors needs none: it
+    starts in the present directory, which the nodes must have, too.
 
     Uses the service when one runs, and is the service itself when none does. Ctrl-C cancels the job.
 
@@ -52,10 +48,11 @@ def run(session: Session, job_file: Path, as_json: bool, quiet: bool) -> None:
       244 walltime exceeded, 245 bad configuration, 246 no service, 247 batch system
 
     \b
-    Example:
+    Examples:
       koala run job.toml
+      koala run -n 4 -t 10m -- ./program --steps 100
     """
-    job = session.job(job_file)
+    job = wanted.job(session)
     report = run_job(session, job, quiet=quiet or as_json)
     if as_json:
         session.print_json(asdict(report))
@@ -67,12 +64,14 @@ def run(session: Session, job_file: Path, as_json: bool, quiet: bool) -> None:
 
 
 @click.command()
-@job_argument
+@job_words
 @json_option
 @pass_session
 @command_body
-def submit(session: Session, job_file: Path, as_json: bool) -> None:
+def submit(session: Session, wanted: JobWords, as_json: bool) -> None:
     r"""Hand a job to the service, and start one if none runs.
+
+    JOB is a job file, or a program as for `koala run`.
 
     The service goes on in the background; `koala serve --stop` ends it.
 
@@ -80,7 +79,7 @@ def submit(session: Session, job_file: Path, as_json: bool) -> None:
     Example:
       koala submit job.toml
     """
-    job = session.job(job_file)
+    job = wanted.job(session)
     if not session.client.running():
         go_on_in_background(session, "no service was running; started one in the background")
     job_id = session.client.submit(job)
@@ -93,28 +92,9 @@ def submit(session: Session, job_file: Path, as_json: bool) -> None:
 def go_on_in_background(session: Session, text: str) -> None:
     """Start a service that outlives this command, and say so, unless somebody else has just started one."""
     with session.progress.status("starting a service"):
-        pid = unless_another_answers(session, lambda: start_in_background(session.site_file, session.directory))
+        pid = stand_by(session.client, session.site_file)
     if pid is not None:
         session.remark(f"{text} (pid {pid}, log in {session.directory / LOG_NAME})")
-
-
-def unless_another_answers(session: Session, start: Callable[[], T]) -> T | None:
-    """Return what ``start`` returns; None when another service, on whose start it waited, answers instead.
-
-    Raises ServiceRunningError when another process owns the directory and does not come to answer.
-    """
-    until = time.monotonic() + COMING_UP
-    while True:
-        try:
-            return start()
-        except ServiceRunningError as error:
-            # In between the start is tried again: the other one may fail.
-            if session.client.wait_until_running(OTHER_START):
-                return None
-            if time.monotonic() > until:
-                message = f"{error.message}, but has not answered for {COMING_UP:.0f} s"
-                hint = f"see what it says there, or in {session.directory / LOG_NAME}; end it and try again"
-                raise ServiceRunningError(message, hint=hint) from None
 
 
 @contextmanager
@@ -144,7 +124,9 @@ def _own(session: Session, stack: ExitStack, interrupts: Interrupts) -> InnerSer
 
     session.set_up_log()
     with session.progress.status("starting a service"):
-        lock = unless_another_answers(session, lambda: stack.enter_context(ownership(session.directory, "koala run")))
+        lock = unless_another_answers(
+            session.client, lambda: stack.enter_context(ownership(session.directory, "koala run"))
+        )
     if lock is None:
         return None
     return stack.enter_context(inner_service(session, interrupts))

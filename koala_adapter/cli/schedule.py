@@ -25,7 +25,7 @@ from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.ordering.entries import JobEvent
-from koala_adapter.ordering.explainserver import ExplainServer
+from koala_adapter.ordering.explainserver import ExplainServer, explained_by
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -233,9 +233,9 @@ def _cluster(session: Session, name: str) -> ClusterConfig:
 
 
 async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: Path) -> None:
-    lrm, _ = make_lrm(config, session.plugins, session.directory)
+    lrm, _ = make_lrm(config, session.plugins, session.directory, owner=True)
     screen = Screen(session, config.name, plan)
-    shortest = max(SHORTEST, shortest_poll_interval(config.requests_per_minute, 2 * lrm.requests_per_poll))
+    shortest = max(SHORTEST, shortest_poll_interval(config.requests_as_owner, 2 * lrm.requests_per_poll))
     pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
     try:
         async with anyio.create_task_group() as tasks:
@@ -282,7 +282,7 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
         driver = OutsideScheduler(watcher, mirror, plan.misfit_rules, starter, record, tell=tell)
         with screen:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(ExplainServer(mirror, path.parent, watcher.clock).serve)
+                await tasks.start(ExplainServer(explained_by(mirror, watcher.clock), path.parent).serve)
                 await driver.run(once=plan.once)
                 tasks.cancel_scope.cancel()
     finally:

@@ -122,6 +122,22 @@ class Session:
 
         return load_job(path, job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.site)
 
+    def job_of_text(self, text: str, *, source: str) -> Job:
+        """Read the text of a job file against the site; ``source`` is what refusals call it."""
+        from koala_adapter.config.jobfile import load_job_text
+        from koala_adapter.model import JobId
+        from koala_adapter.plugin.commands import login_name
+
+        return load_job_text(
+            text,
+            directory=Path.cwd(),
+            job_id=JobId("0"),
+            user=login_name(),
+            submitted_at=0.0,
+            source=source,
+            site=self.site,
+        )
+
     def set_up_log(self) -> None:
         """Have parts that log do so as the options say; to be called by who imports them while a command runs."""
         from koala_adapter.cli.logsettings import set_up_log

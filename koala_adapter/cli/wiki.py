@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,13 @@ import click
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.startlog import StartLog
+from koala_adapter.cli.schedule import schedule_directory
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.cli.stopping import stop_on_signal
+from koala_adapter.cli.wikiexplain import explained
 from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
+from koala_adapter.ordering.explainserver import ExplainServer
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.wiki.client import Peer, exchange
@@ -92,7 +96,14 @@ def wiki() -> None:
     type=click.FloatRange(min=1),
     default=DEFAULTS.reply_within,
     show_default=True,
-    help="Seconds after which a job that does not start is held again; below the scheduler's TIMEOUT.",
+    help="Seconds within which every request is answered; below the scheduler's TIMEOUT.",
+)
+@click.option(
+    "--start-within",
+    type=click.FloatRange(min=1),
+    default=DEFAULTS.start_within,
+    show_default=True,
+    help="Seconds after which a released job that does not run is held again.",
 )
 @click.option(
     "--user-holds/--no-user-holds",
@@ -136,7 +147,14 @@ def serve(
     directory = session.directory / "wiki" / (config.name if config else ALL)
     what = f"--cluster {config.name}" if config else "--all"
     way_out = "ask it with `koala wiki ask`, stop it with Ctrl-C or `kill` and its pid"
-    with ownership(directory, f"koala wiki serve {what}", way_out=way_out), suppress(KeyboardInterrupt):
+    with ExitStack() as stack:
+        stack.enter_context(suppress(KeyboardInterrupt))
+        stack.enter_context(ownership(directory, f"koala wiki serve {what}", way_out=way_out))
+        if config is not None:
+            # One owner of the order at a time: `koala schedule` takes the same directory.
+            prepare_directory(session.directory / "schedule")
+            order = schedule_directory(session, config.name)
+            stack.enter_context(ownership(order, f"koala wiki serve {what}", way_out=way_out))
         anyio.run(_serve, session, config, directory, key, options)
 
 
@@ -220,7 +238,7 @@ async def _serve(
     async with AsyncExitStack() as stack:
         lrms = []
         for one in configs:
-            lrm, _ = make_lrm(one, session.plugins, session.directory)
+            lrm, _ = make_lrm(one, session.plugins, session.directory, owner=config is not None)
             stack.push_async_callback(close_lrm, lrm)
             await lrm.start()
             lrms.append((one, lrm))
@@ -247,6 +265,9 @@ async def _run(session: Session, source: Source, directory: Path, key: Key, opti
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)
+            if isinstance(source, LrmSource):
+                order = schedule_directory(session, source.name)
+                await tasks.start(ExplainServer(partial(explained, resource.inventory), order).serve)
             port = await tasks.start(serve_wiki, resource)
             session.progress.print(
                 f"{source.name} is served to {options.dialect} on {options.listen} port {port}",

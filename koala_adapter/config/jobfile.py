@@ -6,6 +6,7 @@ A Job as a plain dictionary, for the service's socket and the journal, is made a
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,7 +19,8 @@ from koala_adapter.config.malleablejob import (
     malleability_problems,
     signal_number,
 )
-from koala_adapter.config.tomlfile import parse_document, read_document
+from koala_adapter.config.mpiresize import mpi_resize, mpi_resize_problems
+from koala_adapter.config.tomlfile import Document, parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Retirement
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.config.sitefile import SiteConfig
-    from koala_adapter.config.tomlfile import Document, KeyPath
+    from koala_adapter.config.tomlfile import KeyPath
     from koala_adapter.model import InputFile
 
 HINT = "every key is described in docs/jobfile.md"
@@ -61,6 +63,18 @@ def load_job_text(
     return _job(table, files, site, name=source, job_id=job_id, user=user, submitted_at=submitted_at)
 
 
+def job_of_values(
+    values: Mapping[str, object], *, source: str, user: str, directory: Path, site: SiteConfig | None = None
+) -> Job:
+    """Return the job that values describe which a program has put together, by the keys of a job file.
+
+    ``source``: what refusals call them. ``directory``: where relative input files are. ``site``: as for ``load_job``.
+    The service gives the id. Raises ConfigurationError with all that is wrong, one problem per line.
+    """
+    table, files = _table(Document(source=source, text="", data=values), directory.absolute(), site)
+    return _job(table, files, site, name=source, job_id=JobId("0"), user=user, submitted_at=0.0)
+
+
 def check_job(job: Job, site: SiteConfig) -> None:
     """Raise ConfigurationError when ``site`` cannot take the job: cluster unknown or disabled, walltime too long."""
     pinned = [(index, component.cluster) for index, component in enumerate(job.components)]
@@ -73,7 +87,7 @@ def check_job(job: Job, site: SiteConfig) -> None:
 def job_from_dict(values: Mapping[str, object]) -> Job:
     """Return the job whose fields these are, as ``asdict`` and JSON give them. Raises ConfigurationError for others."""
     try:
-        return _JOB.validate_python(values)
+        return _job_values().validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -81,7 +95,9 @@ def job_from_dict(values: Mapping[str, object]) -> Job:
         raise ConfigurationError(message, hint="is it of another version of koala-adapter?") from None
 
 
-_JOB: TypeAdapter[Job] = TypeAdapter(Job)
+@cache
+def _job_values() -> TypeAdapter[Job]:
+    return TypeAdapter(Job)
 
 
 def _table(
@@ -102,6 +118,10 @@ def _table(
     if site is not None:
         pinned = [(index, _cluster_name(component)) for index, component in components]
         for path, text in _site_problems(pinned, header.walltime if header else None, site):
+            problems.add(path, text)
+    if header is not None:
+        pinned_names = [component.cluster for _, component in components]
+        for path, text in mpi_resize_problems(header, pinned_names, site):
             problems.add(path, text)
     problems.refuse()
     if table is None:
@@ -218,6 +238,8 @@ def _job(
             initial=component.initial,
             flexible=component.flexible,
             sizes=component.sizes,
+            point_patience=component.point_patience,
+            done_patience=component.done_patience,
             retirement=Retirement(
                 signal=signal_number(component.retire_signal),
                 command=component.retire_command,
@@ -240,4 +262,5 @@ def _job(
         environment=tuple(table.environment.items()),
         working_directory=table.working_directory,
         runner=table.runner,
+        mpi_resize=mpi_resize(table.mpi_resize, [component.cluster for component in table.components], site),
     )

@@ -26,10 +26,12 @@ from koala_adapter.config.fields import (
 from koala_adapter.config.inputfiles import InputFileTable
 from koala_adapter.config.malleablejob import (
     LONGEST_GRACE,
+    LONGEST_POINT_PATIENCE,
     RetireCommand,
     SignalName,
     SizesName,
 )
+from koala_adapter.config.mpiresize import MpiResizeWanted
 from koala_adapter.config.outputfiles import MOST_PATTERNS, OutputPattern
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
 from koala_adapter.model import JobKind, Launcher, RunnerName
@@ -125,7 +127,8 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
     sizes: SizesName = Field(
         default="any",
         description="Sizes that it can have: any, power-of-two, or multiple-of-N; of an offer it takes as many "
-        "processors as bring it to the largest of them. Only in a malleable job.",
+        "processors as bring it to the largest of them. Only in a malleable job. With runner adaptive the program says "
+        "so itself, and is offered no other sizes than these.",
     )
     retire_signal: SignalName = Field(
         default="TERM",
@@ -142,6 +145,23 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
         le=LONGEST_GRACE,
         json_schema_extra=SECONDS,
         description="After so long, a worker that was asked to end is killed.",
+    )
+    point_patience: WholeSeconds = Field(
+        default=60,
+        ge=1,
+        le=LONGEST_POINT_PATIENCE,
+        json_schema_extra=SECONDS,
+        description="For so long the processes of an adaptive component may take to meet at an adaptation point, and "
+        "new ones to join; then a change of size is given up. More than the longest step of the program.",
+    )
+    done_patience: WholeSeconds = Field(
+        default=600,
+        ge=1,
+        le=LONGEST_POINT_PATIENCE,
+        json_schema_extra=SECONDS,
+        description="For so long the processes of an adaptive component may take to carry a change of size out, from "
+        "the point to the last done(); then a process that has not is taken as lost, and with it the job. More than "
+        "the redistribution of the state takes.",
     )
 
     @property
@@ -189,7 +209,8 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
         default=RunnerName.RANKS,
         description="What runs the job. ranks: as many processes as there are placeholders, by the launcher. workers: "
         "a head (the components with processors) that decides when the job is over, and workers (those with minimum "
-        "and maximum) that come and go while it runs.",
+        "and maximum) that come and go while it runs. adaptive: programs whose processes compute in step and use "
+        "koala_app (the components with minimum and maximum); all processes change together.",
     )
     placement: PlacementName | None = Field(
         default=None,
@@ -222,7 +243,13 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
         default=Launcher.PROCESS,
         description="process: each rank starts by itself. mpi: all ranks of all components form one MPI_COMM_WORLD.",
     )
-    environment: Environment = Field(default={}, description="Environment variables for all ranks.")
+    mpi_resize: MpiResizeWanted = Field(
+        default=MpiResizeWanted.ANY,
+        description="How an MPI program changes its size, with runner adaptive. spawn: by MPI_Comm_spawn, on clusters "
+        "whose MPI can do that. restart: it is started anew, with its state in files below working_directory, which "
+        "all nodes must share. any: spawn if all clusters on which it may run can, else restart.",
+    )
+    environment: Environment = Field(default={}, description="Environment variables for all ranks, and mpiexec.")
 
 
 class JobTable(JobHeader, frozen=True, extra="forbid"):

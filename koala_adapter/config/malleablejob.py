@@ -21,7 +21,22 @@ if TYPE_CHECKING:
 LONGEST_GRACE = 3600
 
 _SIGNALS = {one.name.removeprefix("SIG"): one for one in signal.Signals}
-_OF_WORKERS = {"initial", "sizes", "retire_signal", "retire_command", "retire_grace"}
+LONGEST_POINT_PATIENCE = 86_400
+
+_OF_MALLEABLE = {
+    "initial",
+    "sizes",
+    "retire_signal",
+    "retire_command",
+    "retire_grace",
+    "point_patience",
+    "done_patience",
+}
+_OF_RUNNERS = {
+    RunnerName.WORKERS: {"retire_signal", "retire_command", "retire_grace"},
+    RunnerName.ADAPTIVE: {"point_patience", "done_patience"},
+}
+"""Keys of a component that have a meaning with one runner only."""
 _ENDING = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
 
 
@@ -96,25 +111,41 @@ def malleability_problems(
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield what does not fit together, by the place in the file."""
     malleable = header.kind is JobKind.MALLEABLE
-    if malleable and header.runner is not RunnerName.WORKERS:
-        yield ("runner",), 'allowed in a malleable job is "workers": it says how the size of the job can change'
-    if not malleable and header.runner is RunnerName.WORKERS:
-        yield ("runner",), 'found "workers", allowed in a malleable job only: write kind = "malleable"'
+    if malleable and header.runner is RunnerName.RANKS:
+        text = 'allowed in a malleable job is "workers" or "adaptive": it says how the size of the job can change'
+        yield ("runner",), text
+    if not malleable and header.runner is not RunnerName.RANKS:
+        yield ("runner",), f'found "{header.runner}", allowed in a malleable job only: write kind = "malleable"'
     if malleable and components and all(component.minimum is None for _, component in components):
         text = "no component can change its size: allowed is minimum and maximum in at least one of them"
         yield ("components",), text
+    adaptive_mpi = header.runner is RunnerName.ADAPTIVE and header.launcher is Launcher.MPI
+    if malleable and adaptive_mpi and len(components) > 1:
+        yield ("components",), 'allowed with runner = "adaptive" and launcher = "mpi" is one component'
     for index, component in components:
         yield from _component_problems(header, index, component)
 
 
 def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
     malleable = header.kind is JobKind.MALLEABLE
-    if malleable and (component.launcher or header.launcher) is not Launcher.PROCESS:
-        yield ("components", index, "launcher"), 'found "mpi", allowed with runner = "workers" is "process"'
-    for key in sorted(_OF_WORKERS & component.model_fields_set):
+    if malleable and header.runner is RunnerName.WORKERS and (component.launcher or header.launcher) is Launcher.MPI:
+        text = 'found "mpi", allowed with runner = "workers" is "process"'
+        yield ("components", index, "launcher"), text
+    for key in sorted(_OF_MALLEABLE & component.model_fields_set):
         if not malleable:
             yield ("components", index, key), 'allowed in a malleable job only: write kind = "malleable" at the top'
         elif component.minimum is None:
             yield ("components", index, key), "allowed in a component with minimum and maximum only"
+    yield from _problems_with_runner(header, index, component)
     if "retire_signal" in component.model_fields_set and component.retire_command:
         yield ("components", index, "retire_signal"), "given together with retire_command: allowed is one of them"
+
+
+def _problems_with_runner(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the keys of a component that mean nothing to the runner of the job."""
+    if header.kind is not JobKind.MALLEABLE or header.runner is RunnerName.RANKS or component.minimum is None:
+        return
+    for runner, keys in _OF_RUNNERS.items():
+        if header.runner is not runner:
+            for key in sorted(keys & component.model_fields_set):
+                yield ("components", index, key), f'allowed with runner = "{runner}" only'

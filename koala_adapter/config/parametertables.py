@@ -38,6 +38,7 @@ Kind = type[Parameters] | type[ClusterParameters]
 _IN_FILES: Mapping[tuple[object, str], object] = {
     (bool, ""): Flag,
     (int, ""): Whole,
+    (int, "MiB"): Whole,
     (int, "seconds"): WholeSeconds,
     (float, "seconds"): Seconds,
     (float, "MiB/s"): MebibytesPerSecond,
@@ -87,7 +88,7 @@ def values_of(kind: Kind, *tables: BaseModel) -> dict[str, Any]:
 
 def _key(hint: object, setting: Setting, default: object) -> tuple[object, object]:
     """Return type and field of the key that sets a parameter."""
-    extra: dict[str, Any] = {"x-unit": setting.unit} if setting.unit in {"seconds", "MiB/s"} else {}
+    extra: dict[str, Any] = {"x-unit": setting.unit} if setting.unit in {"seconds", "MiB", "MiB/s"} else {}
     bounds: dict[str, Any] = {"ge": setting.least, "gt": setting.above, "le": setting.most}
     bounds = {name: bound for name, bound in bounds.items() if bound is not None}
     field = Field(default=default, description=setting.meaning, json_schema_extra=extra or None, **bounds)

@@ -26,7 +26,7 @@ from koala_adapter.config.fields import (
     Whole,
 )
 from koala_adapter.config.parametertables import values_of, with_parameters
-from koala_adapter.model import ClusterName, Directives
+from koala_adapter.model import ClusterName, Directives, MpiResize
 from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 
@@ -57,6 +57,11 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid"):
         default=None,
         description="Host name or IP address by which nodes reach it. Default: the address it listens on when that is "
         "a single one, else this host's name.",
+    )
+    negotiation_listen: Host = Field(
+        default="127.0.0.1",
+        description="Address on which programs that negotiate for jobs are listened for, with a one-time token and not "
+        "encrypted; on a port that is chosen when one first asks for it.",
     )
     heartbeat: Seconds = Field(
         default=20,
@@ -167,12 +172,16 @@ class _PlacedCluster(BaseModel, frozen=True, extra="forbid"):
 
     name: Name = Field(description="Name of the cluster in job files, commands and reports.")
     plugin: Name = Field(
-        description="Plugin that speaks to its LRM: local, slurm, sge, drmaa, wiki, or another that is installed."
+        description="Plugin that speaks to its LRM: local, slurm, sge, pbs, drmaa, wiki, or another that is installed."
     )
     enabled: Flag = Field(
         default=True,
         description="false: nothing is placed there, and it is not asked unless placeholders are left there.",
     )
+
+
+REQUESTS_AS_OWNER = 1800
+"""Requests a minute, unless the site says otherwise, of whoever starts all jobs: ten starts a second are possible."""
 
 
 class ClusterConfig(_PlacedCluster):
@@ -186,14 +195,22 @@ class ClusterConfig(_PlacedCluster):
         default=60,
         ge=6,
         le=6000,
-        description="Upper bound of requests to the LRM in any 60 seconds, of all kinds together.",
+        description="Upper bound of requests to the LRM in any 60 seconds, of all kinds together. Unless it is given, "
+        f"`koala wiki serve` and `koala schedule`, which own the order of all jobs, keep to {REQUESTS_AS_OWNER}.",
     )
     poll_interval: Seconds = Field(
         default=15,
         ge=0.1,
         le=3600,
         json_schema_extra=SECONDS,
-        description="Time between two looks at jobs and nodes. Must fit requests_per_minute.",
+        description="Time between two looks at jobs and nodes, while nothing is about to change and no running job "
+        "would take what comes free. Must fit requests_per_minute.",
+    )
+    mpi_resize: MpiResize = Field(
+        default=MpiResize.RESTART,
+        description="What the MPI of its nodes can do for a malleable MPI program. spawn: MPI_Comm_spawn, under "
+        "mpiexec -launcher manual. restart: nothing; such a program is started anew with each change. `koala check` "
+        "finds out.",
     )
     memory_mib: Whole | None = Field(
         default=None,
@@ -234,6 +251,12 @@ class ClusterConfig(_PlacedCluster):
     def parameters(self) -> ClusterParameters:
         """What the scheduler is told of it."""
         return ClusterParameters(name=self.cluster_name, **values_of(ClusterParameters, self))
+
+    @property
+    def requests_as_owner(self) -> int:
+        """Upper bound of requests a minute of whoever owns the order of all the cluster's jobs."""
+        given = "requests_per_minute" in self.model_fields_set
+        return self.requests_per_minute if given else REQUESTS_AS_OWNER
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -131,6 +131,9 @@ def tellers(state: State, event: Event) -> list[PlaceholderId]:
         case ev.RankStarted() | ev.RankEnded() | ev.OfferAnswered() | ev.ProcessorsReleased() | ev.MoreRequested():
             record = state.jobs.get(event.job_id)
             return [] if record is None else [placeholder.id for placeholder in state.placeholders_of(record)]
+        case ev.LessRequested() | ev.PointReached() | ev.ChangeMade() | ev.ChangeGivenUp():
+            record = state.jobs.get(event.job_id)
+            return [] if record is None else [placeholder.id for placeholder in state.placeholders_of(record)]
     return []
 
 

@@ -18,7 +18,7 @@ from koala_adapter.negotiation.template import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from koala_adapter.negotiation.template import Resource, ResourceKey
 
@@ -96,17 +96,50 @@ def _why_not(resource: Resource, terms: Terms) -> str:
 
 def problem_of_counter(previous: Template, counter: Template) -> str:
     """Return why an offer may not follow the one before it, or an empty text."""
-    if not counter.quantities():
+    if all(one.declined for one in counter.resources):
         return "an offer in which everything is declined is none"
-    for name in ("direction", "obligation"):
-        if getattr(counter, name) is not None and getattr(counter, name) is not getattr(previous, name):
-            return f"the {name} of an offer stays as it was"
-    before = {resource.key: resource for resource in previous.resources}
-    after = {resource.key: resource for resource in counter.resources}
-    if before.keys() != after.keys():
+    if counter.direction is not None and counter.direction is not previous.direction:
+        return "the direction of an offer stays as it was"
+    if counter.obligation is not None and counter.obligation is not previous.obligation:
+        return "the obligation of an offer stays as it was"
+    pairs = _pairs(previous.resources, counter.resources)
+    if pairs is None:
         return "a counter-offer has the resources of the offer: what is not wanted is declined"
-    problems = (_problem_of_change(before[key], after[key]) for key in before)
-    return next((problem for problem in problems if problem), "")
+    for before, after in pairs:
+        problem = _problem_of_change(before, after)
+        if problem:
+            return problem
+    return ""
+
+
+def _pairs(before: Sequence[Resource], after: Sequence[Resource]) -> list[tuple[Resource, Resource]] | None:
+    """Return each resource as it was and as it is; None: they are not the same ones."""
+    if in_step(before, after):
+        return list(zip(before, after, strict=True))
+    earlier = {one.key: one for one in before}
+    if earlier.keys() != {one.key for one in after}:
+        return None
+    return [(earlier[one.key], one) for one in after]
+
+
+def in_step(some: Sequence[Resource], others: Sequence[Resource]) -> bool:
+    """Tell whether these are the same resources in the same order, as they are between peers that keep to it."""
+    if len(some) != len(others):
+        return False
+    for one, other in zip(some, others, strict=True):
+        if one.type != other.type or one.cluster != other.cluster or one.component != other.component:
+            return False
+    return True
+
+
+def same_quantities(one: Template, other: Template) -> bool:
+    """Tell whether two templates are about as much of each resource."""
+    if not in_step(one.resources, other.resources):
+        return one.quantities() == other.quantities()
+    for some, others in zip(one.resources, other.resources, strict=True):
+        if some.declined is not others.declined or (some.quantity != others.quantity and not some.declined):
+            return False
+    return True
 
 
 def _problem_of_change(before: Resource, after: Resource) -> str:
@@ -129,19 +162,18 @@ def problem_of_closing(standing: Template, closing: Template) -> str:
 
     An acceptance may decline what is optional; a commitment may not.
     """
-    before = {resource.key: resource for resource in standing.resources}
-    after = {resource.key: resource for resource in closing.resources}
-    if before.keys() != after.keys():
+    pairs = _pairs(standing.resources, closing.resources)
+    if pairs is None:
         return "it has other resources than what stands"
-    for key, resource in after.items():
-        if resource.quantity != before[key].quantity:
-            return f"{resource.quantity} {resource.type} are not the {before[key].quantity} that stand"
-        if before[key].declined and not resource.declined:
-            return f"{resource.type} was declined"
-        declinable = before[key].usage is Usage.OPTIONAL and closing.status is Status.ACCEPTED
-        if resource.declined and not before[key].declined and not declinable:
-            return f"{resource.type} cannot be declined here"
-    return "" if closing.quantities() else "nothing is left in it"
+    for before, after in pairs:
+        if after.quantity != before.quantity:
+            return f"{after.quantity} {after.type} are not the {before.quantity} that stand"
+        if before.declined and not after.declined:
+            return f"{after.type} was declined"
+        declinable = before.usage is Usage.OPTIONAL and closing.status is Status.ACCEPTED
+        if after.declined and not before.declined and not declinable:
+            return f"{after.type} cannot be declined here"
+    return "nothing is left in it" if all(after.declined for _, after in pairs) else ""
 
 
 def completed(template: Template, previous: Template) -> Template:
@@ -150,12 +182,14 @@ def completed(template: Template, previous: Template) -> Template:
     Clusters and components go with the resources: where the peer names none, and the types tell which is which, they
     are those of before.
     """
-    before = {resource.type: resource for resource in previous.resources}
     resources = template.resources
+    direction, obligation = template.direction or previous.direction, template.obligation or previous.obligation
+    says_all = direction is template.direction and obligation is template.obligation
+    if says_all and in_step(resources, previous.resources):
+        return template
+    before = {resource.type: resource for resource in previous.resources}
     if len(before) == len(previous.resources):
         resources = tuple(_placed(one, before.get(one.type, one)) for one in resources)
-    direction = template.direction or previous.direction
-    obligation = template.obligation or previous.obligation
     if (resources, direction, obligation) == (template.resources, template.direction, template.obligation):
         return template
     return replace(template, resources=resources, direction=direction, obligation=obligation)

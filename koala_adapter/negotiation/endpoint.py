@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.errors import NegotiationError, NegotiationStepError
 from koala_adapter.negotiation import templatexml
-from koala_adapter.negotiation.bargaining import completed, problem_of_closing, problem_of_counter
+from koala_adapter.negotiation.bargaining import completed, problem_of_closing, problem_of_counter, same_quantities
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.states import (
     BARGAINING,
@@ -28,12 +28,13 @@ from koala_adapter.negotiation.states import (
     Reply,
     State,
 )
-from koala_adapter.negotiation.template import Side, Status, Template, expired, faulty, published, sayable
+from koala_adapter.negotiation.template import Side, Status, Template, expired, faulty, numbered, published, sayable
 
 if TYPE_CHECKING:
     from koala_adapter.negotiation.template import NegotiationKey
 
 _RESENT = {
+    State.OFFERED: Status.NEGOTIATION,
     State.ACCEPTING: Status.ACCEPTED,
     State.AGREED: Status.COMMITTED,
     State.CONSUMED: Status.CONSUMED,
@@ -201,7 +202,7 @@ class Endpoint:
         if message is Message.OFFER:
             known.round += 1
         within = (template.answer_within or self.limits.answer_within) if message is Message.OFFER else None
-        template = replace(template, answer_within=within, round=known.round)
+        template = numbered(template, answer_within=within, number=known.round)
         if following not in ENDED or following is State.CONSUMED:
             known.standing = template
         self._move(key, known, following, now)
@@ -220,7 +221,7 @@ class Endpoint:
             return problem_of_counter(known.standing, template)
         if message is Message.ACCEPT:
             return problem_of_closing(known.standing, template)
-        changed = template.quantities() != known.standing.quantities()
+        changed = not same_quantities(template, known.standing)
         return "it is not what was accepted" if changed and message in {Message.COMMIT, Message.CONSUME} else ""
 
     def receive(self, data: bytes, now: float) -> list[Event]:
@@ -275,8 +276,7 @@ class Endpoint:
         if message is Message.ACCEPT and known.state is State.OFFERED:
             problem = problem_of_closing(known.standing, template)
         elif message in {Message.ACCEPT, Message.COMMIT, Message.CONSUME}:
-            same = template.quantities() == known.standing.quantities()
-            problem = "" if same else "it is not what stands"
+            problem = "" if same_quantities(template, known.standing) else "it is not what stands"
         if message in {Message.ACCEPT, Message.COMMIT} and template.round not in {None, known.round}:
             problem = f"round {template.round} is not the last one, {known.round}"
         return (Message.MISMATCH if problem else message), problem or f"{message.value!r} does not follow"
@@ -288,7 +288,7 @@ class Endpoint:
             return Message.UNFIT, f"{self.side} has not begun this negotiation"
         if template.round not in {None, 1}:
             return Message.UNFIT, "the first offer has round 1"
-        if not template.quantities():
+        if all(one.declined for one in template.resources):
             return Message.UNFIT, "an offer in which everything is declined is none"
         if self.open_negotiations >= self.limits.most_open:
             return Message.UNFIT, f"{self.limits.most_open} negotiations are open already"
@@ -296,7 +296,9 @@ class Endpoint:
 
     def _classified_offer(self, template: Template, known: _Negotiation) -> tuple[Message, str]:
         seen = template.round is not None and template.round <= known.round
-        if seen or (template.round is None and known.state is not State.OFFERED and _same(template, known.standing)):
+        if seen or (
+            template.round is None and known.state is not State.OFFERED and same_quantities(template, known.standing)
+        ):
             return Message.REPEATED, ""
         if template.round not in {None, known.round + 1}:
             return Message.UNFIT, f"round {template.round} does not follow {known.round}"
@@ -337,6 +339,15 @@ class Endpoint:
             if known.last_sent is not None and known.last_sent.status is _RESENT.get(known.state):
                 self._write(known.last_sent)
 
+    def restore(self, template: Template, state: State, round_: int, now: float) -> None:
+        """Go on with a negotiation that an earlier endpoint had with the peer, whose end of it has lived on.
+
+        ``template``: what stands in it, with the status that was said last by this side.
+        """
+        template = replace(template, round=round_)
+        known = self._known[template.key] = _Negotiation(standing=template, round=round_, last_sent=template)
+        self._move(template.key, known, state, now, asked_within=template.answer_within)
+
     def _move(
         self, key: NegotiationKey, known: _Negotiation, state: State, now: float, *, asked_within: float | None = None
     ) -> None:
@@ -374,10 +385,6 @@ class Endpoint:
 
     def _write(self, template: Template) -> None:
         self._output += frame(templatexml.build(published(template) if self._strict_peer else template))
-
-
-def _same(one: Template, other: Template) -> bool:
-    return one.quantities() == other.quantities()
 
 
 def _event(key: NegotiationKey, known: _Negotiation, before: State, reason: str) -> Event:

@@ -52,6 +52,10 @@ class FrameBuffer:
 
         Raises NegotiationError for a size that is none or too large: the connection must be closed.
         """
+        if not self._received and _HEADER.match(data):
+            claimed = int(data[:HEADER_SIZE])
+            if len(data) == HEADER_SIZE + claimed and 1 <= claimed <= self._limit:
+                return [data[HEADER_SIZE:]]  # one whole frame and nothing else, as it nearly always is
         payloads = []
         self._received += data
         while (size := self._size()) is not None and len(self._received) >= HEADER_SIZE + size:

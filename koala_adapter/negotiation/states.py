@@ -49,6 +49,8 @@ class State(StrEnum):
     BROKEN = "broken"
     """A side said what it may not say."""
 
+    __hash__ = str.__hash__  # that of an enumeration is a function in Python, and each message is looked up by it
+
 
 class Message(StrEnum):
     """What comes from the peer, by what it means here."""
@@ -68,6 +70,8 @@ class Message(StrEnum):
     WITHDRAW = "withdraw"
     EXPIRE = "expire"
     ERROR = "error"
+
+    __hash__ = str.__hash__  # likewise
 
 
 class Reply(StrEnum):

@@ -66,6 +66,8 @@ class Status(StrEnum):
     ERROR = "NT_ERROR"
     """The peer said what it may not say."""
 
+    __hash__ = str.__hash__  # that of an enumeration is a function in Python, and each message is looked up by it
+
 
 class Usage(StrEnum):
     """Whether an agreement may go without a resource."""
@@ -112,6 +114,10 @@ class NegotiationKey:
 
     initiator: Side
     agreement_id: str
+
+    def __hash__(self) -> int:
+        """Return the hash of the id alone, which tells nearly all negotiations apart."""
+        return hash(self.agreement_id)
 
     def __str__(self) -> str:
         """Name it in a message."""
@@ -194,18 +200,21 @@ class Template:
             raise NegotiationError(f"Round is {self.round}, not from 1 to {MOST_ROUNDS}")
         if len(self.reason) > LONGEST_REASON or _NOT_IN_REASON.search(self.reason):
             raise NegotiationError(f"Reason: at most {LONGEST_REASON} characters, on one line")
-        self._check_resources()
+        self.check_resources()
 
-    def _check_resources(self) -> None:
-        keys = {(one.type, one.cluster, one.component) for one in self.resources}
-        if len(keys) < len(self.resources):
-            raise NegotiationError("two resources have the same Type, Cluster and Component")
-        if len(self.resources) > MOST_RESOURCES:
-            raise NegotiationError(f"{len(self.resources)} resources are too many: at most {MOST_RESOURCES}")
-        if not self.resources and self.status is not Status.ERROR:
+    def check_resources(self) -> None:
+        """Raise NegotiationError where the resources do not go together."""
+        resources = self.resources
+        if not resources and self.status is not Status.ERROR:
             raise NegotiationError("a template has at least one Resource, unless it tells of an error")
-        if self.status in _STANDING and any(one.declined and one.usage is Usage.REQUIRED for one in self.resources):
-            raise NegotiationError("a required resource is declined: reject the whole")
+        if len(resources) > 1:
+            if len({(one.type, one.cluster, one.component) for one in resources}) < len(resources):
+                raise NegotiationError("two resources have the same Type, Cluster and Component")
+            if len(resources) > MOST_RESOURCES:
+                raise NegotiationError(f"{len(resources)} resources are too many: at most {MOST_RESOURCES}")
+        for one in resources:
+            if one.status is Status.REJECTED and one.usage is Usage.REQUIRED and self.status in _STANDING:
+                raise NegotiationError("a required resource is declined: reject the whole")
 
     @property
     def key(self) -> NegotiationKey:
@@ -238,12 +247,15 @@ def countered(
     """
     changed = []
     for one in offer.resources:
-        status = Status.REJECTED if one.declined or one.key in declined else Status.NEGOTIATION
-        quantity = quantities.get(one.key, one.quantity)
-        changed.append(replace(one, quantity=quantity, status=status, minimum=None, maximum=None))
-    return replace(
-        offer, status=Status.NEGOTIATION, resources=tuple(changed), answer_within=None, round=None, reason=reason
-    )
+        key = one.key
+        status = Status.REJECTED if one.declined or key in declined else Status.NEGOTIATION
+        quantity = quantities.get(key, one.quantity)
+        if not 1 <= quantity <= LARGEST_QUANTITY:
+            raise NegotiationError(f"Quantity of {one.type} is {quantity}, not from 1 to {LARGEST_QUANTITY}")
+        changed.append(_resource(one, quantity, status, None, None))
+    if len(reason) > LONGEST_REASON or _NOT_IN_REASON.search(reason):
+        raise NegotiationError(f"Reason: at most {LONGEST_REASON} characters, on one line")
+    return _changed(offer, Status.NEGOTIATION, tuple(changed), reason=reason)
 
 
 def accepted(offer: Template, *, declined: Collection[ResourceKey] = ()) -> Template:
@@ -294,14 +306,94 @@ def sayable(reason: str) -> str:
     return _NOT_IN_REASON.sub("?", " ".join(reason.split()))[:LONGEST_REASON]
 
 
-def _closing(template: Template, status: Status, *, declined: Collection[ResourceKey] = ()) -> Template:
-    resources = tuple(
-        replace(one, status=Status.REJECTED if one.declined or one.key in declined else status)
-        for one in template.resources
+def numbered(template: Template, *, answer_within: float | None, number: int | None) -> Template:
+    """Return a template with the time and the round that it is said with; both are such as may be written."""
+    if template.round == number and template.answer_within == answer_within:
+        return template
+    return _changed(
+        template, template.status, template.resources, template.reason, answer_within=answer_within, number=number
     )
-    return replace(template, status=status, resources=resources, answer_within=None, reason="")
+
+
+def _closing(template: Template, status: Status, *, declined: Collection[ResourceKey] = ()) -> Template:
+    resources = []
+    for one in template.resources:
+        out = one.declined or (bool(declined) and one.key in declined)
+        resources.append(_resource(one, one.quantity, Status.REJECTED if out else status, one.minimum, one.maximum))
+    return _changed(template, status, tuple(resources), number=template.round)
 
 
 def _ended(template: Template, status: Status, reason: str) -> Template:
-    resources = tuple(replace(one, status=status) for one in template.resources)
-    return replace(template, status=status, resources=resources, answer_within=None, reason=sayable(reason))
+    resources = tuple(_resource(one, one.quantity, status, one.minimum, one.maximum) for one in template.resources)
+    return _changed(template, status, resources, sayable(reason), number=template.round)
+
+
+# A template that is made of another one has most of its fields, which were checked when that was made. They are not
+# checked again, nor taken through the general `replace`: each message of a negotiation is such a template.
+
+
+def _resource(one: Resource, quantity: int, status: Status, minimum: int | None, maximum: int | None) -> Resource:
+    return unchecked_resource(
+        one.type, quantity, one.usage, one.negotiability, status, minimum, maximum, one.cluster, one.component
+    )
+
+
+def _changed(
+    template: Template,
+    status: Status,
+    resources: tuple[Resource, ...],
+    reason: str = "",
+    *,
+    answer_within: float | None = None,
+    number: int | None = None,
+) -> Template:
+    made = unchecked_template(
+        template.agreement_id, template.initiator, template.source, template.dest, status, resources,
+        template.direction, template.obligation, answer_within, number, reason, None,
+    )  # fmt: skip
+    made.check_resources()
+    return made
+
+
+def unchecked_resource(  # noqa: PLR0913, PLR0917 - the fields in their order
+    type_: str, quantity: int, usage: Usage, negotiability: Negotiability, status: Status, minimum: int | None,
+    maximum: int | None, cluster: str, component: str,
+) -> Resource:  # fmt: skip
+    """Return a resource of fields that are known to be right."""
+    made = _new(Resource)
+    _set(made, "type", type_)
+    _set(made, "quantity", quantity)
+    _set(made, "usage", usage)
+    _set(made, "negotiability", negotiability)
+    _set(made, "status", status)
+    _set(made, "minimum", minimum)
+    _set(made, "maximum", maximum)
+    _set(made, "cluster", cluster)
+    _set(made, "component", component)
+    return made
+
+
+def unchecked_template(  # noqa: PLR0913, PLR0917 - likewise
+    agreement_id: str, initiator: Side, source: str, dest: str, status: Status, resources: tuple[Resource, ...],
+    direction: Direction | None, obligation: Obligation | None, answer_within: float | None, number: int | None,
+    reason: str, bytes_read: bytes | None,
+) -> Template:  # fmt: skip
+    """Return a template of fields that are known to be right, each by itself; see `Template.check_resources`."""
+    made = _new(Template)
+    _set(made, "agreement_id", agreement_id)
+    _set(made, "initiator", initiator)
+    _set(made, "source", source)
+    _set(made, "dest", dest)
+    _set(made, "status", status)
+    _set(made, "resources", resources)
+    _set(made, "direction", direction)
+    _set(made, "obligation", obligation)
+    _set(made, "answer_within", answer_within)
+    _set(made, "round", number)
+    _set(made, "reason", reason)
+    _set(made, "bytes_read", bytes_read)
+    return made
+
+
+_new = object.__new__
+_set = object.__setattr__

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lxml import etree
+if TYPE_CHECKING:
+    from lxml import etree
 
 PUBLISHED = "NT.xsd"
 EXTENSION = "NT-koala.xsd"
@@ -21,5 +23,7 @@ def schema_path(name: str) -> Path:
 @cache
 def template_schema() -> etree.XMLSchema:
     """Return both schemas, ready to validate with. Nothing is fetched from a network."""
+    from lxml import etree
+
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     return etree.XMLSchema(etree.parse(schema_path(PUBLISHED), parser))

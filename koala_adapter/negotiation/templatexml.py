@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import quoteattr
-
-from lxml import etree
 
 from koala_adapter.errors import NegotiationError
+from koala_adapter.negotiation import layoutreader
 from koala_adapter.negotiation.template import (
     Direction,
     Negotiability,
@@ -50,6 +48,17 @@ _FORBIDDEN = re.compile(rb"<!(?:DOCTYPE|ENTITY)|<\?(?!xml\s)")
 
 def parse(data: bytes) -> Template:
     """Return the template that a document is. Raises NegotiationError."""
+    if len(data) <= LARGEST_TEMPLATE:
+        template = layoutreader.read(bytes(data))
+        if template is not None:
+            return template
+    return parse_any(data)
+
+
+def parse_any(data: bytes) -> Template:
+    """Return the template that a document is, in whatever layout it stands. Raises NegotiationError."""
+    from lxml import etree
+
     check_bytes(data)
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True)
     try:
@@ -141,62 +150,51 @@ def build(template: Template) -> bytes:
     """Return the document of a template: what it was read from, if it was."""
     if template.bytes_read is not None:
         return template.bytes_read
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', _root(template)]
-    fields = (
-        ("NT_Initiator", template.initiator),
-        ("NT_Source", template.source),
-        ("NT_Dest", template.dest),
-        ("NT_Status", template.status),
+    added = _added_to_root(template)
+    resources = [_resource_text(resource) for resource in template.resources]
+    if added or any(" k:" in text for text in resources):
+        added = f' xmlns:k="{NAMESPACE}"{added}'
+    # Nothing to escape: a value that can be made of a field has no character that XML takes for its own, but a reason.
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f'<NT NT_AgreementID="{template.agreement_id}" xmlns:xsi="{_SCHEMA_INSTANCE}" '
+        f'xsi:noNamespaceSchemaLocation="NT.xsd"{added}>\n'
+        f"  <NT_Initiator>{template.initiator}</NT_Initiator>\n"
+        f"  <NT_Source>{template.source}</NT_Source>\n"
+        f"  <NT_Dest>{template.dest}</NT_Dest>\n"
+        f"  <NT_Status>{template.status}</NT_Status>\n"
+        f"{''.join(resources)}</NT>\n"
+    ).encode()
+
+
+def _added_to_root(template: Template) -> str:
+    text = "" if template.direction is None else f' k:Direction="{template.direction}"'
+    if template.obligation is not None:
+        text += f' k:Obligation="{template.obligation}"'
+    if template.answer_within is not None:
+        text += f' k:AnswerWithin="{seconds(template.answer_within)}"'
+    if template.round is not None:
+        text += f' k:Round="{template.round}"'
+    if not template.reason:
+        return text
+    from xml.sax.saxutils import quoteattr
+
+    return text + f" k:Reason={quoteattr(template.reason)}"
+
+
+def _resource_text(resource: Resource) -> str:
+    added = "" if resource.minimum is None else f' k:Minimum="{resource.minimum}"'
+    if resource.maximum is not None:
+        added += f' k:Maximum="{resource.maximum}"'
+    if resource.cluster:
+        added += f' k:Cluster="{resource.cluster}"'
+    if resource.component:
+        added += f' k:Component="{resource.component}"'
+    return (
+        f"  <Resource{added}>\n    <Type>{resource.type}</Type>\n    <Quantity>{resource.quantity}</Quantity>\n"
+        f"    <Usage>{resource.usage}</Usage>\n    <Negotiability>{resource.negotiability}</Negotiability>\n"
+        f"    <Status>{resource.status}</Status>\n  </Resource>\n"
     )
-    # Nothing to escape: a value that can be made of a field has no character that XML takes for its own.
-    lines += [f"  <{name}>{value}</{name}>" for name, value in fields]
-    for resource in template.resources:
-        lines += _resource_lines(resource)
-    lines += ["</NT>", ""]
-    return "\n".join(lines).encode()
-
-
-def _root(template: Template) -> str:
-    attributes = {"NT_AgreementID": template.agreement_id, "xmlns:xsi": _SCHEMA_INSTANCE}
-    attributes["xsi:noNamespaceSchemaLocation"] = "NT.xsd"
-    added = {
-        "Direction": template.direction or "",
-        "Obligation": template.obligation or "",
-        "AnswerWithin": "" if template.answer_within is None else seconds(template.answer_within),
-        "Round": "" if template.round is None else str(template.round),
-        "Reason": template.reason,
-    }
-    if any(added.values()) or any(_additions(resource) for resource in template.resources):
-        attributes["xmlns:k"] = NAMESPACE
-    attributes |= {f"k:{name}": value for name, value in added.items() if value}
-    return f"<NT{_attributes(attributes)}>"
-
-
-def _resource_lines(resource: Resource) -> list[str]:
-    fields = (
-        ("Type", resource.type),
-        ("Quantity", str(resource.quantity)),
-        ("Usage", resource.usage),
-        ("Negotiability", resource.negotiability),
-        ("Status", resource.status),
-    )
-    added = {f"k:{name}": value for name, value in _additions(resource).items()}
-    inner = [f"    <{name}>{value}</{name}>" for name, value in fields]
-    return [f"  <Resource{_attributes(added)}>", *inner, "  </Resource>"]
-
-
-def _additions(resource: Resource) -> dict[str, str]:
-    found = {
-        "Minimum": "" if resource.minimum is None else str(resource.minimum),
-        "Maximum": "" if resource.maximum is None else str(resource.maximum),
-        "Cluster": resource.cluster,
-        "Component": resource.component,
-    }
-    return {name: value for name, value in found.items() if value}
-
-
-def _attributes(attributes: dict[str, str]) -> str:
-    return "".join(f" {name}={quoteattr(value)}" for name, value in attributes.items())
 
 
 def seconds(value: float) -> str:

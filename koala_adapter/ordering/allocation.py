@@ -128,7 +128,14 @@ def _per_task(job: LrmJob) -> int:
 
 def _shares(job: LrmJob, rooms: Iterable[NodeRoom], per_task: int) -> list[_Share]:
     """Return the nodes that a job may use. A loop over thousands of nodes for each of hundreds of jobs: it is short."""
-    wishes = (job.features, job.excluded_nodes, job.tasks_per_node, job.memory_per_node_mib)
+    wishes = (
+        job.features,
+        job.any_feature,
+        job.possible_nodes is not None,
+        job.excluded_nodes,
+        job.tasks_per_node,
+        job.memory_per_node_mib,
+    )
     plain = not any(wishes) and not job.memory_per_processor_mib
     queue = job.queue
     shares = []
@@ -149,6 +156,10 @@ def _unusable(job: LrmJob, node: Node) -> bool:
     foreign = job.queue not in node.queues and bool(job.queue and node.queues)
     if foreign and any(serves(job.queue, queue) for queue in node.queues):
         foreign = False
+    if job.possible_nodes is not None and node.name not in job.possible_nodes:
+        return True
+    if job.any_feature and not set(job.any_feature) & set(node.features):
+        return True
     return foreign or node.name in job.excluded_nodes or not set(job.features) <= set(node.features)
 
 
@@ -171,7 +182,7 @@ def _too_little(job: LrmJob, found: int) -> str:
         word
         for word, given in (
             ("memory", job.memory_per_node_mib or job.memory_per_processor_mib),
-            ("features", job.features),
+            ("features", job.features or job.any_feature),
             ("tasks per node", job.tasks_per_node),
             ("processors per task", _per_task(job) > 1),
             ("excluded nodes", job.excluded_nodes),

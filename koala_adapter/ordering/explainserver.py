@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala explain`` for jobs of a batch system: a running ``koala schedule`` answers on a Unix socket of its own.
+"""``koala explain`` for jobs of a batch system: whoever owns its order answers on a Unix socket of its own.
 
 One question a connection, one JSON line each way; only processes of the same user are heard.
 """
@@ -22,6 +22,7 @@ from koala_adapter.ordering.explanations import Explanation, explain
 from koala_adapter.ordering.timeofday import as_read
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from anyio.abc import SocketStream, TaskStatus
@@ -37,13 +38,20 @@ ASK_SECONDS = 30.0
 EXPLANATION = TypeAdapter(Explanation)
 
 
-class ExplainServer:
-    """Answers questions about one mirror."""
+def explained_by(mirror: Mirror, clock: ServiceClock) -> Callable[[str], Explanation]:
+    """Return what explains the jobs of a mirror in times of day; ``clock``: that of the mirror."""
+    return lambda job_id: as_read(explain(mirror, job_id, clock.now()), clock.offset)
 
-    def __init__(self, mirror: Mirror, directory: Path, clock: ServiceClock) -> None:
-        """Listen in ``directory``, which must be there when :meth:`serve` is called; ``clock``: that of the mirror."""
-        self._mirror = mirror
-        self._clock = clock
+
+class ExplainServer:
+    """Answers questions about the jobs of one batch system."""
+
+    def __init__(self, explain_job: Callable[[str], Explanation], directory: Path) -> None:
+        """Listen in ``directory``, which must be there when :meth:`serve` is called.
+
+        ``explain_job`` raises JobNotFoundError.
+        """
+        self._explain_job = explain_job
         self._path = directory / SOCKET_NAME
 
     async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -74,8 +82,7 @@ class ExplainServer:
     def _answer(self, line: bytes) -> bytes:
         try:
             question = json.loads(line)
-            found = explain(self._mirror, str(question["job_id"]), self._clock.now())
-            return EXPLANATION.dump_json(as_read(found, self._clock.offset))
+            return EXPLANATION.dump_json(self._explain_job(str(question["job_id"])))
         except KoalaError as error:
             return json.dumps({"error": error.message, "hint": error.hint}).encode()
         except (ValueError, LookupError, TypeError) as error:
@@ -113,6 +120,7 @@ def _ask(directory: Path, cluster: str, question: dict[str, str]) -> bytes:
                 return lines.readline()
     except OSError as error:
         raise ServiceUnavailableError(
-            f"no `koala schedule` for cluster {cluster} answers in {directory}: {error.strerror or error}",
+            f"no `koala schedule` (or `koala wiki serve`) for cluster {cluster} answers in {directory}: "
+            f"{error.strerror or error}",
             hint=f"start it with `koala schedule --cluster {cluster}`, as the same user and with the same --state",
         ) from error

@@ -80,6 +80,8 @@ def _hold_problem(job: LrmJob, rules: Rules, *, ours: bool) -> str:
 
 
 def _other_problem(job: LrmJob, now: float) -> str:
+    if job.obstacle:
+        return job.obstacle
     if job.dependent:
         # That it is in hold, too, is not why it waits.
         why = "" if "held" in job.reason.lower() else job.reason
@@ -150,6 +152,8 @@ def shape(job: LrmJob) -> object:
         job.memory_per_processor_mib,
         job.memory_per_node_mib,
         job.features,
+        job.any_feature,
+        job.possible_nodes,
         job.requested_nodes,
         job.excluded_nodes,
     )

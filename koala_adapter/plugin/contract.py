@@ -12,11 +12,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from koala_adapter.errors import LrmUnsupportedError
+from koala_adapter.errors import LrmError, LrmUnsupportedError
 from koala_adapter.model import ClusterName, Directives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pydantic import BaseModel
@@ -39,6 +39,8 @@ class Capabilities:
     outcome is unknown would be sent again."""
     observes_nodes: bool = True
     """``nodes`` tells the truth about idle processors (not only a configured number)."""
+    lists_queues: bool = True
+    """``queues`` shows those that there are (not only what the site file names): who asks for another asks for none."""
     lists_others: bool = True
     """``jobs`` without a prefix lists the jobs of all users, the waiting ones in the order of their queue."""
     hold: bool = False
@@ -146,6 +148,8 @@ class Lrm(ABC):
     """Environment variable that tells a running placeholder its index (``SLURM_ARRAY_TASK_ID``)."""
     job_id_variable: str
     """Environment variable with the LRM's job id of a running placeholder (``SLURM_ARRAY_JOB_ID``)."""
+    requests_per_start: int = 5
+    """LRM requests that one ``start_on`` and its ``confirm_start`` usually cost."""
     requests_per_poll: int
     """Upper bound of LRM requests that one ``nodes`` plus one ``jobs`` cost: part of the overload contract."""
 
@@ -221,6 +225,16 @@ class Lrm(ABC):
 
         Where the LRM can, the job is made to come back in hold, should it be queued again.
         """
+
+    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
+        """Hear the same of several jobs; return what went wrong, by job. In one request where the LRM can."""
+        errors: dict[LrmJobId, LrmError] = {}
+        for job in jobs:
+            try:
+                await self.confirm_start(job)
+            except LrmError as error:
+                errors[job] = error
+        return errors
 
     async def take_back(self, job: LrmJobId) -> None:
         """Hold a job that waits after ``start_on``, and untie it from its nodes. Needs ``hold``.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -12,26 +13,50 @@ from koala_adapter.errors import PluginError
 from koala_adapter.plugin.contract import INTERFACE_VERSION, Capabilities, PluginDefinition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator
 
 ENTRY_POINT_GROUP = "koala_adapter.plugins"
 
 
-def load_plugins(entry_points: Iterable[metadata.EntryPoint] | None = None) -> Mapping[str, PluginDefinition]:
-    """Return all installed plugins by name.
+class InstalledPlugins(Mapping[str, PluginDefinition]):
+    """Installed plugins by name, each imported when it is looked up: a site pays only for the plugins that it uses.
 
-    Raises PluginError, naming the distribution at fault, when one cannot be imported or breaks the contract.
+    Looking one up raises PluginError, naming the distribution at fault, when it cannot be imported or breaks the
+    contract. Going through the values looks up all.
     """
-    if entry_points is None:
-        entry_points = metadata.entry_points(group=ENTRY_POINT_GROUP)
-    found: dict[str, PluginDefinition] = {}
-    for entry_point in entry_points:
-        definition = _load(entry_point)
-        if definition.name in found:
-            message = f"two plugins are called {definition.name!r} (second: {entry_point.value})"
-            raise PluginError(message, hint="uninstall one of them")
-        found[definition.name] = definition
-    return found
+
+    def __init__(self, entry_points: Iterable[metadata.EntryPoint]) -> None:
+        """Raise PluginError when two have the same name."""
+        self._entry_points: dict[str, metadata.EntryPoint] = {}
+        self._definitions: dict[str, PluginDefinition] = {}
+        for entry_point in entry_points:
+            if entry_point.name in self._entry_points:
+                message = f"two plugins are called {entry_point.name!r} (second: {entry_point.value})"
+                raise PluginError(message, hint="uninstall one of them")
+            self._entry_points[entry_point.name] = entry_point
+
+    def __getitem__(self, name: str) -> PluginDefinition:
+        """Return one, imported now if it was not before."""
+        if name not in self._definitions:
+            self._definitions[name] = _load(self._entry_points[name])
+        return self._definitions[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether one is installed, without importing it."""
+        return name in self._entry_points
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names, without importing anything."""
+        return iter(self._entry_points)
+
+    def __len__(self) -> int:
+        """Return the number of installed plugins."""
+        return len(self._entry_points)
+
+
+def load_plugins(entry_points: Iterable[metadata.EntryPoint] | None = None) -> Mapping[str, PluginDefinition]:
+    """Return all installed plugins by name; which of them are loaded is up to who looks them up (InstalledPlugins)."""
+    return InstalledPlugins(metadata.entry_points(group=ENTRY_POINT_GROUP) if entry_points is None else entry_points)
 
 
 def _load(entry_point: metadata.EntryPoint) -> PluginDefinition:

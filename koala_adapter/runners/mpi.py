@@ -11,6 +11,11 @@ each rank's shell tells how its program ended, on mpiexec's stdout; of a shell t
 the signal, before it exits. ``-genvnone`` lets each rank have its own proxy's
 environment; ``-wdir /`` because mpiexec would impose its own directory, which other nodes need not have. The program
 and its arguments go by each proxy's environment: mpiexec takes a lone ":" among them for the next program.
+
+Programs that spawn processes (MPICH of PyPI 4.3.2 and 5.0.2; Debian's 4.0.2 cannot): for each MPI_Comm_spawn mpiexec
+prints the command of one more proxy, with a process group of its own and the proxy's number 0, but not the host that
+the program has asked for. So the program says that on mpiexec's output, too, and the k-th host said is that of
+process group k, however the two kinds of lines come to be mixed.
 """
 
 from __future__ import annotations
@@ -37,17 +42,25 @@ SIGNAL_BASE = 128
 """A POSIX shell shows a death by signal n as status 128 + n."""
 LARGEST_SIGNAL = 64
 
-RANK_SHELL = """\
+SPAWN_DESCRIPTOR = 3
+"""Of a program that spawns: what it writes there goes to mpiexec's output."""
+
+PROGRAM_SHELL = """\
 cd "${KOALA_DIRECTORY:-${KOALA_STDOUT%/*}/work}" || exit 126
 eval "set -- $KOALA_COMMAND"
 unset KOALA_COMMAND KOALA_DIRECTORY
 "$@" >"$KOALA_STDOUT" 2>"$KOALA_STDERR"
 status=$?
-echo "koala: rank $KOALA_RANK ended with $status"
+"""
+"""How a rank's program is run, in its directory and with its output to its agent."""
+RANK_SHELL = f"""\
+{PROGRAM_SHELL}echo "koala: rank $KOALA_RANK ended with $status"
 exit $status
 """
+SPAWNING_RANK_SHELL = RANK_SHELL.replace('"$@" >', f'"$@" {SPAWN_DESCRIPTOR}>&1 >')
 
-_PROXY = re.compile(r"^HYDRA_LAUNCH: (?P<command>.+ --proxy-id (?P<proxy>\d+))\s*$")
+_PROXY = re.compile(r"^HYDRA_LAUNCH: (?P<command>.+ --pgid (?P<group>\d+) .*--proxy-id (?P<proxy>\d+))\s*$")
+_SPAWN = re.compile(r"koala: spawn koala(?P<rank>\d+)\s*$")
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)\s*$")
 """mpiexec's last words on a process of the application that a signal killed: it exits with the signal's number then, as
 with that of a process that exited with such a status."""
@@ -57,25 +70,40 @@ _RANK_END = re.compile(r"koala: rank (?P<rank>\d+) ended with (?P<status>\d+)\s*
 class MpiRunner(Runner):
     """Starts mpiexec in the first placeholder, and in all of them the proxies that it asks for."""
 
-    def __init__(self, application: Application) -> None:
-        """See :class:`Runner`."""
+    def __init__(self, application: Application, *, spawns: bool = False) -> None:
+        """See :class:`Runner`. ``spawns``: the first rank is started alone, and spawns the others."""
         super().__init__(application)
+        self._spawns = spawns
         self._read = 0
         self._rest = b""
-        self._proxies: dict[int, tuple[str, ...]] = {}
+        self._commands: dict[tuple[int, int], tuple[str, ...]] = {}
+        """What mpiexec has asked for, by process group and number of the proxy in it."""
+        self._spawned: list[int] = []
+        """Rank that the program has spawned as process group 1, 2 and so on."""
         self._killed_by: int | None = None
         """Signal that mpiexec says has killed a rank, its shell included."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
         """Return the proxy of a rank, once mpiexec has asked for it; for rank 0 also mpiexec."""
-        proxy = self._proxies.get(rank.rank)
-        proxies = [] if proxy is None else [self._proxy(rank.rank, proxy)]
+        command = self._commands.get(self._proxy_of(rank.rank))
+        proxies = [] if command is None else [self._proxy(rank, command)]
         return [self._launcher(rank), *proxies] if rank.rank == 0 else proxies
 
+    def _proxy_of(self, rank: int) -> tuple[int, int]:
+        return (self._spawned.index(rank) + 1, 0) if rank in self._spawned else (0, rank)
+
+    def _rank_at(self, proxy: tuple[int, int]) -> Rank | None:
+        group, number = proxy
+        if group:
+            number = self._spawned[group - 1] if number == 0 and group <= len(self._spawned) else -1
+        return self.application.ranks_numbered.get(number)
+
     def _launcher(self, first: Rank) -> AddressedLaunch:
+        ranks = (first,) if self._spawns else self.application.ranks
         launch = Launch(
             task=f"{self.application.job.id}:{LAUNCHER_TASK}",
-            argv=mpiexec_command(self.application),
+            argv=mpiexec_command(ranks, SPAWNING_RANK_SHELL if self._spawns else RANK_SHELL),
+            environment=self.application.job.environment,
             time_limit=float(self.application.job.walltime),
         )
         return AddressedLaunch(placeholder=first.placeholder, launch=launch)
@@ -93,16 +121,24 @@ class MpiRunner(Runner):
         for line in lines:
             text = line.decode("utf-8", "replace")
             if (found := _PROXY.match(text)) is not None:
-                number = int(found["proxy"])
-                if number < len(self.application.ranks):
-                    self._proxies[number] = tuple(shlex.split(found["command"]))
-                    launches.append(self._proxy(number, self._proxies[number]))
+                proxy = (int(found["group"]), int(found["proxy"]))
+                self._commands.setdefault(proxy, tuple(shlex.split(found["command"])))
+                launches += self._asked_for(proxy)
+            elif (found := _SPAWN.search(text)) is not None and self._spawns:
+                self._spawned.append(int(found["rank"]))
+                launches += self._asked_for((len(self._spawned), 0))
             elif (found := _EXIT_STRING.match(text)) is not None and int(found["signal"]) <= LARGEST_SIGNAL:
                 self._killed_by = int(found["signal"])
-            elif (found := _RANK_END.search(text)) is not None and int(found["rank"]) < len(self.application.ranks):
-                end = _shell_end(int(found["status"]))
-                events.append(RankEnded(time=now, job_id=self.application.job.id, rank=int(found["rank"]), end=end))
+            elif (found := _RANK_END.search(text)) is not None:
+                number, end = int(found["rank"]), _shell_end(int(found["status"]))
+                if number in self.application.ranks_numbered:
+                    events.append(RankEnded(time=now, job_id=self.application.job.id, rank=number, end=end))
         return Reaction(launches=tuple(launches), events=tuple(events))
+
+    def _asked_for(self, proxy: tuple[int, int]) -> Sequence[AddressedLaunch]:
+        """Return a proxy that can be started now: its command and its rank are known."""
+        rank, command = self._rank_at(proxy), self._commands.get(proxy)
+        return [] if rank is None or command is None else [self._proxy(rank, command)]
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
         """Return what the end of mpiexec means; the end of a proxy means nothing by itself, unless it never ran."""
@@ -112,14 +148,17 @@ class MpiRunner(Runner):
             return super().ended(task, end, now)
         return ()
 
-    def _proxy(self, number: int, command: tuple[str, ...]) -> AddressedLaunch:
-        rank = self.application.ranks[number]
+    def _proxy(self, rank: Rank, command: tuple[str, ...]) -> AddressedLaunch:
         environment = dict(self.application.environment(rank))
         environment["KOALA_COMMAND"] = shlex.join(self.application.component(rank).command)
         if self.application.job.working_directory is not None:
             environment["KOALA_DIRECTORY"] = self.application.job.working_directory
+        if self._spawns:
+            environment["KOALA_MPI_RESIZE"] = "spawn"
+            environment["KOALA_RANK_SHELL"] = SPAWNING_RANK_SHELL
+            environment["KOALA_SPAWN_FD"] = str(SPAWN_DESCRIPTOR)
         launch = Launch(
-            task=self.task_of(number),
+            task=self.task_of(rank.rank),
             argv=command,
             environment=tuple(environment.items()),
             files=self.application.files.get(rank.component, ()),
@@ -129,18 +168,18 @@ class MpiRunner(Runner):
         return AddressedLaunch(placeholder=rank.placeholder, launch=launch)
 
 
-def mpiexec_command(application: Application) -> tuple[str, ...]:
-    """Return the command of mpiexec for an application: one made-up host per rank, one section per component.
+def mpiexec_command(ranks: Sequence[Rank], shell: str = RANK_SHELL) -> tuple[str, ...]:
+    """Return the command of mpiexec for the ranks of an application: one made-up host each, one section per component.
 
     The sections differ in nothing but their size; they give each component its own MPI_APPNUM (MPI standard, 11.10.3).
     """
-    hosts = ",".join(f"koala{rank.rank}" for rank in application.ranks)
+    hosts = ",".join(f"koala{rank.rank}" for rank in ranks)
     command = ["mpiexec.hydra", "-launcher", "manual", "-disable-hostname-propagation", "-genvnone"]
-    command += ["-localhost", application.ranks[0].address or application.ranks[0].host, "-hosts", hosts]
-    for number, (_, ranks) in enumerate(groupby(application.ranks, key=lambda rank: rank.component)):
+    command += ["-localhost", ranks[0].address or ranks[0].host, "-hosts", hosts]
+    for number, (_, of_component) in enumerate(groupby(ranks, key=lambda rank: rank.component)):
         separator = [":"] if number else []
-        count = str(sum(1 for _ in ranks))
-        command += [*separator, "-wdir", "/", "-n", count, "sh", "-c", RANK_SHELL, "koala-rank"]
+        count = str(sum(1 for _ in of_component))
+        command += [*separator, "-wdir", "/", "-n", count, "sh", "-c", shell, "koala-rank"]
     return tuple(command)
 
 

@@ -50,6 +50,8 @@ class Application:
     """Component name to cluster name."""
     files: Mapping[str, tuple[LaunchFile, ...]]
     """Component name to its input files."""
+    library: tuple[LaunchFile, ...] = ()
+    """The application library, for ranks of adaptive components."""
 
     # Worked out once: thousands of ranks ask for them.
 
@@ -64,6 +66,11 @@ class Application:
     @cached_property
     def _head(self) -> Rank | None:
         return next((rank for rank in self.ranks if self.job.is_head(rank.component)), None)
+
+    @cached_property
+    def ranks_numbered(self) -> Mapping[int, Rank]:
+        """The ranks by their numbers."""
+        return {rank.rank: rank for rank in self.ranks}
 
     @cached_property
     def ranks_in(self) -> Mapping[PlaceholderId, Rank]:

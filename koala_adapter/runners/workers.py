@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.dynaco.execute import Retirements
 from koala_adapter.dynaco.observe import GrowOffer
-from koala_adapter.dynaco.plan import growth, shrinkage
-from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.dynaco.plan import shrinkage
+from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.runner import AddressedLaunch
 from koala_adapter.vjm.channel import Launch, Signal
 
@@ -43,13 +43,15 @@ class AddressedSignal:
 Order: TypeAlias = "AddressedLaunch | AddressedSignal"
 
 
-class WorkersRunner(ProcessRunner):
+class WorkersRunner(GrowingRunner):
     """Starts a process for each rank, and ends those of workers one by one."""
 
     def __init__(self, application: Application) -> None:
         """See :class:`Runner`."""
         super().__init__(application)
         self._retiring = {one.name: Retirements(float(one.retirement.grace)) for one in application.job.components}
+        self._over: set[int] = set()
+        """Ranks whose processes have ended, or are no longer part of the job: they cannot be asked for anything."""
 
     def accepted(self, observation: Observation) -> int:
         """Decide how many processors are taken, or given up."""
@@ -57,12 +59,6 @@ class WorkersRunner(ProcessRunner):
         if isinstance(observation, GrowOffer):
             return rule.accept(observation.size, observation.processors, observation.minimum, observation.maximum)
         return rule.release(observation.size, observation.processors, observation.minimum)
-
-    def grow(self, application: Application, ranks: Collection[int]) -> Sequence[AddressedLaunch]:
-        """Take new ranks in, which ``application`` has beside the former ones; return what is to be started."""
-        self.application = application
-        wanted = {step.rank for step in growth(ranks)}
-        return [launch for rank in application.ranks if rank.rank in wanted for launch in self.launches_in(rank)]
 
     def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
         """Ask ``count`` workers to end; return what is to be sent to their agents.
@@ -79,6 +75,7 @@ class WorkersRunner(ProcessRunner):
             rank
             for rank in self.application.ranks
             if (rank.component, self.cluster_of(rank)) == (request.component, request.cluster)
+            and rank.rank not in self._over
         ]
 
     def cluster_of(self, rank: Rank) -> str:
@@ -123,6 +120,7 @@ class WorkersRunner(ProcessRunner):
 
     def departed(self, ranks: Collection[int]) -> None:
         """Note that some ranks are no longer part of the job, whether their processes told of their end or not."""
+        self._over.update(ranks)
         for retiring in self._retiring.values():
             for rank in retiring.ranks & set(ranks):
                 retiring.ended(rank)
@@ -137,6 +135,5 @@ class WorkersRunner(ProcessRunner):
         """See Runner."""
         rank = self.rank_of(task)
         if rank is not None:
-            for retiring in self._retiring.values():
-                retiring.ended(rank)
+            self.departed((rank,))
         return super().ended(task, end, now)

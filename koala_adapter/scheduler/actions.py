@@ -19,6 +19,9 @@ class SubmitPlaceholders:
     count: int
     walltime: int
     """Seconds, to be asked from the LRM."""
+    # What the first version did not say stays out of the text by which replays of its journals are compared.
+    memory_mib: int = field(default=0, repr=False)
+    """Memory of each, where an application has asked for it; 0: what the site says of the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +129,15 @@ class GrantProcessors:
     processors: int
     reason: str = ""
     """Why it is less than what was asked for."""
+    # What the first version did not say stays out of the text by which replays of its journals are compared.
+    agreement: str = field(default="", repr=False)
+    """What the application calls the negotiation; empty: it does not negotiate."""
+    rank: int | None = field(default=None, repr=False)
+    """Rank of the process that asked."""
+    countered: bool = field(default=False, repr=False)
+    """These are offered: they are kept for it until it answers (OfferAnswered)."""
+    memory_mib: int = field(default=0, repr=False)
+    """Memory that each comes with; 0: none was asked for, or it cannot be had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class Change:
     stubs: list[PlaceholderId] = field(default_factory=list)
     """Placeholders gathered for it that the application has not been told of."""
     ranks: list[int] = field(default_factory=list)
-    """Ranks that it is taking in."""
+    """Ranks that it is taking in; of an adaptive component that gives up processors, those that leave."""
     reason: str = ""
     """What it is for, for people."""
     in_step: bool = False
@@ -54,6 +54,22 @@ class Change:
     """Others were asked to make room for it: that is done once."""
     due: Due | None = None
     """When it is given up; None: never, or that is past."""
+    adaptation: int = 0
+    """Number under which the processes of an adaptive component carry it out; 0: they do not stand at the point yet."""
+    point: int = 0
+    """The point of their progress at which they stood then."""
+    made: bool = False
+    """They have carried it out."""
+    agreement: str = ""
+    """What the application calls the negotiation that it began and that led to it; empty: koala began."""
+    asker: int | None = None
+    """Rank of the process that began it."""
+    wish: int = 0
+    """Processors that the application asked for."""
+    memory_mib: int = 0
+    """Memory that each of them comes with; 0: what all placeholders of the cluster have."""
+    countered: bool = False
+    """It asked for more than that: it has been offered this part of it, which is kept for it until it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +112,5 @@ class Promise:
     job_id: JobId
     claim: int
     """Index among the claims of the job."""
+    polled_at: float | None = None
+    """When the cluster had last been looked at."""

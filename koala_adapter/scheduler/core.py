@@ -33,6 +33,9 @@ from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.ledger import Ledger
+from koala_adapter.scheduler.malleable.adapting import change_given_up, change_made, point_reached
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.givingback import less_requested
 from koala_adapter.scheduler.malleable.growing import stub_lost
 from koala_adapter.scheduler.malleable.growthrequests import more_requested
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
@@ -127,6 +130,13 @@ class Scheduler:
         """Tell whether malleable jobs that run on a cluster are shrunk for jobs of others that wait there."""
         return self.state.parameters.approach.shrinks_for_waiting and cluster in self._roster
 
+    def growth_waits(self, cluster: ClusterName) -> bool:
+        """Tell whether a malleable job that runs would take processors that come free on a cluster."""
+        growable = self._roster.on(cluster).growable
+        if self.state.parameters.approach is Approach.NONE:
+            return any(job.job_id in self._roster.limited for job in growable)
+        return bool(growable)
+
     def skip_batch_numbers(self, largest: int) -> None:
         """Hand out no number for a submission that is not larger than this one."""
         self.state.batches_made = max(self.state.batches_made, largest)
@@ -144,7 +154,9 @@ class Scheduler:
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
-    def _take_in(self, context: Context, event: ev.Event) -> None:  # noqa: C901, PLR0912 - one plain line per kind of event
+    def _take_in(  # noqa: C901, PLR0912, PLR0915 - one plain line per kind of event
+        self, context: Context, event: ev.Event
+    ) -> None:
         match event:
             case ev.Configured():
                 self._configured(context, event)
@@ -190,6 +202,14 @@ class Scheduler:
                 processors_released(context, event)
             case ev.MoreRequested():
                 more_requested(context, event)
+            case ev.LessRequested():
+                less_requested(context, event)
+            case ev.PointReached():
+                point_reached(context, event)
+            case ev.ChangeMade():
+                change_made(context, event)
+            case ev.ChangeGivenUp():
+                change_given_up(context, event)
             case ev.SizeWanted():
                 size_wanted(context, event)
             case _:
@@ -266,6 +286,7 @@ def _cluster_polled(context: Context, event: ev.ClusterPolled) -> None:
     if not cluster.listed:
         cluster.idle = cluster.ours_polled = 0
         return
+    cluster.ours_left = event.ours < cluster.ours_polled
     cluster.processors, cluster.idle, cluster.ours_polled = event.processors, event.idle, event.ours
     others_seen(context, cluster, event.others_waiting)
     if _measure(cluster, context.now):

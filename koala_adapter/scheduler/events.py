@@ -218,6 +218,8 @@ class OfferAnswered(Event):
     """That of the message."""
     accepted: int
     """Processors that it will take or give up; 0 declines. It may give up more than requested."""
+    reason: str = ""
+    """Why it declines, as it says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +244,61 @@ class MoreRequested(Event):
     processors: int
     mandatory: bool = False
     """True: others are shrunk for it if need be."""
+    agreement: str = ""
+    """What the application calls this negotiation; empty: it cannot negotiate, and gets what it is granted."""
+    rank: int | None = None
+    """Rank of the process that asks."""
+    least: int = 1
+    """Fewer are of no use to it."""
+    memory_mib: int = 0
+    """Memory that each of the new processors must come with; 0: what all placeholders of the cluster have."""
+    memory_required: bool = False
+    """Processors without that memory are of no use to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessRequested(Event):
+    """A malleable application wants to give processors up. The answer is GrantProcessors; then it is as if asked to."""
+
+    job_id: JobId
+    component: str
+    processors: int
+    agreement: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointReached(Event):
+    """All processes of an adaptive component stand at the point of a change, and its newcomers have joined.
+
+    From now on it is carried out: nobody is told before this is in the journal.
+    """
+
+    job_id: JobId
+    number: int
+    """That of the change, which is TAKING or RELEASING."""
+    adaptation: int
+    """What the processes call it."""
+    point: int
+    leaving: tuple[int, ...] = ()
+    """Ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeMade(Event):
+    """All processes of an adaptive component have carried a change out: they are let go on when this is journaled."""
+
+    job_id: JobId
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeGivenUp(Event):
+    """The processes of an adaptive component could not be brought to a change: it goes on as it is."""
+
+    job_id: JobId
+    number: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,5 +337,9 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     OfferAnswered,
     ProcessorsReleased,
     MoreRequested,
+    LessRequested,
+    PointReached,
+    ChangeMade,
+    ChangeGivenUp,
     SizeWanted,
 )

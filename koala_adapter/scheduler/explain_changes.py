@@ -85,17 +85,31 @@ def _change(change: Change) -> str:
     count = abs(change.processors)
     match change.phase:
         case ChangePhase.ASKED:
-            return (
-                f"it has been offered {count} more"
-                if change.processors > 0
-                else f"it has been asked to give up {count}"
-            )
+            return _asked(change, count)
         case ChangePhase.PROMISED:
             return f"it asked for {count} more, and others give up processors for it"
         case ChangePhase.GATHERING:
             return f"{change.accepted} more are being gathered for it"
         case ChangePhase.TAKING:
-            return f"it is taking in {len(change.ranks)} more"
+            return f"it is taking in {len(change.ranks)} more{_at_point(change)}"
+    return _release(change)
+
+
+def _asked(change: Change, count: int) -> str:
+    if change.countered:
+        return f"it asked for {change.wish} more and has been offered {count}, which are kept for it"
+    return f"it has been offered {count} more" if change.processors > 0 else f"it has been asked to give up {count}"
+
+
+def _at_point(change: Change) -> str:
+    return f" at its point {change.point}" if change.adaptation else ""
+
+
+def _release(change: Change) -> str:
+    if change.made:
+        return f"the processes of {change.accepted - change.done} that it gives up are ending"
+    if change.adaptation:
+        return f"it is giving up {change.accepted}{_at_point(change)}"
     return (
         f"it is giving up {change.accepted - change.done} more" if change.done else f"it is giving up {change.accepted}"
     )

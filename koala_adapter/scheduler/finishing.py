@@ -11,9 +11,10 @@ from koala_adapter.scheduler.claiming.lifecycle import drop_if_forgotten, end_pl
 from koala_adapter.scheduler.claiming.reorganization import reassign_to_claiming
 from koala_adapter.scheduler.claiming.reuse import reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
+from koala_adapter.scheduler.malleable.adapting import process_lost, process_over
 from koala_adapter.scheduler.malleable.growing import check_taken
 from koala_adapter.scheduler.malleable.offers import drop_changes
-from koala_adapter.scheduler.malleable.workerends import all_done, is_worker, worker_ended, worker_lost
+from koala_adapter.scheduler.malleable.workerends import all_done, deserted, is_worker, worker_ended, worker_lost
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
     if rank is not None:
         if rank not in range(len(record.ranks)) or rank in record.departed:
             return
+        if process_over(context, record, rank, _how(end)):
+            return
         record.started.add(rank)
         if is_worker(record, rank):
             worker_ended(context, record, rank, end)
@@ -101,6 +104,11 @@ def settle_suspicion(context: Context, record: JobRecord) -> None:
     silent = any(placeholder.silent_since is not None for placeholder in context.state.placeholders_of(record))
     if record.job.launcher is not Launcher.MPI or not silent:
         finish(context, record, record.suspected)
+
+
+def _how(end: TaskEnd) -> str:
+    how = f"exited with status {end.status}" if end.reason is EndReason.EXITED else f"ended ({end.reason.value})"
+    return f"{how}: {end.detail}" if end.detail else how
 
 
 def _bad_end(record: JobRecord, rank: int | None, end: TaskEnd) -> JobOutcome:
@@ -133,9 +141,16 @@ def placeholder_failed(context: Context, record: JobRecord, placeholder: Placeho
     rank = next((rank for rank in record.ranks if rank.placeholder == placeholder.id), None)
     if rank is None or (rank.rank in record.ends and record.ends[rank.rank].ok):
         return
+    if rank.rank in record.departed and record.job.adapts(rank.component):
+        return
+    if process_lost(context, record, rank.rank, placeholder):
+        return
     if is_worker(record, rank.rank):
         if rank.rank not in record.departed:
             worker_lost(context, record, rank.rank, placeholder, end)
+            if deserted(context, record):
+                record.ended_by = placeholder.id
+                finish(context, record, _lost_rank(rank, placeholder, end))
         return
     if not record.state.final:
         record.ended_by = placeholder.id

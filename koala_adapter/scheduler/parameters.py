@@ -259,6 +259,16 @@ class ClusterParameters:
             "Longest walltime that this cluster grants. Default: no limit known.", "seconds", least=1, most=315_360_000
         ),
     ] = None
+    memory_limit: Annotated[
+        int | None,
+        Setting(
+            "Most memory that a running application may ask for with each further processor (MEM of a negotiation). "
+            "Its batch system must be one that gives placeholders memory. Default: such wishes are refused.",
+            "MiB",
+            least=1,
+            most=16_777_216,
+        ),
+    ] = None
     placeholders_in_flight: Annotated[
         int,
         Setting(

@@ -310,6 +310,9 @@ class ClusterRecord:
     """False while the LRM answers but lists no processors at all, which is never the truth."""
     idle: int = 0
     ours_polled: int = 0
+    ours_left: bool = False
+    """The last poll showed fewer of ours than the one before: who waits may have been started there since it was asked
+    who waits, and before it was asked what is idle."""
     polled_at: float | None = None
     unavailable: str | None = None
     paused_until: float | None = None
@@ -367,8 +370,8 @@ class ClusterRecord:
 
     @property
     def room(self) -> int:
-        """Further placeholders that may be submitted without exceeding the capacity."""
-        return min(self.capacity - self.managed - self.offered, self.parameters.placeholders_in_flight - self.queued)
+        """Further placeholders that may be submitted, beside those for which processors are offered."""
+        return min(self.capacity - self.managed, self.parameters.placeholders_in_flight - self.queued) - self.offered
 
     @property
     def load_free(self) -> int:
@@ -386,15 +389,13 @@ def _listed(table: ClusterTable[PlaceholderId, PlaceholderRecord]) -> list[Place
 
 
 def _placeholder_table(stored: object) -> ClusterTable[PlaceholderId, PlaceholderRecord]:
-    return ClusterTable((record.id, record) for record in _PLACEHOLDERS.validate_python(stored))
+    return ClusterTable((record.id, record) for record in TypeAdapter(list[PlaceholderRecord]).validate_python(stored))
 
 
 def _batch_table(stored: object) -> ClusterTable[BatchKey, BatchRecord]:
-    return ClusterTable(_BATCHES.validate_python(stored).items())
+    return ClusterTable(TypeAdapter(dict[BatchKey, BatchRecord]).validate_python(stored).items())
 
 
-_PLACEHOLDERS = TypeAdapter(list[PlaceholderRecord])
-_BATCHES = TypeAdapter(dict[BatchKey, BatchRecord])
 PlaceholderTable = Annotated[
     ClusterTable[PlaceholderId, PlaceholderRecord],
     PlainValidator(_placeholder_table),

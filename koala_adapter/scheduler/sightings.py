@@ -16,6 +16,7 @@ from koala_adapter.scheduler.claiming.lifecycle import (
 )
 from koala_adapter.scheduler.claiming.reorganization import yield_to_priority
 from koala_adapter.scheduler.finishing import correct_outcome, placeholder_failed, settle_suspicion
+from koala_adapter.scheduler.malleable.adapting import newcomer
 from koala_adapter.scheduler.malleable.growing import check_running, check_taken, stub_held
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, JobState, PlaceholderState
 from koala_adapter.scheduler.placement.waitinghistory import note_wait
@@ -144,7 +145,7 @@ def rank_started(context: Context, event: ev.RankStarted) -> None:
     record = context.state.jobs.get(event.job_id)
     if record is None or event.rank not in range(len(record.ranks)):
         return
-    if record.state is JobState.RUNNING and event.rank not in record.started:
+    if record.state is JobState.RUNNING and event.rank not in record.started and not newcomer(record, event.rank):
         record.started.add(event.rank)
         check_taken(context, record)
     elif record.state is JobState.LAUNCHING:

@@ -7,15 +7,20 @@ import errno
 import os
 import shutil
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from koala_adapter.application.libraryfile import FILE_NAME, library_file
 from koala_adapter.config.inputfiles import LARGEST_SUM
 from koala_adapter.errors import KoalaError, ProtocolError
-from koala_adapter.model import EndReason, JobId, Launcher, RunnerName, TaskEnd
+from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
+from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.adaptivempi import AdaptiveMpiRunner
+from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.mpi import LAUNCHER_TASK, MpiRunner
 from koala_adapter.runners.process import ProcessRunner
+from koala_adapter.runners.restartedmpi import RestartedMpiRunner
 from koala_adapter.runners.runner import AddressedLaunch, Application, Reaction, Runner
 from koala_adapter.runners.sending import Sending
 from koala_adapter.runners.workers import WorkersRunner
@@ -36,9 +41,28 @@ if TYPE_CHECKING:
     from koala_adapter.service.resultstore import ResultStore
     from koala_adapter.vjm.channel import Launch, Signal, TaskReport
 
-_LAUNCHERS: dict[Launcher, type[Runner]] = {Launcher.PROCESS: ProcessRunner, Launcher.MPI: MpiRunner}
+_RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
+    (RunnerName.RANKS, Launcher.PROCESS): ProcessRunner,
+    (RunnerName.RANKS, Launcher.MPI): MpiRunner,
+    (RunnerName.WORKERS, Launcher.PROCESS): WorkersRunner,
+    (RunnerName.ADAPTIVE, Launcher.PROCESS): AdaptiveRunner,
+    (RunnerName.ADAPTIVE, Launcher.MPI): AdaptiveMpiRunner,
+}
 
 log = structlog.get_logger()
+
+
+class ApplicationListener(Protocol):
+    """Hears what the processes of adaptive jobs say to koala."""
+
+    def said(self, record: JobRecord, runner: AdaptiveRunner, rank: int, frame: bytes) -> None:
+        """Take in a frame."""
+
+    def in_contact(self, record: JobRecord, runner: AdaptiveRunner, rank: int) -> None:
+        """The agent of a process has come, or come back."""
+
+    def out_of_contact(self, runner: AdaptiveRunner, rank: int) -> None:
+        """The agent of a process is out of contact."""
 
 
 class Applications:
@@ -70,6 +94,8 @@ class Applications:
         self.unwritten = UnwrittenOutput()
         self.results = Results(self._rank_directory, store)
         """What ranks leave in files."""
+        self.listener: ApplicationListener | None = None
+        """Who hears what processes say themselves."""
 
     def keep_input(self, job: Job) -> None:
         """Copy a job's input files to the service's own directory, so that later changes do not matter.
@@ -128,10 +154,25 @@ class Applications:
         self._send(one for one in launches if one.launch.task not in known)
         if rank is not None and isinstance(runner, WorkersRunner):
             self.order(runner.asked_again(rank, self._clock()))
+        if rank is not None and isinstance(runner, AdaptiveRunner) and self.listener is not None:
+            self.listener.in_contact(record, runner, rank.rank)
 
     def disconnected(self, placeholder: PlaceholderId) -> None:
         """An agent is out of contact: what was on its way to it is sent again when it registers."""
         self._sending.lost(placeholder)
+        record = self._job_in(placeholder)
+        runner = None if record is None else self._runners.get(record.job.id)
+        if isinstance(runner, AdaptiveRunner) and self.listener is not None:
+            rank = runner.application.ranks_in.get(placeholder)
+            if rank is not None:
+                self.listener.out_of_contact(runner, rank.rank)
+
+    def said(self, placeholder: PlaceholderId, task: str, frame: bytes) -> None:
+        """The process of a task says something; of tasks that are not its own an agent has nothing to say."""
+        runner = self._runner_of(task) if self._owns(placeholder, task) else None
+        rank = None if runner is None else runner.rank_of(task)
+        if isinstance(runner, AdaptiveRunner) and rank is not None and self.listener is not None:
+            self.listener.said(self._state().jobs[runner.application.job.id], runner, rank, frame)
 
     def _tell(self, runner: Runner, report: TaskReport) -> None:
         events = list(runner.started(report.task, self._clock()))
@@ -239,7 +280,7 @@ class Applications:
         job = record.job
         if job.id not in self._runners:
             try:
-                made = WorkersRunner if job.runner is RunnerName.WORKERS else _LAUNCHERS[job.launcher]
+                made = _runner_class(job)
                 self._runners[job.id] = runner = made(self._application(record))
                 self._reread(job.id, runner)
             except (OSError, KoalaError) as error:
@@ -253,7 +294,7 @@ class Applications:
         files = {c.name: self._files(job, c.name) for c in job.components}
         clusters = {claim.component: claim.cluster or "" for claim in record.claims}
         ranks = tuple(rank for rank in record.ranks if rank.rank not in record.departed)
-        return Application(job=job, ranks=ranks, clusters=clusters, files=files)
+        return Application(job=job, ranks=ranks, clusters=clusters, files=files, library=_library(job))
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
@@ -265,10 +306,15 @@ class Applications:
         runner = self._runners.get(record.job.id)
         return runner if isinstance(runner, WorkersRunner) else None
 
+    def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
+        """Return the runner of a job whose processes change together; None: it is of another kind, or does not run."""
+        runner = self._runner(record)
+        return runner if isinstance(runner, AdaptiveRunner) else None
+
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
         """Start the processes of ranks that a running job has got."""
-        runner = self.workers(record)
-        if runner is None:
+        runner = self._runner(record)
+        if not isinstance(runner, GrowingRunner):
             return
         try:
             self._send(runner.grow(self._application(record), ranks))
@@ -299,3 +345,16 @@ class Applications:
 
     def _input(self, job_id: JobId, component: str, number: int) -> Path:
         return self.directory / job_id / "input" / component / str(number)
+
+
+def _runner_class(job: Job) -> type[Runner]:
+    restarted = job.mpi_resize is MpiResize.RESTART
+    if (job.runner, job.launcher) == (RunnerName.ADAPTIVE, Launcher.MPI) and restarted:
+        return RestartedMpiRunner
+    return _RUNNERS[job.runner, job.launcher]
+
+
+def _library(job: Job) -> tuple[LaunchFile, ...]:
+    if job.runner is not RunnerName.ADAPTIVE:
+        return ()
+    return (LaunchFile(target=FILE_NAME, mode=0o600, content=library_file().encode()),)

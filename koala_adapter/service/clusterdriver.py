@@ -72,17 +72,21 @@ class DriverContext:
     """Whether events wait: then what a listing shows would be judged by a state that is not what is known."""
     busy: Callable[[], bool] = lambda: True
     """Whether a job of ours is unfinished."""
+    growth_waits: Callable[[ClusterName], bool] = lambda _: False
+    """Whether a running job would take processors that come free on a cluster."""
 
 
 def make_lrm(
-    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path
+    config: ClusterConfig, plugins: Mapping[str, PluginDefinition], directory: Path, *, owner: bool = False
 ) -> tuple[Lrm, CommandRunner]:
     """Return the LRM of a cluster, not started, and what bounds its requests.
 
-    ``directory``: the state directory, below which the plugin gets its private one. Raises OSError.
+    ``directory``: the state directory, below which the plugin gets its private one. ``owner``: we own the order of all
+    jobs there, and may ask more often, unless the site says how often. Raises OSError.
     """
+    per_minute = config.requests_as_owner if owner else config.requests_per_minute
     window = request_window(config, plugins[config.plugin], directory)
-    commands = CommandRunner(per_minute=config.requests_per_minute, shared=window)
+    commands = CommandRunner(per_minute=per_minute, shared=window)
     private = directory / "clusters" / config.name
     make_private_directory(private)
     if config.output_directory is None:
@@ -130,6 +134,7 @@ class ClusterDriver:
             on_failure=self._unavailable,
             others_matter=lambda: context.others_matter(self.name),
             busy=context.busy,
+            growth_waits=lambda: context.growth_waits(self.name),
         )
 
     def look_again(self) -> None:

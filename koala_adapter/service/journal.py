@@ -13,6 +13,7 @@ import os
 import re
 import sqlite3
 from contextlib import closing, suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
@@ -23,6 +24,7 @@ from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.batchnumbers import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
 from koala_adapter.service.defects import SetAside, sentences
+from koala_adapter.service.negotiationstore import NegotiationStore
 from koala_adapter.service.snapshots import head, restored, rows
 from koala_adapter.vjm.credentials import digest
 
@@ -59,8 +61,7 @@ ROWS_DROPPED = 10
 """Rows of snapshots that are removed at once: some milliseconds' work."""
 MOST_SET_ASIDE = 1000
 """Events that the scheduler failed on and that are kept, the latest ones."""
-_EVENTS = {cls.__name__: TypeAdapter(cls) for cls in EVENT_TYPES}
-_READING = TypeAdapter(ClockReading)
+_EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in EVENT_TYPES}
 _MAY_PASS = frozenset(
     {
         sqlite3.SQLITE_PERM,
@@ -78,6 +79,17 @@ _MAY_PASS = frozenset(
 
 _RULES_ADDED = ("reorganize", "out_of_step", "growth_ends_with_job")
 """Parameters that turn on what earlier versions did not do, in the order in which they came."""
+
+
+@cache
+def _event(name: str) -> TypeAdapter[Event]:
+    """Return what reads and writes one type of event. Raises KeyError when there is none of that name."""
+    return TypeAdapter(_EVENT_TYPES[name])
+
+
+@cache
+def _reading() -> TypeAdapter[ClockReading]:
+    return TypeAdapter(ClockReading)
 
 
 def _as_decided(body: str) -> str:
@@ -116,6 +128,8 @@ class Journal:
                 self._database.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
+        self.negotiations = NegotiationStore(self._execute, read_only=read_only)
+        """What applications and koala said to each other."""
         found = self.value("schema")
         if found is not None and found not in _READABLE:
             raise JournalError(
@@ -156,7 +170,7 @@ class Journal:
     def append(self, event: Event) -> int:
         """Store an event and return its number. Raises JournalError when it cannot: then it never happened."""
         name = type(event).__name__
-        body = _EVENTS[name].dump_json(event).decode()
+        body = _event(name).dump_json(event).decode()
         cursor = self._execute("INSERT INTO events (type, body) VALUES (?, ?)", (name, body))
         return cursor.lastrowid or 0
 
@@ -201,7 +215,7 @@ class Journal:
                 if found in self._left_out:
                     continue
                 try:
-                    event = _EVENTS[name].validate_json(_as_decided(body) if name == Configured.__name__ else body)
+                    event = _event(name).validate_json(_as_decided(body) if name == Configured.__name__ else body)
                 except (KeyError, ValueError) as error:
                     raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
                 yield found, event
@@ -213,7 +227,7 @@ class Journal:
         """
         if not self._read_only:
             name = type(event).__name__
-            body = _EVENTS[name].dump_json(event).decode()
+            body = _event(name).dump_json(event).decode()
             self._execute(
                 "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?, ?)", (number, event.time, name, body, failure)
             )
@@ -315,13 +329,13 @@ class Journal:
         """Return how the clocks stood when they were noted last; None: never, or not in a form that is known here."""
         found = self.value("clock")
         try:
-            return None if found is None else _READING.validate_json(found)
+            return None if found is None else _reading().validate_json(found)
         except ValueError:
             return None
 
     def note_clock(self, reading: ClockReading) -> None:
         """Keep how the clocks stand, so that a later process goes on from there."""
-        self.set_value("clock", _READING.dump_json(reading).decode())
+        self.set_value("clock", _reading().dump_json(reading).decode())
 
     def next_job_number(self) -> int:
         """Return a number never returned before."""

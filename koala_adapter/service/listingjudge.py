@@ -6,7 +6,8 @@ The same object judges the listings of real batch systems and those of the sched
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason
@@ -76,6 +77,8 @@ class ListingJudge:
         self._reconciler = Reconciler(cluster=cluster, user=user)
         self._told: tuple[int, int, int, tuple[int, ...]] | None = None
         self._told_at = 0.0
+        self._others_waited: tuple[int, ...] = ()
+        """What each job of others asked for that waited at the last look."""
         self._under_way: set[BatchKey] = set()
         self._not_cancelled: set[LrmJobId] = set()
 
@@ -117,7 +120,12 @@ class ListingJudge:
             settled=lambda batch: self._settled(batch, now),
         )
         lost = tuple(e for e in findings.events if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
-        events: list[Event] = [*self._counts(state, look, now), *(e for e in findings.events if e not in lost)]
+        waiting = both(look.others_waiting, self._others_waited)
+        self._others_waited = look.others_waiting
+        events: list[Event] = [
+            *self._counts(state, replace(look, others_waiting=waiting), now),
+            *(e for e in findings.events if e not in lost),
+        ]
         holds = new_holds(state, self._cluster, look.jobs, now=now, told=look.tells_holders)
         if holds is not None:
             events.append(holds)
@@ -126,7 +134,7 @@ class ListingJudge:
             lost=lost,
             cancel_again=self._cancel_again(state),
             orphans=findings.orphans,
-            restless=findings.restless,
+            restless=findings.restless or waiting != look.others_waiting,
         )
 
     def failed(self, state: State, reason: str, *, now: float) -> ClusterUnavailable | None:
@@ -142,7 +150,9 @@ class ListingJudge:
         back = known is not None and known.unavailable is not None
         if counts == self._told and not back and now - self._told_at <= REPEAT_POLLED:
             return []
-        self._told, self._told_at = counts, now
+        # When ours have left, the scheduler decides some things by the next look, which is then told in any case.
+        left = self._told is not None and look.ours < self._told[2]
+        self._told, self._told_at = None if left else counts, now
         return [
             ClusterPolled(
                 time=now,
@@ -184,3 +194,18 @@ class ListingJudge:
         """Return what accounting knows of each of these placeholders."""
         known = list(accounted)
         return {id_: job for id_, lrm_id in ids.items() for job in known if tells_of(job, id_, lrm_id, user=self._user)}
+
+
+def both(waiting: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of the jobs of others that waited at the last look, too.
+
+    Jobs are listed before nodes. One that comes and is started between the two is seen both to wait and to occupy what
+    it would wait for; at the next look it does not wait any more.
+    """
+    left = Counter(before)
+    found: list[int] = []
+    for size in waiting:
+        if left[size] > 0:
+            left[size] -= 1
+            found.append(size)
+    return tuple(found)

@@ -142,12 +142,14 @@ class LiveEffector:
         self._resizing.take(action)
 
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """See Effector. Workers are not told of an offer before they are started, so there is nothing to undo."""
+        """See Effector."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
+        self._resizing.withdraw(action)
 
     def grant_processors(self, action: act.GrantProcessors) -> None:
-        """See Effector. What is granted comes by itself."""
+        """See Effector."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
+        self._resizing.grant(action)
 
     def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""

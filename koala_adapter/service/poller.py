@@ -2,8 +2,9 @@
 """KIS, the information service for one cluster: what it looks like now, polled with restraint.
 
 All who ask share one poll. When the LRM fails again and again it is left alone for growing pauses; when nothing of ours
-is unfinished it is asked four times less often; when something is about to change, more often, at first at once, but
-never so often that submissions would have to wait long for the bound of requests.
+is unfinished it is asked four times less often; when something is about to change, or a running job would take what
+comes free, more often, at first at once, but never so often that submissions would have to wait long for the bound of
+requests.
 """
 
 from __future__ import annotations
@@ -65,12 +66,14 @@ class Poller:
         on_failure: Callable[[str], None],
         others_matter: Callable[[], bool] = lambda: False,
         busy: Callable[[], bool] = lambda: True,
+        growth_waits: Callable[[], bool] = lambda: False,
     ) -> None:
         """``on_reading`` returns True when the next poll should not be put off; ``clock`` gives the time.
 
         ``name_prefix`` and ``user``: what our jobs are called there, and whose they are.
         ``others_matter`` tells whether the next poll is to show which jobs of others wait: it lists those of all users.
         ``busy`` tells whether a job of ours is unfinished: it is polled less often while none is.
+        ``growth_waits`` tells whether a running job would take processors that come free: it is polled more often then.
         """
         self._config = config
         self._lrm = lrm
@@ -81,6 +84,7 @@ class Poller:
         self._on_failure = on_failure
         self._others_matter = others_matter
         self._busy = busy
+        self._growth_waits = growth_waits
         self._wanted = anyio.Event()
         shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
         self._pace = PollPace(shortest_interval=shortest)
@@ -119,7 +123,7 @@ class Poller:
             self._on_failure(error.message)
             return not self.breaker.open
         self.latest = reading
-        return self._on_reading(reading)
+        return self._on_reading(reading) or self._growth_waits()
 
     def _note_trouble(self, error: LrmError | None) -> None:
         if error is None:

@@ -116,6 +116,10 @@ class Reception:
         """Send a signal to a task. False when the agent is not connected."""
         return self._center.signal(placeholder, signal)
 
+    def tell_application(self, placeholder: PlaceholderId, task: str, frame: bytes) -> bool:
+        """Send a frame to the process of a task. False when the agent is not connected."""
+        return self._center.tell_application(placeholder, task, frame)
+
     def disconnect_all(self, reason: str) -> None:
         """Have all agents come back and tell again what they know."""
         self._center.disconnect_all(reason)
@@ -167,6 +171,8 @@ class Reception:
                 self._applications.started(event.placeholder, event.task)
             case agents.AgentTaskEnded():
                 self._applications.ended(event.placeholder, event.task, event.end)
+            case agents.ApplicationSaid():
+                self._applications.said(event.placeholder, event.task, event.frame)
             case agents.AgentEnding():
                 self._report(
                     ev.PlaceholderEnding(

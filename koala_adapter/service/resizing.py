@@ -1,37 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running applications grow and shrink: between the scheduler's messages and the runners of malleable jobs.
-
-An application that nobody can tell to change declines. After a restart of the service, whatever the records say is
-under way is taken up where it was: an answer is given again, and workers that have not ended are asked again.
-"""
+"""Running applications grow and shrink: each by what its runner can do."""
 
 from __future__ import annotations
 
-from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
-import anyio
-import structlog
-
-from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
+from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.errors import JobRefusedError
-from koala_adapter.scheduler import actions as act
-from koala_adapter.scheduler import events as ev
-from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.outcome import JobState
-from koala_adapter.scheduler.roster import bounds
+from koala_adapter.model import RunnerName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.model import ClusterName, JobId
-    from koala_adapter.runners.workers import WorkersRunner
-    from koala_adapter.scheduler.records import Claim, JobRecord, State
-    from koala_adapter.service.applications import Applications
+    from koala_adapter.model import JobId
+    from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler.records import JobRecord, State
 
-K = TypeVar("K", GrowOffer, ShrinkRequest)
 
-log = structlog.get_logger()
+class Resizer(Protocol):
+    """Brings the applications of one kind of runner to other sizes."""
+
+    def offer(self, action: act.OfferProcessors) -> None:
+        """Ask an application how many further processors it takes; OfferAnswered."""
+
+    def request(self, action: act.RequestProcessors) -> None:
+        """Ask an application to give processors up; OfferAnswered, and then it begins."""
+
+    def take(self, action: act.TakeProcessors) -> None:
+        """Start the processes of new ranks."""
+
+    def withdraw(self, action: act.WithdrawOffer) -> None:
+        """Tell an application that it does not get what it has accepted."""
+
+    def grant(self, action: act.GrantProcessors) -> None:
+        """Answer a wish of an application."""
+
+    def resume(self) -> None:
+        """Go on with what the records say is under way, after a restart."""
 
 
 def resizable(record: JobRecord, name: str, processors: int) -> str:
@@ -51,132 +56,51 @@ def resizable(record: JobRecord, name: str, processors: int) -> str:
         bounds_ = f"{component.minimum} to {component.maximum}"
         message = f"job {job.id}: component {component.name!r} cannot have {processors} processors"
         raise JobRefusedError(message, hint=f"its job file allows {bounds_}")
+    rule = rule_named(component.sizes)
+    if rule.largest(processors) != processors:
+        usable = {rule.largest(processors), rule.smallest(processors)}
+        near = [str(size) for size in sorted(usable) if component.minimum <= size <= component.maximum]
+        message = f"job {job.id}: component {component.name!r} cannot use {processors} processors"
+        hint = f'its job file says sizes = "{component.sizes}"' + (f"; near are {' and '.join(near)}" if near else "")
+        raise JobRefusedError(message, hint=hint)
     return component.name
 
 
 class Resizing:
     """The part of a service that brings running applications to other sizes."""
 
-    def __init__(
-        self,
-        applications: Applications,
-        *,
-        state: Callable[[], State],
-        clock: Callable[[], float],
-        report: Callable[[ev.Event], None],
-    ) -> None:
-        """``report`` takes the answers of applications in."""
-        self._applications = applications
+    def __init__(self, *, workers: Resizer, adaptive: Resizer, state: Callable[[], State]) -> None:
+        """``workers`` and ``adaptive`` serve the runners of these names."""
+        self._workers = workers
+        self._adaptive = adaptive
         self._state = state
-        self._clock = clock
-        self._report = report
-        self._asked = anyio.Event()
-
-    # ---- what the scheduler wants -----------------------------------------------------------------------------------
 
     def offer(self, action: act.OfferProcessors) -> None:
-        """Ask an application how many further processors it takes."""
-        found = self._find(action.job_id, action.component, action.cluster)
-        accepted = 0
-        if found is not None:
-            runner, record, claim = found
-            accepted = runner.accepted(_observed(GrowOffer, record, claim, action.processors))
-        self._answer(action.job_id, action.number, accepted)
+        """See Resizer."""
+        self._of(action.job_id).offer(action)
 
     def request(self, action: act.RequestProcessors) -> None:
-        """Ask an application to give processors up, and have it begin."""
-        found = self._find(action.job_id, action.component, action.cluster)
-        if found is None:
-            self._answer(action.job_id, action.number, 0)
-            return
-        runner, record, claim = found
-        request = _observed(ShrinkRequest, record, claim, action.processors)
-        accepted = min(runner.accepted(request), max(0, claim.processors - bounds(record, claim)[0]))
-        # Told first: a worker that ends at once must be known to have been asked.
-        self._answer(action.job_id, action.number, accepted)
-        self._retire(runner, request, accepted)
+        """See Resizer."""
+        self._of(action.job_id).request(action)
 
     def take(self, action: act.TakeProcessors) -> None:
-        """Start the processes of new ranks."""
-        record = self._state().jobs.get(action.job_id)
-        if record is not None:
-            log.info("a job grows", job=action.job_id, component=action.component, by=len(action.ranks))
-            self._applications.grow(record, [rank.rank for rank in action.ranks])
+        """See Resizer."""
+        self._of(action.job_id).take(action)
 
-    # ---- what is under way ------------------------------------------------------------------------------------------
+    def withdraw(self, action: act.WithdrawOffer) -> None:
+        """See Resizer."""
+        self._of(action.job_id).withdraw(action)
+
+    def grant(self, action: act.GrantProcessors) -> None:
+        """See Resizer."""
+        self._of(action.job_id).grant(action)
 
     def resume(self) -> None:
-        """Go on with what the records say is under way, after a restart."""
-        for record in list(self._state().jobs.values()):
-            if record.state is JobState.RUNNING:
-                for claim in record.claims:
-                    self._resume(record, claim)
+        """See Resizer."""
+        self._workers.resume()
+        self._adaptive.resume()
 
-    def _resume(self, record: JobRecord, claim: Claim) -> None:
-        change, cluster = claim.change, claim.cluster
-        if change is None or cluster is None:
-            return
-        if change.phase is ChangePhase.ASKED:
-            kind = act.OfferProcessors if change.processors > 0 else act.RequestProcessors
-            action = kind(
-                job_id=record.job.id,
-                component=claim.component,
-                cluster=cluster,
-                number=change.number,
-                processors=abs(change.processors),
-            )
-            if isinstance(action, act.OfferProcessors):
-                self.offer(action)
-            else:
-                self.request(action)
-        elif change.phase is ChangePhase.RELEASING and (runner := self._applications.workers(record)) is not None:
-            left = change.accepted - change.done
-            self._retire(runner, _observed(ShrinkRequest, record, claim, left), left)
-
-    async def run(self) -> None:
-        """Kill workers that were asked to end and take too long, until cancelled."""
-        while True:
-            asked = self._asked
-            now, due = self._clock(), inf
-            for record in list(self._state().jobs.values()):
-                runner = self._applications.resized(record)
-                if runner is not None:
-                    runner.departed(record.departed)
-                    self._applications.order(runner.kills(now))
-                    due = min(due, inf if runner.next_kill is None else runner.next_kill)
-            with anyio.move_on_after(max(0.0, due - now)):
-                await asked.wait()
-
-    def _retire(self, runner: WorkersRunner, request: ShrinkRequest, count: int) -> None:
-        self._applications.order(runner.shrink(request, count, self._clock()))
-        self._asked.set()
-        self._asked = anyio.Event()
-
-    def _find(
-        self, job_id: JobId, component: str, cluster: ClusterName
-    ) -> tuple[WorkersRunner, JobRecord, Claim] | None:
+    def _of(self, job_id: JobId) -> Resizer:
         record = self._state().jobs.get(job_id)
-        runner = None if record is None else self._applications.workers(record)
-        if record is None or runner is None:
-            log.warning("declined, as the application keeps its size", job=job_id)
-            return None
-        claims = [one for one in record.claims if (one.component, one.cluster) == (component, cluster)]
-        return (runner, record, claims[0]) if claims else None
-
-    def _answer(self, job_id: JobId, number: int, accepted: int) -> None:
-        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted))
-
-
-def _observed(kind: type[K], record: JobRecord, claim: Claim, processors: int) -> K:
-    component = record.job.component(claim.component)
-    size = sum(one.processors for one in record.claims if one.component == claim.component)
-    if claim.cluster is None:
-        raise AssertionError("a claim that changes is on a cluster")
-    return kind(
-        component=claim.component,
-        cluster=claim.cluster,
-        processors=processors,
-        size=size,
-        minimum=component.minimum,
-        maximum=component.maximum,
-    )
+        adaptive = record is not None and record.job.runner is RunnerName.ADAPTIVE
+        return self._adaptive if adaptive else self._workers

@@ -11,6 +11,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,9 @@ class RankFiles:
     files: TaskFiles
 
 
-_RANK_FILES = TypeAdapter(RankFiles)
+@cache
+def _rank_files() -> TypeAdapter[RankFiles]:
+    return TypeAdapter(RankFiles)
 
 
 class Results:
@@ -115,7 +118,7 @@ def read_ledger(job_directory: Path) -> dict[str, TaskFiles]:
     with suppress(OSError), (job_directory / LEDGER_NAME).open("rb") as lines:
         for line in lines:
             with suppress(ValidationError):
-                one = _RANK_FILES.validate_json(line)
+                one = _rank_files().validate_json(line)
                 found[one.rank] = one.files
     return found
 
@@ -127,7 +130,7 @@ def _note(job_directory: Path, one: RankFiles) -> None:
     descriptor = os.open(job_directory / LEDGER_NAME, flags, 0o600)
     with os.fdopen(descriptor, "ab") as file:
         # Begins on a new line, too, whatever became of the one before when the disk was full.
-        file.write(b"\n" + _RANK_FILES.dump_json(one) + b"\n")
+        file.write(b"\n" + _rank_files().dump_json(one) + b"\n")
 
 
 def _name(rank: Rank) -> str:

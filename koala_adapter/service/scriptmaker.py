@@ -7,6 +7,7 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,11 +64,14 @@ class ScriptMaker:
             script=script,
             walltime=action.walltime,
             queue=config.queue,
-            memory_mib=config.memory_mib,
+            memory_mib=action.memory_mib or config.memory_mib,
         )
 
 
-SAMPLE = TypeAdapter(SampleSubmission)
+@cache
+def sample_adapter() -> TypeAdapter[SampleSubmission]:
+    """Return what writes samples as JSON."""
+    return TypeAdapter(SampleSubmission)
 
 
 def sample_submissions(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from koala_adapter.driver.loop import EventLoop
+from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt, tellers
 from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
@@ -23,6 +23,7 @@ from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.service.adaptations import Adaptations
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
 from koala_adapter.service.askingagain import AskingAgain
@@ -30,12 +31,16 @@ from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, ma
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies
+from koala_adapter.service.negotiationkeeper import NegotiationKeeper
+from koala_adapter.service.negotiationport import NegotiationPort
+from koala_adapter.service.negotiators import Negotiators, check_negotiable
 from koala_adapter.service.reception import Reception
 from koala_adapter.service.resizing import Resizing, resizable
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.upkeep import Upkeep
+from koala_adapter.service.workersresizing import WorkersResizing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +53,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
+    from koala_adapter.service.negotiationport import Access
     from koala_adapter.vjm.channel import Launch, Signal
 
 FIRST_ANSWERS = 2.0
@@ -69,12 +75,13 @@ class Service:
         make_report: Callable[[Service, JobId], str],
         clocks: HostClocks | None = None,
         policies: Policies = OWN,
+        snapshot_interval: int = SNAPSHOT_INTERVAL,
     ) -> None:
         """``directory``: private (0700), locked by the caller. Nothing is started before :meth:`run`.
 
         ``make_report`` makes the report (JSON) of a job that is kept when it has ended. ``clocks``: None: those of this
-        machine. Raises ConfigurationError, with nothing changed, when a policy that the journal needs is not among
-        ``policies``.
+        machine. ``snapshot_interval``: events after which a snapshot stands for them. Raises ConfigurationError, with
+        nothing changed, when a policy that the journal needs is not among ``policies``.
         """
         self.site = site
         self.directory = directory
@@ -88,7 +95,22 @@ class Service:
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
         self.applications = self._new_applications()
-        self.resizing = Resizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
+        self.negotiation_port = NegotiationPort(site.control_center.negotiation_listen)
+        keeper = NegotiationKeeper(self.journal.negotiations, state=lambda: self.state, clock=self.now)
+        self.adaptations = Adaptations(
+            self.applications,
+            state=lambda: self.state,
+            clock=self.now,
+            report=self.post,
+            tell=self._tell_application,
+            keeper=keeper,
+            negotiators=self.negotiation_port,
+        )
+        self._workers = WorkersResizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
+        self._negotiators = Negotiators(
+            self.negotiation_port, adaptations=self.adaptations, workers=self._workers, state=lambda: self.state
+        )
+        self.resizing = Resizing(workers=self._negotiators, adaptive=self.adaptations, state=lambda: self.state)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
         self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
@@ -100,7 +122,9 @@ class Service:
             ending=(id_ for id_, record in scheduler.state.jobs.items() if record.state.final and record.live),
         )
         self._effector = self._new_effector()
-        self._loop = EventLoop(scheduler, self.journal, self._effector, self, make=make_scheduler)
+        self._loop = EventLoop(
+            scheduler, self.journal, self._effector, self, make=make_scheduler, snapshot_interval=snapshot_interval
+        )
         self._upkeep = Upkeep(
             directory,
             loop=self._loop,
@@ -139,6 +163,7 @@ class Service:
             others_matter=self._others_matter,
             holding=lambda: self._loop.holding,
             busy=lambda: self.busy,
+            growth_waits=self._growth_waits,
             name_prefix=f"koala-{self.instance}-",
             user=login_name(),
         )
@@ -147,11 +172,17 @@ class Service:
     def _others_matter(self, cluster: ClusterName) -> bool:
         return self.scheduler.shrinks_for_others(cluster)
 
+    def _growth_waits(self, cluster: ClusterName) -> bool:
+        return self.scheduler.growth_waits(cluster)
+
     def _launch(self, placeholder: PlaceholderId, launch: Launch) -> bool:
         return self.reception.launch(placeholder, launch)
 
     def _signal(self, placeholder: PlaceholderId, signal: Signal) -> bool:
         return self.reception.signal(placeholder, signal)
+
+    def _tell_application(self, placeholder: PlaceholderId, task: str, frame: bytes) -> bool:
+        return self.reception.tell_application(placeholder, task, frame)
 
     def _in_contact(self, placeholder: PlaceholderId) -> bool:
         return self.reception.in_contact(placeholder)
@@ -223,6 +254,8 @@ class Service:
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
+        self.adaptations.handled()
+        self._negotiators.handled()
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
 
@@ -313,6 +346,18 @@ class Service:
         found = resizable(record, component, processors)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
+        for driver in self.clusters.values():
+            driver.poller.poll_soon()
+
+    async def negotiation_access(self, job_id: str) -> Access:
+        """Return how a program gets to negotiate for a job, once; one that was returned before and not used is void.
+
+        Raises JobNotFoundError; JobRefusedError for a job that nobody can negotiate for; ServiceRunningError when the
+        port cannot be opened.
+        """
+        record = self.scheduler.job(job_id)
+        check_negotiable(record)
+        return await self.negotiation_port.access(record.job.id)
 
     @property
     def _scripts(self) -> ScriptMaker | None:
@@ -352,6 +397,8 @@ class Service:
             async with anyio.create_task_group() as tasks:
                 self.archive.catch_up()
                 await self.reception.open(tasks)
+                negotiators = self._negotiators
+                self.negotiation_port.open(tasks, heard=negotiators.heard, came=negotiators.came, went=negotiators.went)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
                 self.resizing.resume()
@@ -359,7 +406,8 @@ class Service:
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
-                tasks.start_soon(self.resizing.run)
+                tasks.start_soon(self._workers.run)
+                tasks.start_soon(self.adaptations.run)
                 task_status.started()
         finally:
             self.journal.close()

@@ -6,6 +6,7 @@ Version 0.1 wrote all of it as one text; that is read, too.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,34 +20,43 @@ if TYPE_CHECKING:
 
 GROUP = 250
 """Records in a row of a snapshot: some milliseconds' work."""
-_STATE = TypeAdapter(State)
-_PARTS: dict[str, TypeAdapter[list[Any]]] = {
-    "jobs": TypeAdapter(list[JobRecord]),
-    "placeholders": TypeAdapter(list[PlaceholderRecord]),
-    "batches": TypeAdapter(list[BatchRecord]),
-    "clusters": TypeAdapter(list[ClusterRecord]),
+_PARTS: dict[str, Any] = {
+    "jobs": list[JobRecord],
+    "placeholders": list[PlaceholderRecord],
+    "batches": list[BatchRecord],
+    "clusters": list[ClusterRecord],
 }
-"""Fields of the state that may be long."""
+"""Fields of the state that may be long, as their groups are written."""
+
+
+@cache
+def _state() -> TypeAdapter[State]:
+    return TypeAdapter(State)
+
+
+@cache
+def _group(part: str) -> TypeAdapter[list[Any]]:
+    return TypeAdapter(_PARTS[part])
 
 
 def head(state: State) -> str:
     """Return what is left of a state without the parts that are in rows."""
-    return _STATE.dump_json(state, exclude=set(_PARTS)).decode()
+    return _state().dump_json(state, exclude=set(_PARTS)).decode()
 
 
 def rows(state: State) -> Iterator[tuple[str, str]]:
     """Yield the other parts group by group, each with its name. The state must not change meanwhile."""
-    for part, adapter in _PARTS.items():
+    for part in _PARTS:
         records = iter(getattr(state, part).values())
         while group := list(islice(records, GROUP)):
-            yield part, adapter.dump_json(group).decode()
+            yield part, _group(part).dump_json(group).decode()
 
 
 def restored(body: str, stored: Iterable[tuple[str, str]]) -> State:
     """Return a state from its head, or from all of it as version 0.1 wrote it, and its rows. Raises ValueError."""
-    state = _STATE.validate_json(timers_in_records(body))
+    state = _state().validate_json(timers_in_records(body))
     for part, group in stored:
-        for record in _PARTS[part].validate_json(group):
+        for record in _group(part).validate_json(group):
             _put(state, record)
     return state
 

@@ -93,12 +93,12 @@ class CountedClusters:
         return cluster.free
 
     def room(self, cluster: SimulatedCluster) -> int:
-        """Return the same: where processors are on their way out nothing is decided."""
-        return cluster.free
+        """Return the same, with what no job has any more: where others are on their way out nothing is decided."""
+        return cluster.free + cluster.leaving
 
     def ending(self, cluster: SimulatedCluster) -> int:
-        """Return what is given up when applications go on after a change."""
-        return cluster.making_room
+        """Return what is given up when applications go on after a change, and what is not known to be idle yet."""
+        return cluster.making_room + cluster.leaving
 
     def just_seen(self, cluster: SimulatedCluster) -> bool:  # noqa: ARG002 - so it is for all clusters
         """Return False: whatever is on its way out comes free."""
@@ -133,8 +133,8 @@ class CountedClusters:
         return len(self._waiting) > 0
 
     def making_room(self) -> bool:
-        """Tell whether an application stands still that gives processors up for the head of the queue."""
-        self._awaited = [cluster for cluster in self._awaited if cluster.making_room]
+        """Tell whether processors are on their way out that were given up for the head of the queue."""
+        self._awaited = [cluster for cluster in self._awaited if cluster.making_room or cluster.leaving]
         return bool(self._awaited)
 
     def needs_of_head(self) -> Iterable[Need[SimulatedCluster]]:
@@ -173,13 +173,13 @@ class CountedClusters:
 
     def shrink(self, cluster: SimulatedCluster, value: int, shrunk_for: ShrunkFor) -> None:  # noqa: ARG002 - for the head
         """Do a whole step, and let others have what it frees."""
-        before = cluster.free
+        before, leaving = cluster.free, cluster.leaving
         step = Step(direction=Direction.SHRINK, remaining=value)
         carry_out(self._malleability, cluster.running, step, self._resizing.ask)
-        if cluster.making_room:
+        if cluster.making_room or cluster.leaving > leaving:
             self._awaited.append(cluster)
         if cluster.free > before:  # some may have given theirs up at once, others stand still first
             self._released(cluster)
-        elif not cluster.making_room:
+        elif not (cluster.making_room or cluster.leaving > leaving):
             self._gave_nothing.add(cluster)
             self.changed = True

@@ -3,7 +3,7 @@
 
 As MRunner does it (PAPERS 1.3): growing, the new placeholders start while the application keeps running; when all are
 held it stands still for the cost of the change, then goes on with more. Shrinking, it stands still first, goes on with
-fewer, and only then are the processors given back.
+fewer, and only then are the processors given back. What is given back comes free when its batch system says so.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ class CountedResizing:
     """Carries messages to applications, and out what they accept."""
 
     def __init__(
-        self, engine: Engine, *, placeholder_delay: float, released: Callable[[SimulatedCluster], None]
+        self,
+        engine: Engine,
+        *,
+        placeholder_delay: float,
+        release_delay: float = 0.0,
+        released: Callable[[SimulatedCluster], None],
     ) -> None:
         """``released`` is called when processors have come free, or a job can change again, after a delay."""
         self._engine = engine
         self._delay = placeholder_delay
+        self._release_delay = release_delay
         self._released = released
         self.changed: list[Run] = []
         """Runs whose end must be forecast again."""
@@ -85,7 +91,29 @@ class CountedResizing:
                 self._engine.after(pause, lambda: self._returned(part))
             return
         run.size += amount
-        _hold(run, part.cluster, amount)
+        if amount > 0 or self._release_delay <= 0:
+            _hold(run, part.cluster, amount)
+        else:
+            self._let_go(run, part.cluster, -amount)
+
+    def give_back(self, cluster: SimulatedCluster, processors: int) -> None:
+        """Have processors that no job has any more come free: at once, or after the delay."""
+        if self._release_delay <= 0:
+            cluster.managed -= processors
+            self._released(cluster)
+        else:
+            cluster.leaving += processors
+            self._engine.after(self._release_delay, lambda: self._freed(cluster, processors))
+
+    def _let_go(self, run: Run, cluster: SimulatedCluster, processors: int) -> None:
+        run.held[cluster] -= processors
+        run.total -= processors
+        self.give_back(cluster, processors)
+
+    def _freed(self, cluster: SimulatedCluster, processors: int) -> None:
+        cluster.leaving -= processors
+        cluster.managed -= processors
+        self._released(cluster)
 
     def _all_held(self, part: Part, pause: float) -> None:
         if not part.run.over:
@@ -100,7 +128,10 @@ class CountedResizing:
     def _returned(self, part: Part) -> None:
         if not part.run.over:
             part.cluster.making_room += part.pending
-            _hold(part.run, part.cluster, part.pending)
+            if self._release_delay <= 0:
+                _hold(part.run, part.cluster, part.pending)
+            else:
+                self._let_go(part.run, part.cluster, -part.pending)
             self._through(part)
 
     def _through(self, part: Part) -> None:

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.errors import SimulationError
 from koala_adapter.simulation.confidence import difference, estimate
 from koala_adapter.simulation.experiments.framework import ALSO_POLICIES, Figure, Finding, Series, Setting, Table
 from koala_adapter.simulation.malleable_runs import BINS, RIGID, Case, Conditions, Record, run_case, time_axis
+from koala_adapter.simulation.platform import DAS3
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,8 +103,28 @@ def conditions_of(options: Options) -> Conditions:
     )
 
 
+class ShownRecords(Protocol):
+    """The records of the paper's combinations, as the six figures show them."""
+
+    @property
+    def workloads(self) -> Sequence[str]:
+        """Their names."""
+
+    @property
+    def processors(self) -> int:
+        """Of all clusters."""
+
+    def axis(self, workload: str) -> Sequence[float]:
+        """Return the time axis of the timelines with a workload."""
+
+    def of(self, policy: str, workload: str) -> Sequence[Record]:
+        """Return the records of a combination in order of the seeds."""
+
+
 class Records:
     """The records of all runs, by what was run."""
+
+    processors = sum(one.processors for one in DAS3.clusters)
 
     def __init__(self, options: Options, approach: Approach, workloads: Sequence[str]) -> None:
         """Run everything: the paper's combinations in detail, baselines, rigid jobs, and other conditions."""
@@ -136,6 +157,10 @@ class Records:
             self._found.setdefault((case.conditions.name, case.malleability, case.workload), []).append(record)
         self.conditions = conditions
 
+    def axis(self, workload: str) -> Sequence[float]:
+        """See ShownRecords."""
+        return time_axis(workload)
+
     def of(self, policy: str, workload: str, conditions: Conditions | None = None) -> list[Record]:
         """Return the records of a combination in order of the seeds."""
         return self._found[(conditions or self.conditions).name, policy, workload]
@@ -163,7 +188,7 @@ def show(value: Estimate, digits: int = 1) -> str:
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def figures(records: Records, number: int) -> list[Figure]:
+def figures(records: ShownRecords, number: int) -> list[Figure]:
     """Return the six parts of figure 7 or 8."""
     distributions = (
         ("a", "average_processors", "Average number of processors of a job", "processors (mean over the execution)"),
@@ -177,7 +202,7 @@ def figures(records: Records, number: int) -> list[Figure]:
             name=f"figure-{number}e",
             title="Processors used by the jobs of the workload over time",
             x_label="time since the first submission (s)",
-            y_label="used processors (of 272)",
+            y_label=f"used processors (of {records.processors})",
             series=_timelines(records, "used_over_time"),
             caption=f"Mean over the repetitions and over intervals of 1/{BINS} of the axis. {HIDDEN}",
         )
@@ -195,7 +220,7 @@ def figures(records: Records, number: int) -> list[Figure]:
     return found
 
 
-def _distribution(records: Records, name: str, what: str, title: str, x_label: str) -> Figure:
+def _distribution(records: ShownRecords, name: str, what: str, title: str, x_label: str) -> Figure:
     series = []
     for policy in POLICIES:
         for workload in records.workloads:
@@ -219,13 +244,15 @@ def _cumulative(values: Sequence[float]) -> tuple[list[float], list[float]]:
     return x, y
 
 
-def _timelines(records: Records, what: str) -> list[Series]:
+def _timelines(records: ShownRecords, what: str) -> list[Series]:
     series = []
     for policy in POLICIES:
         for workload in records.workloads:
             columns = zip(*(getattr(record, what) for record in records.of(policy, workload)), strict=True)
             means = [fmean(column) for column in columns]
-            series.append(Series(label=combination(policy, workload), x=[0.0, *time_axis(workload)], y=[0.0, *means]))
+            series.append(
+                Series(label=combination(policy, workload), x=[0.0, *records.axis(workload)], y=[0.0, *means])
+            )
     return series
 
 

@@ -90,7 +90,11 @@ class Record:
 
 def time_axis(workload: str) -> list[float]:
     """Return the ends of the parts of the time axis, in seconds: to a tenth of the time after the last submission."""
-    last = JOBS * WORKLOADS[workload].interarrival * 1.1
+    return axis_to(JOBS * WORKLOADS[workload].interarrival * 1.1)
+
+
+def axis_to(last: float) -> list[float]:
+    """Return the ends of equal parts of a time axis that ends at ``last``, in seconds."""
     return [last * (part + 1) / BINS for part in range(BINS)]
 
 
@@ -114,13 +118,13 @@ def run_case(case: Case) -> Record:
     if len(outcome.jobs) < len(jobs):
         message = f"{len(jobs) - len(outcome.jobs)} jobs of {case.combination} can never run under these conditions"
         raise SimulationError(message, hint="set a lower threshold")
-    return _record(case, outcome, jobs[-1].submitted_at)
+    return record_of(case, outcome, jobs[-1].submitted_at, time_axis(case.workload))
 
 
-def _record(case: Case, outcome: Outcome, last_submission: float) -> Record:
+def record_of(case: Case, outcome: Outcome, last_submission: float, axis: Sequence[float]) -> Record:
+    """Return what is kept of an outcome, of a simulation or a live run; ``axis``: of the timelines."""
     results = sorted(outcome.jobs, key=lambda one: one.job.number)
     malleable = [one.execution for one in results if one.job.malleable]
-    axis = time_axis(case.workload)
     columns = {
         "average_processors": [one.average_processors for one in results],
         "maximum_processors": [float(one.maximum_processors) for one in results],

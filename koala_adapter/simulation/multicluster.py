@@ -50,6 +50,12 @@ class Settings:
     """Time between two looks of the information service at local users; 0: it sees them at once."""
     placeholder_delay: float = 0.0
     """From the submission of placeholders to idle processors until they are held."""
+    start_delay: float = 0.0
+    """From the launch of processes on held placeholders until they compute."""
+    end_delay: float = 0.0
+    """From the end of a job's work until the scheduler knows of it; counted before the job begins to compute."""
+    release_delay: float = 0.0
+    """From the end of a process until the scheduler knows that its processor is idle."""
     seed: int = 0
     """Of local users and failures."""
     timeline: bool = True
@@ -84,7 +90,10 @@ class Multicluster:
         self._on_end = on_end or self.outcome.jobs.append
         self._engine = Engine()
         self._resizing = CountedResizing(
-            self._engine, placeholder_delay=settings.placeholder_delay, released=self._released
+            self._engine,
+            placeholder_delay=settings.placeholder_delay + settings.start_delay,
+            release_delay=settings.release_delay,
+            released=self._released,
         )
         self._waiting = WaitingLine()
         self._live: dict[int, Run] = {}
@@ -175,8 +184,7 @@ class Multicluster:
                 part.cluster.making_room += part.pending
         run.parts.clear()  # or run and parts would hold each other, for the collector to find
         for cluster, processors in run.held.items():
-            cluster.managed -= processors
-            self._released(cluster)
+            self._resizing.give_back(cluster, processors)
 
     def _decide(self) -> None:
         self._sites.changed = True
@@ -206,6 +214,10 @@ class Multicluster:
             restarts=self._restarts.get(job.number, 0),
         )  # fmt: skip
         self._live[job.number] = run
+        idle = self.settings.start_delay + self.settings.end_delay
+        if idle > 0:
+            run.standing += 1
+            self._engine.after(self.settings.placeholder_delay + idle, lambda: self._computes(run))
         for cluster, processors in held.items():
             cluster.managed += processors
             self._frees[cluster.index] = cluster.free
@@ -214,6 +226,11 @@ class Multicluster:
                 self._join(run, cluster, processors)
         self._resizing.touch(run)
         return True
+
+    def _computes(self, run: Run) -> None:
+        if not run.over:
+            self._resizing.touch(run)
+            run.standing -= 1
 
     def _join(self, run: Run, cluster: SimulatedCluster, processors: int) -> None:
         """Let the malleability policy of a cluster have a part of a run that has started."""

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from koala_adapter.simulation.experiments.framework import Cell, Experiment, Figure, Finding, Options, Result, Table
+    from koala_adapter.simulation.experiments.framework import (
+        Cell,
+        Experiment,
+        Figure,
+        Finding,
+        Listing,
+        Options,
+        Result,
+        Table,
+    )
     from koala_adapter.simulation.figures import Drawing
 
 STYLE = """
@@ -38,6 +47,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 @media (prefers-color-scheme: dark) { .holds { color: #6fd39b; } .fails { color: #ff8a80; } .open { color: #e6c15c; } }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1.5rem; }
 figure { margin: 0; } figure img { width: 100%; height: auto; background: #fff; }
+details { margin: 1.5rem 0; } pre { font-size: .82rem; line-height: 1.35; }
 figcaption, .caption { font-size: .88rem; opacity: .85; } code { font-size: .9em; }
 """
 VERDICTS = {True: ("holds", "holds"), False: ("fails", "does not hold"), None: ("open", "cannot tell")}
@@ -79,6 +89,8 @@ def write_result(directory: Path, heading: Heading, result: Result) -> Path:
     for table in result.tables:
         text = csv_text([table.columns, *table.rows])
         (directory / "data" / f"{table.name}.csv").write_text(text, encoding="utf-8")
+    for listing in result.listings:
+        (directory / "data" / f"{listing.name}.txt").write_text(listing.text, encoding="utf-8")
     (directory / "result.json").write_text(result_json(heading, result), encoding="utf-8")
     page = directory / "index.html"
     page.write_text(page_html(heading, result, drawings), encoding="utf-8")
@@ -115,6 +127,7 @@ def result_json(heading: Heading, result: Result) -> str:
         "tables": {
             table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows] for table in result.tables
         },
+        "listings": {listing.name: f"data/{listing.name}.txt" for listing in result.listings},
         "figures": {figure.name: f"data/{figure.name}.csv" for figure in result.figures},
     }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
@@ -136,6 +149,8 @@ def page_html(heading: Heading, result: Result, drawings: Sequence[Drawing]) -> 
     ]
     for table in result.tables:
         parts += _table(table)
+    for listing in result.listings:
+        parts += _listing(listing)
     return "\n".join([*parts, "</body></html>", ""])
 
 
@@ -184,6 +199,13 @@ def _table(table: Table) -> list[str]:
         cells = "".join(f"<td{kind}>{escape(shown(cell))}</td>" for cell, kind in zip(row, classes, strict=True))
         lines.append(f"<tr>{cells}</tr>")
     return [*lines, "</table></div>", f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""]
+
+
+def _listing(listing: Listing) -> list[str]:
+    return [
+        f"<details><summary>{escape(listing.title)}</summary>",
+        f'<div class="wide"><pre>{escape(listing.text)}</pre></div></details>',
+    ]
 
 
 def shown(cell: Cell) -> str:

@@ -33,6 +33,7 @@ class SimulatedCluster:
         "capacity",
         "down",
         "index",
+        "leaving",
         "local_queue",
         "local_used",
         "making_room",
@@ -71,6 +72,8 @@ class SimulatedCluster:
         """Free processors that no running job would take when they were offered last; None: something has changed."""
         self.making_room = 0
         """Processors that jobs have promised to give back and still hold."""
+        self.leaving = 0
+        """Processors that no job has any more, and that are not known to be idle yet."""
 
     @property
     def idle(self) -> int:

@@ -12,6 +12,7 @@ from koala_adapter.config.sitemodel import shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.commands import login_name
+from koala_adapter.plugin.limits import URGENT_SHARE
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.poller import read_cluster
 from koala_adapter.sitecheck.trialplaceholder import Trial
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import Queue
     from koala_adapter.plugin import Lrm, PluginDefinition
-    from koala_adapter.sitecheck.trialplaceholder import TrialCenter
+    from koala_adapter.sitecheck.trialcenter import TrialCenter
 
+LISTINGS_AS_OWNER = 30
+"""In a minute, by whoever starts all jobs."""
+LEAST_RATE = 60
+"""Starts a minute below which an outside scheduler keeps processors idle."""
 START_TIME = 60.0
 """Seconds that a cluster may take for each step of its check."""
 
@@ -74,7 +79,7 @@ class ClusterCheck:
         results.append(self._requests(lrm))
         if answers and self.outside:
             self.tell("trying whether jobs come in held")
-            results += await lrm.check_outside()
+            results += [self._rate_of_starts(lrm), *await lrm.check_outside()]
         if answers and self.center is not None and lrm.capabilities.submit:
             trial = Trial(self.center, self.config, lrm, timeout=self.timeout, tell=self.tell)
             results += await trial.run()
@@ -118,6 +123,8 @@ class ClusterCheck:
         queues = await lrm.queues()
         name = self.config.queue
         chosen = [queue for queue in queues if (queue.name == name if name else queue.default)]
+        if name and not chosen and not lrm.capabilities.lists_queues:
+            return f"{name} is asked for by its name; the LRM does not say whether there is such a queue"
         if name and not chosen:
             known = ", ".join(queue.name for queue in queues) or "none"
             raise LrmError(f"there is no queue {name!r}; there are: {known}", hint="correct `queue` in the site file")
@@ -145,6 +152,15 @@ class ClusterCheck:
         found = f"a poll costs up to {each}, every {config.poll_interval:g} s, of {config.requests_per_minute} a minute"
         remedy = f"set poll_interval to {shortest:g} s or more, or raise requests_per_minute"
         return CheckResult(subject="requests", ok=config.poll_interval >= shortest, found=found, remedy=remedy)
+
+    def _rate_of_starts(self, lrm: Lrm) -> CheckResult:
+        """Say how many jobs a minute can be started within the bound, listings every other second counted."""
+        bound, listings = self.config.requests_as_owner, LISTINGS_AS_OWNER * lrm.requests_per_poll
+        rate = max(0, int(bound * (1 - URGENT_SHARE)) - listings) // lrm.requests_per_start
+        wanted = -(-(LEAST_RATE * lrm.requests_per_start + listings) * 5 // 4)
+        found = f"about {rate} starts a minute, of {bound} requests a minute"
+        remedy = f"leave requests_per_minute out of the site file, or give {wanted} or more"
+        return CheckResult(subject="rate of starts", ok=rate >= LEAST_RATE, found=found, remedy=remedy)
 
 
 def _said(error: BaseException) -> str:

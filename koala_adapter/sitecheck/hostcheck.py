@@ -55,7 +55,7 @@ def check_host(installation: Installation) -> Iterator[CheckResult]:
     """Check everything that needs no cluster; what builds on a failure is left out."""
     yield _python()
     yield _package()
-    plugins = _guarded("plugins", lambda: ", ".join(sorted(installation.plugins)))
+    plugins = _guarded("plugins", lambda: ", ".join(sorted(dict(installation.plugins))))
     yield plugins
     directory = _guarded("state directory", lambda: _state_directory(installation))
     yield directory

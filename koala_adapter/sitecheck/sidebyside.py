@@ -15,7 +15,7 @@ import anyio
 from koala_adapter.errors import KoalaError
 from koala_adapter.plugin import CheckResult
 from koala_adapter.sitecheck.clustercheck import ClusterCheck
-from koala_adapter.sitecheck.trialplaceholder import TrialCenter
+from koala_adapter.sitecheck.trialcenter import TrialCenter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

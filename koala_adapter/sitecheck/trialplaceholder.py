@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real placeholder in one cluster, to see whether its node reaches this host: the proof behind ``koala check``.
+"""Real placeholders in one cluster, to see whether its nodes reach this host: the proof behind ``koala check``.
 
-It goes through the same scripts, certificate and channel as those of jobs, to a control center of its own, so that it
-needs no service and disturbs none.
+Two are submitted, because a batch system may tell all of a submission the same number, and a job of several would never
+be complete then. One is used. They go through the same scripts, certificate and channel as those of jobs, to a control
+center of its own, so that they need no service and disturb none.
 """
 
 from __future__ import annotations
@@ -10,19 +11,17 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.errors import ConfigurationError, KoalaError, LrmError
+from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.attribution import attribute
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.service.scriptmaker import (
-    ScriptMaker,
     last_words,
     leave_token,
     remove_token,
@@ -30,22 +29,18 @@ from koala_adapter.service.scriptmaker import (
     words_directory,
     words_paths,
 )
-from koala_adapter.vjm import agentevents, certificate, channel, credentials
-from koala_adapter.vjm.center import ControlCenter
+from koala_adapter.sitecheck import mpiprobe
+from koala_adapter.vjm import channel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from anyio.abc import TaskGroup
-
-    from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
+    from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import LrmJob, LrmJobId, TaskEnd
     from koala_adapter.plugin import Lrm
+    from koala_adapter.sitecheck.trialcenter import TrialCenter
 
-LEASE = 60.0
-"""Should we be killed, a placeholder ends by itself so many seconds later."""
-HEARTBEAT = 5.0
 LOOK = 1.0
 """Seconds between two looks at the LRM, at least; the bound of requests may make it more."""
 COMMAND_TIME = 15.0
@@ -56,96 +51,13 @@ LEAVING_TIME = 15.0
 """The same when we must go ourselves; its lease ends what is slower."""
 PROBE = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
 """Asks the interpreter that runs the agent for its version."""
+COUNT = 2
+"""Placeholders of a trial."""
+SECOND_TIME = 20.0
+"""Seconds that the second may take to report after the first, when it runs."""
+WAITING_TIME = 4.0
+"""The same when it waits: there may be no room for it."""
 GONE = frozenset({LrmJobState.ENDED})
-
-
-@dataclass(slots=True)
-class _Visit:
-    """What is known of one placeholder."""
-
-    token: str
-    registered: anyio.Event = field(default_factory=anyio.Event)
-    agent: agentevents.AgentRegistered | None = None
-    ended: anyio.Event = field(default_factory=anyio.Event)
-    end: TaskEnd | None = None
-    session: str | None = None
-
-
-class TrialCenter:
-    """A control center for trials only."""
-
-    def __init__(self, site: SiteConfig, directory: Path, *, state: Path) -> None:
-        """``directory``: private and temporary; ``state``: the service's. Nothing listens before :meth:`serve`."""
-        self.state = state
-        self._site = site
-        self._directory = directory
-        self._visits: dict[PlaceholderId, _Visit] = {}
-        self.rejected: list[str] = []
-        """Peers that connected and did not prove themselves: address and fault."""
-        own = certificate.load_or_create(directory / "certificate")
-        self._fingerprint = own.fingerprint
-        self.center = ControlCenter(
-            ssl_context=certificate.server_context(own),
-            authenticate=lambda id_, token: (
-                id_ in self._visits and secrets.compare_digest(self._visits[id_].token, token)
-            ),
-            sessions=self,
-            on_event=self._on_event,
-            output_path=lambda placeholder, _task: directory / str(placeholder),
-            lease=LEASE,
-            heartbeat=HEARTBEAT,
-            on_rejected=lambda address, fault: self.rejected.append(f"{address}: {fault}"),
-        )
-        self.port = 0
-
-    def bound_session(self, placeholder: PlaceholderId) -> str | None:
-        """See SessionRegistry."""
-        return self._visits[placeholder].session
-
-    def bind(self, placeholder: PlaceholderId, session_hash: str) -> None:
-        """See SessionRegistry."""
-        self._visits[placeholder].session = session_hash
-
-    async def serve(self, tasks: TaskGroup) -> None:
-        """Listen where the service would, on its own port if that is free, else on another.
-
-        Raises ConfigurationError when it cannot listen at all.
-        """
-        settings = self._site.control_center
-        try:
-            self.port = await tasks.start(self.center.serve, settings.listen, settings.port)
-        except ConfigurationError:
-            if not settings.port:
-                raise
-            self.port = await tasks.start(self.center.serve, settings.listen, 0)
-
-    def expect(self, placeholder: PlaceholderId) -> _Visit:
-        """Make a token for a placeholder and let it in."""
-        visit = self._visits[placeholder] = _Visit(token=credentials.new_token())
-        return visit
-
-    @property
-    def scripts(self) -> ScriptMaker:
-        """What makes job scripts that report here."""
-        return ScriptMaker(site=self._site, port=self.port, fingerprint=self._fingerprint, directory=self.state)
-
-    def printed(self, placeholder: PlaceholderId) -> str:
-        """Return what the command in a placeholder printed."""
-        try:
-            return (self._directory / f"{placeholder}.out").read_text(errors="replace").strip()
-        except OSError:
-            return ""
-
-    def _on_event(self, event: agentevents.AgentEvent) -> None:
-        visit = self._visits.get(event.placeholder)
-        if visit is None:
-            return
-        if isinstance(event, agentevents.AgentRegistered):
-            visit.agent = event
-            visit.registered.set()
-        elif isinstance(event, agentevents.AgentTaskEnded):
-            visit.end = event.end
-            visit.ended.set()
 
 
 class Trial:
@@ -160,29 +72,36 @@ class Trial:
         self._lrm = lrm
         self._timeout = timeout
         self._tell = tell
-        self._id = PlaceholderId(batch=BatchKey(f"koala-{secrets.token_hex(4)}-1"), index=1)
-        self._visit = center.expect(self._id)
-        self._ids: tuple[LrmJobId, ...] = ()
-        self._seen: LrmJob | None = None
+        self._batch = BatchKey(f"koala-{secrets.token_hex(4)}-1")
+        count = min(COUNT, config.parameters.placeholders_in_flight)
+        numbers = [PlaceholderId(batch=self._batch, index=index) for index in range(1, count + 1)]
+        self._visits = dict(zip(numbers, center.expect(*numbers), strict=True))
+        self._ids: dict[PlaceholderId, LrmJobId] = {}
+        self._seen: dict[PlaceholderId, LrmJob] = {}
         self._trouble = ""
 
     async def run(self) -> tuple[CheckResult, ...]:
-        """Submit the placeholder, wait for it, use it, and see it gone. Raises nothing but cancellation."""
-        token_file = token_path(self._config, self._id.batch)
+        """Submit the placeholders, wait for them, use one, and see them gone. Raises nothing but cancellation."""
+        token_file = token_path(self._config, self._batch)
         started = time.monotonic()
         try:
             if token_file is not None:
-                leave_token(token_file, self._visit.token)
-            self._tell("submitting a placeholder")
-            self._ids = await self._submit()
+                leave_token(token_file, next(iter(self._visits.values())).token)
+            self._tell("submitting placeholders")
+            self._ids = dict(zip(self._visits, await self._submit(), strict=False))
             with anyio.move_on_after(self._timeout):
-                await self._wait_for_agent()
-            if self._visit.agent is None:
+                await self._wait_for_agents()
+            reported = next((id_ for id_, visit in self._visits.items() if visit.agent is not None), None)
+            if reported is None:
                 return (self._silence(),)
-            held = await self._use(self._visit.agent, time.monotonic() - started)
-            self._tell("waiting until the placeholder has gone")
-            self._center.center.release(self._id, 1.0)
-            return (held, await self._leave())
+            held = await self._use(reported, time.monotonic() - started)
+            mpi = [await self._try_mpi(reported)] if held.ok else []
+            told_apart = self._told_apart()
+            self._tell("waiting until the placeholders have gone")
+            # Those first that have not reported: one that waits would start when another goes.
+            await self._cancel(self._silent())
+            self._release(1.0)
+            return (held, *mpi, told_apart, await self._leave())
         except (OSError, KoalaError) as error:
             hint = error.hint if isinstance(error, KoalaError) else ""
             said = error.message if isinstance(error, KoalaError) else str(error)
@@ -193,97 +112,158 @@ class Trial:
             if token_file is not None:
                 remove_token(token_file)
 
+    async def _cancel(self, placeholders: Iterable[PlaceholderId]) -> None:
+        seen = [self._seen[id_] for id_ in placeholders if id_ in self._seen]
+        left = [job.id for job in seen if job.state not in GONE]
+        if left:
+            await self._lrm.cancel(left)
+
+    def _release(self, seconds: float) -> None:
+        for placeholder in self._visits:
+            self._center.center.release(placeholder, seconds)
+
     async def _submit(self) -> tuple[LrmJobId, ...]:
         limit = self._config.parameters.walltime_limit
-        walltime = int(self._timeout + COMMAND_TIME + GOING_TIME)
+        walltime = int(self._timeout + COMMAND_TIME + mpiprobe.PROBE_TIME + GOING_TIME)
         action = SubmitPlaceholders(
-            batch=self._id.batch,
+            batch=self._batch,
             cluster=self._config.cluster_name,
-            count=1,
+            count=len(self._visits),
             walltime=walltime if limit is None else min(walltime, limit),
         )
         return await self._lrm.submit(
-            self._center.scripts.submission(action, self._config, self._lrm, self._visit.token)
+            self._center.scripts.submission(action, self._config, self._lrm, next(iter(self._visits.values())).token)
         )
 
-    async def _wait_for_agent(self) -> None:
-        """Return when the agent has reported, or when its job has ended without."""
+    async def _wait_for_agents(self) -> None:
+        """Return when the agents have reported, or when it is clear that no more of them will soon."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look_until_over, tasks.cancel_scope)
-            await self._visit.registered.wait()
+            for visit in self._visits.values():
+                await visit.registered.wait()
             tasks.cancel_scope.cancel()
 
     async def _look_until_over(self, scope: anyio.CancelScope) -> None:
+        first_at: float | None = None
         while True:
             await self._look()
-            if self._seen is not None and self._seen.state in GONE:
+            if any(visit.agent is not None for visit in self._visits.values()):
+                first_at = time.monotonic() if first_at is None else first_at
+                if time.monotonic() > first_at + (SECOND_TIME if self._others_run() else WAITING_TIME):
+                    scope.cancel()
+            elif len(self._seen) == len(self._visits) and all(job.state in GONE for job in self._seen.values()):
                 await anyio.sleep(LOOK)
                 scope.cancel()
             await anyio.sleep(LOOK)
 
+    def _silent(self) -> list[PlaceholderId]:
+        return [id_ for id_, visit in self._visits.items() if visit.agent is None]
+
+    def _others_run(self) -> bool:
+        """Tell whether a placeholder that has not reported is on a node: it may do so any moment."""
+        return any(id_ in self._seen and self._seen[id_].nodes for id_ in self._silent())
+
     async def _look(self) -> bool:
-        """Read the LRM's word on the placeholder; tell whether it is listed and has not ended."""
+        """Read the LRM's word on the placeholders; tell whether one is listed and has not ended."""
         try:
-            listing = await self._lrm.jobs(name_prefix=self._id.batch)
+            listing = await self._lrm.jobs(name_prefix=self._batch)
         except LrmError as error:
             self._trouble = error.message
             return True
         user = login_name()
-        job = attribute(listing, {self._id: next(iter(self._ids), None)}, user=user).jobs.get(self._id)
-        self._seen = job or self._seen
-        if job is None:
-            owners = ", ".join(sorted({other.user for other in listing if other.id in self._ids} - {user}))
+        jobs = attribute(listing, {id_: self._ids.get(id_) for id_ in self._visits}, user=user).jobs
+        self._seen |= jobs
+        if not jobs:
+            ours = set(self._ids.values())
+            owners = ", ".join(sorted({other.user for other in listing if other.id in ours} - {user}))
             self._trouble = f"(the batch system shows it as a job of {owners}, koala runs as {user})" if owners else ""
             return False
-        if self._visit.agent is None:
-            reason = f" ({job.reason})" if job.reason else ""
-            node = f" on {job.nodes[0]}, its agent has not reported yet" if job.nodes else ""
-            self._tell(f"the placeholder is {job.state.value}{node or reason}")
-        return job.state not in GONE
+        waiting = next((job for id_, job in jobs.items() if self._visits[id_].agent is None), None)
+        if waiting is not None:
+            reason = f" ({waiting.reason})" if waiting.reason else ""
+            node = f" on {waiting.nodes[0]}, its agent has not reported yet" if waiting.nodes else ""
+            self._tell(f"a placeholder is {waiting.state.value}{node or reason}")
+        return any(job.state not in GONE for job in jobs.values())
 
-    async def _use(self, agent: agentevents.AgentRegistered, waited: float) -> CheckResult:
-        """Run a command in the placeholder: what it prints must come back."""
+    def _told_apart(self) -> CheckResult:
+        """Say whether each placeholder of a submission knows its own number."""
+        subject, variable = "numbers", self._lrm.array_index_variable
+        count, silent = len(self._visits), self._silent()
+        if count == 1:
+            return _good(subject, "not tried: the site file allows one placeholder at a time (placeholders_in_flight)")
+        if not silent:
+            return _good(subject, f"the {count} placeholders of a submission told them apart ({variable})")
+        job = self._seen.get(silent[0])
+        if job is not None and not job.nodes and job.state not in GONE:
+            return _good(subject, f"not tried: only one of {count} placeholders found room")
+        said = _joined(self._words(), self._center.rejected[-2:])
+        found = f"of {count} placeholders of one submission only one reported{said}"
+        remedy = (
+            f"each must find a number of its own in {variable}: see what sets it in jobs of this batch system; "
+            "for plugin drmaa, submission = 'single' makes each a job of its own"
+        )
+        return _bad(subject, found, remedy)
+
+    async def _use(self, placeholder: PlaceholderId, waited: float) -> CheckResult:
+        """Run a command in a placeholder that has reported: what it prints must come back."""
+        agent = self._visits[placeholder].agent
+        if agent is None:
+            raise LrmError("the placeholder has not reported")
         where = f"{agent.host} ({agent.address}) reported {waited:.1f} s after its submission"
         sent = time.monotonic()
-        self._center.center.launch(self._id, channel.Launch(task="probe", argv=PROBE, time_limit=COMMAND_TIME))
-        with anyio.move_on_after(COMMAND_TIME):
-            await self._visit.ended.wait()
-        taken = (time.monotonic() - sent) * 1000
-        end, python = self._visit.end, self._center.printed(self._id)
+        end = await self._run(placeholder, "probe", PROBE, COMMAND_TIME)
+        taken, python = (time.monotonic() - sent) * 1000, self._center.printed(placeholder, "probe")
         if end is None or not end.ok:
             said = "did not come back" if end is None else f"ended badly: {end.reason.value} {end.detail} {python}"
             return _bad("placeholder", f"agent on {where}, but a command {said}", "see the agent's output on the node")
         return _good("placeholder", f"agent on {where}; {python}; a command and its output took {taken:.0f} ms")
 
+    async def _run(
+        self, placeholder: PlaceholderId, task: str, argv: tuple[str, ...], seconds: float
+    ) -> TaskEnd | None:
+        """Run a command in a placeholder; return how it ended, or None when nothing is known of that in time."""
+        visit = self._visits[placeholder]
+        visit.ended, visit.end = anyio.Event(), None
+        self._center.center.launch(placeholder, channel.Launch(task=task, argv=argv, time_limit=seconds))
+        with anyio.move_on_after(seconds):
+            await visit.ended.wait()
+        return visit.end
+
+    async def _try_mpi(self, placeholder: PlaceholderId) -> CheckResult:
+        """Find out whether MPI programs can spawn processes there."""
+        self._tell("trying what MPI can do there")
+        end = await self._run(placeholder, "mpi", mpiprobe.PROBE, mpiprobe.PROBE_TIME)
+        return mpiprobe.judged(end, self._center.printed(placeholder, "mpi"), self._config.mpi_resize)
+
     async def _leave(self) -> CheckResult:
-        """See the placeholder gone."""
+        """See the placeholders gone."""
         begun = time.monotonic()
         with anyio.move_on_after(GOING_TIME):
             while await self._look():  # noqa: ASYNC110 - the LRM is asked, it does not tell
                 await anyio.sleep(LOOK / 2)
-            self._ids = ()
+            self._ids = {}
             return _good("released", f"gone {time.monotonic() - begun:.1f} s after it was released")
         remedy = "it ends by its lease; `koala reap --all` cancels what stays"
         return _bad("released", f"still listed after {GOING_TIME:.0f} s", remedy)
 
     async def _clean_up(self) -> None:
-        self._center.center.release(self._id, 0.0)
+        self._release(0.0)
         with suppress(KoalaError):
-            if await self._look() and self._seen is not None:
-                await self._lrm.cancel([self._seen.id])
+            if await self._look() and self._seen:
+                await self._cancel(self._visits)
                 while await self._look():  # noqa: ASYNC110 - the LRM is asked, it does not tell
                     await anyio.sleep(LOOK)
         for path in self._output_files():
             with suppress(OSError):
                 path.unlink()
             with suppress(OSError):
-                if path.parent.name == str(self._id):
+                if path.parent.name in {str(id_) for id_ in self._visits}:
                     path.parent.rmdir()
 
     # ---- when nobody reports --------------------------------------------------------------------------------------
 
     def _silence(self) -> CheckResult:
-        job, address = self._seen, f"{self._site_address}:{self._center.port}"
+        job, address = self._most_telling(), f"{self._site_address}:{self._center.port}"
         said = _joined(self._words(), self._center.rejected[-2:])
         if job is None:
             why = f"was submitted, but is not listed after {self._timeout:.0f} s {self._trouble}".strip()
@@ -306,13 +286,19 @@ class Trial:
         )
         return _bad("placeholder", found, remedy)
 
+    def _most_telling(self) -> LrmJob | None:
+        """Return the placeholder that came farthest: one on a node, else one that waits, else one that has ended."""
+        jobs = sorted(self._seen.values(), key=lambda job: (job.state in GONE, not job.nodes))
+        return next(iter(jobs), None)
+
     @property
     def _site_address(self) -> str:
         return self._center.scripts.site.node_address(self._config)
 
     def _output_files(self) -> tuple[Path, ...]:
         """Return the placeholder's own output, where the directory is shared with the node."""
-        return words_paths(words_directory(self._config, self._center.state), self._id)
+        directory = words_directory(self._config, self._center.state)
+        return tuple(path for id_ in self._visits for path in words_paths(directory, id_))
 
     def _words(self) -> list[str]:
         """Return the last that the placeholder itself said."""

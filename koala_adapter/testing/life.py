@@ -52,6 +52,8 @@ class LifeTests:
             # Not listed before it was ever listed: the LRM is slow to show it, it has not ended.
             if not seen and state is LrmJobState.ENDED:
                 return LrmJobState.QUEUED
+            if state not in ORDER:
+                pytest.fail(f"a job that nobody holds or suspends is shown as {state.value}")
             seen.append(state)
             return state
 
@@ -134,7 +136,7 @@ class LifeTests:
         await trial.wait_running(batch)
         job = (await trial.jobs(batch))[batch.ids[0]]
         if job.ends_at is None:
-            assert not trial.lrm.capabilities.submit or _names_walltime(trial.lrm.render(batch.submission), walltime)
+            assert not trial.lrm.capabilities.submit or names_walltime(trial.lrm.render(batch.submission), walltime)
             return
         started = job.started_at if job.started_at is not None else time.time()
         assert abs(job.ends_at - started - walltime) <= 60 + CLOCK_SLACK
@@ -185,8 +187,10 @@ async def _ends(trial: Trial, batch: Batch) -> list[LrmJob]:
     return ends
 
 
-def _names_walltime(rendered: RenderedSubmission, walltime: int) -> bool:
+def names_walltime(rendered: RenderedSubmission, walltime: int) -> bool:
+    """Tell whether a request names a walltime (seconds), in whatever form."""
     minutes, seconds = divmod(walltime, 60)
-    forms = (str(walltime), str(minutes), f"{minutes}:{seconds:02d}", f"0:{minutes:02d}:{seconds:02d}")
+    times = (f"{minutes}:{seconds:02d}", f"0:{minutes:02d}:{seconds:02d}", f"0:{minutes}", f"0:{minutes:02d}")
+    forms = (str(walltime), str(minutes), *times)
     pattern = r"(?<![\d:])0*(" + "|".join(map(re.escape, forms)) + r")(?![\d:])"
     return any(re.search(pattern, text) for text in rendered.command)

@@ -72,6 +72,16 @@ class AgentTaskEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApplicationSaid:
+    """The process of a task says something to koala."""
+
+    placeholder: PlaceholderId
+    task: str
+    frame: bytes
+    """One whole frame, as the agent has cut it; what is in it is not checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEnding:
     """The placeholder is about to go, and its tasks with it; their ends follow."""
 
@@ -81,5 +91,11 @@ class AgentEnding:
 
 
 AgentEvent: TypeAlias = (
-    AgentRegistered | AgentDisconnected | AgentRefused | AgentTaskStarted | AgentTaskEnded | AgentEnding
+    AgentRegistered
+    | AgentDisconnected
+    | AgentRefused
+    | AgentTaskStarted
+    | AgentTaskEnded
+    | ApplicationSaid
+    | AgentEnding
 )

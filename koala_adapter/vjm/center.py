@@ -181,6 +181,10 @@ class ControlCenter:
         """Send a signal to a task. False when the agent is not connected."""
         return self._order(placeholder, signal)
 
+    def tell_application(self, placeholder: PlaceholderId, task: str, frame: bytes) -> bool:
+        """Send one whole frame to the process of a task, which it may not reach. False when not connected."""
+        return self._order(placeholder, channel.Application(task=task, data=frame))
+
     def release(self, placeholder: PlaceholderId, grace: float) -> bool:
         """Tell an agent to end: its tasks get SIGTERM, ``grace`` seconds later SIGKILL. False when not connected."""
         return self._order(placeholder, channel.Release(grace=grace))
@@ -311,7 +315,7 @@ class ControlCenter:
             dropped = bool(connection.fault)
             self._on_event(agentevents.AgentDisconnected(placeholder=placeholder, detail=detail, dropped=dropped))
 
-    def _handle(self, agent: _Agent, message: AgentMessage) -> None:
+    def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901 - one plain line per kind of message
         connection, output = agent.connection, agent.output
         placeholder = connection.placeholder
         match message:
@@ -330,6 +334,8 @@ class ControlCenter:
                 output.resending(task, stream)
             case channel.TaskEnded():
                 self._task_ended(agent, message)
+            case channel.Application(task=task, data=frame):
+                self._on_event(agentevents.ApplicationSaid(placeholder=placeholder, task=task, frame=frame))
             case channel.Ending(reason=reason, detail=detail):
                 self._on_event(agentevents.AgentEnding(placeholder=placeholder, reason=reason, detail=detail))
             case channel.Hello():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 from pydantic import EncodedBytes, EncoderProtocol, Field, TypeAdapter, ValidationError
@@ -36,6 +37,9 @@ OUTPUT_LIMIT = 128 * 1024
 
 FILES_LIMIT = 10_000
 """Most output files of one task."""
+
+LARGEST_FRAME = 9 + 65_536
+"""Most bytes of what an application says at once: a frame, with its header."""
 
 NAMED_LIMIT = 20
 """Most files that a task names among those which do not arrive."""
@@ -206,6 +210,18 @@ class TaskEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """One whole frame that the process of a task says to koala, or koala to it, both ways; it may get lost.
+
+    Only of and for tasks whose Launch had ``application``.
+    """
+
+    task: Name
+    data: Annotated[Data, Field(min_length=1, max_length=LARGEST_FRAME)]
+    kind: Literal["application"] = "application"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """The agent must go: its walltime ends, or the LRM or a person sent it a signal. Its tasks end with it."""
 
@@ -258,6 +274,10 @@ class Launch:
     """Seconds after which the agent itself ends the task."""
     output_files: tuple[str, ...] | None = None
     """Glob patterns of the files that are to be sent when the task is over; None: files are of no interest."""
+    application: bool = False
+    """The process may speak with koala, by the Unix socket in KOALA_APP_SOCKET. Earlier agents know nothing of it."""
+    library: tuple[LaunchFile, ...] = ()
+    """Python modules for the process: outside of its working directory, where PYTHONPATH begins."""
     kind: Literal["launch"] = "launch"
 
 
@@ -324,23 +344,36 @@ class Pong:
 
 
 AgentMessage: TypeAlias = (
-    Hello | Heartbeat | TaskStarted | Output | Resending | FilePiece | TaskFiles | TaskEnded | Ending
+    Hello | Heartbeat | TaskStarted | Output | Resending | FilePiece | TaskFiles | TaskEnded | Application | Ending
 )
 CenterMessage: TypeAlias = (
-    Welcome | Refused | Launch | Signal | OutputAck | Resend | FileAck | FilesAck | Release | Pong
+    Welcome | Refused | Launch | Signal | Application | OutputAck | Resend | FileAck | FilesAck | Release | Pong
 )
-
-_AGENT: TypeAdapter[AgentMessage] = TypeAdapter(Annotated[AgentMessage, Field(discriminator="kind")])
-_CENTER: TypeAdapter[CenterMessage] = TypeAdapter(Annotated[CenterMessage, Field(discriminator="kind")])
 
 M = TypeVar("M")
 
 
+@cache
+def _agent_messages() -> TypeAdapter[AgentMessage]:
+    return TypeAdapter(Annotated[AgentMessage, Field(discriminator="kind")])
+
+
+@cache
+def _center_messages() -> TypeAdapter[CenterMessage]:
+    return TypeAdapter(Annotated[CenterMessage, Field(discriminator="kind")])
+
+
+@cache
+def _writer(kind: type[M]) -> TypeAdapter[M]:
+    """Return what writes one kind of message: many are never sent, and building their adapters takes its time."""
+    return TypeAdapter(kind)
+
+
 def encode(message: AgentMessage | CenterMessage) -> bytes:
     """Return the line for ``message``. Raises ProtocolError when it cannot be said, or not within the peer's limit."""
-    to_agent = isinstance(message, CenterMessage)
+    to_agent = isinstance(message, CenterMessage)  # Application goes both ways, and is shorter than either limit
     try:
-        line = (_CENTER.dump_json(message) if isinstance(message, CenterMessage) else _AGENT.dump_json(message)) + b"\n"
+        line = _writer(type(message)).dump_json(message) + b"\n"  # type: ignore[arg-type] # classes are hashable
     except (PydanticSerializationError, UnicodeError) as error:
         raise ProtocolError(f"a {message.kind} message cannot be written as UTF-8: {error}") from error
     limit = CENTER_LINE_LIMIT if to_agent else AGENT_LINE_LIMIT
@@ -391,9 +424,9 @@ class Decoder(Generic[M]):
 
 def agent_decoder(*, limit: int = HELLO_LIMIT) -> Decoder[AgentMessage]:
     """Return a decoder for what agents send."""
-    return Decoder(_AGENT, limit=limit)
+    return Decoder(_agent_messages(), limit=limit)
 
 
 def center_decoder(*, limit: int = CENTER_LINE_LIMIT) -> Decoder[CenterMessage]:
     """Return a decoder for what the control center sends."""
-    return Decoder(_CENTER, limit=limit)
+    return Decoder(_center_messages(), limit=limit)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.batchsystem.starter import Starter
+    from koala_adapter.batchsystem.starts import Failure
+    from koala_adapter.model import LrmJobId
     from koala_adapter.wiki.inventory import Inventory
     from koala_adapter.wiki.sources import Source, SourceListing
 
@@ -82,11 +84,21 @@ class FreshInventory:
         else:
             log.warning("cluster does not answer", cluster=self._source.name, error=str(error))
 
+    def _note_failure(self, job_id: LrmJobId, failure: Failure) -> None:
+        """Tell of a job whose start has failed what is shown of it, and keep it back for a while."""
+        if self._inventory.withdraw(job_id):
+            self._inventory.pinned.add(job_id)
+            setback = self._inventory.set_back(job_id, failure.reason, refused=failure.refused)
+            pause = round(setback.until - self._steady(), 1)
+            log.warning("not started", job=job_id, reason=failure.reason, failures=setback.failures, kept_back=pause)
+
     async def _settled(self) -> tuple[SourceListing, bool]:
         """Read, and have the starts judged; tell whether jobs were taken back, which the reading does not show."""
         read_at = anyio.current_time()
         survey = await self._source.read()
         in_hand = self._starter.starts.in_hand(read_at)
-        taken_back = await self._starter.settle(survey.jobs, read_at)
+        taken_back, failures = await self._starter.settle(survey.jobs, read_at)
+        for job_id, failure in failures.items():
+            self._note_failure(job_id, failure)
         nodes = {cluster: up_for_us(listed, in_hand) for cluster, listed in survey.nodes.items()}
         return replace(survey, nodes=nodes), taken_back

@@ -7,6 +7,7 @@ Records are built when something changes and kept as bytes, so that a poll costs
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +18,9 @@ from koala_adapter.wiki.codec.listings import Prepared
 from koala_adapter.wiki.codec.records import build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat
 from koala_adapter.wiki.naming import node_names
+from koala_adapter.wiki.offers import Host
 from koala_adapter.wiki.recordbuilder import ACTIVE, MOST_CLASSES, WAITING, ReportingRules, job_record, node_record
+from koala_adapter.wiki.setbacks import Setback, Setbacks
 from koala_adapter.wiki.tasklists import host_counts, next_task_list
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
 
 POLLS_NEEDED = 2
 """Full listings of jobs that must have told of an end before it is forgotten."""
+SETBACK = "its last start failed"
+"""So begins what is told of a job that is kept back: who asks for it nevertheless may try."""
 LONGEST_MEMORY = 20
 """Times the retention after which an end is forgotten even if nobody has asked."""
 
@@ -42,6 +47,8 @@ class NodeEntry:
     place: Place
     node: Node
     used: int
+    hidden: int
+    """Of these, used by nobody whose job is listed."""
     changed_at: int
     record: Prepared
 
@@ -88,7 +95,14 @@ class Inventory:
         self.nodes: dict[str, NodeEntry] = {}
         self.jobs: dict[str, JobEntry] = {}
         """Both in the order of their last change, the latest at the end."""
+        self._shown: dict[str, LrmJob] = {}
+        """The jobs of the latest listing, as they stand there."""
+        self.offered: tuple[Host, ...] = ()
+        """The nodes on which jobs are offered."""
+        self._turns: dict[str, str] = {}
+        """The element of each array that may be started next; empty: none."""
         self._promises: dict[str, Promise] = {}
+        self.setbacks = Setbacks()
         self.pinned: set[str] = set()
         """Waiting jobs whose required nodes are what is left of a start of ours that failed."""
         self.refused: dict[str, str] = {}
@@ -151,13 +165,50 @@ class Inventory:
         return [entry.job for entry in self.jobs.values() if entry.job.state in ACTIVE]
 
     def promise(self, id_: str, promise: Promise) -> None:
-        """Remember what a peer was told of a job."""
+        """Remember what a peer is told of a job, and tell it from now on: what it is to have, is others' no more."""
         self._promises[id_] = promise
+        shown = self._shown.get(id_)
+        if shown is not None and shown.state in WAITING:
+            self._tell(id_, shown)
+            self._take(promise.places, 1)
+
+    def extend(self, id_: str, until: float) -> None:
+        """Have a promise last until then."""
+        if id_ in self._promises:
+            self._promises[id_] = replace(self._promises[id_], until=until)
+
+    def withdraw(self, id_: str) -> bool:
+        """Tell of a job what the source shows, since what was promised has not come about; False: nothing was."""
+        promise = self._promises.pop(id_, None)
+        shown = self._shown.get(id_)
+        if promise is not None and shown is not None and shown.state in WAITING:
+            self._tell(id_, shown)
+            self._take(promise.places, -1)
+        return promise is not None
+
+    def _tell(self, id_: str, shown: LrmJob) -> None:
+        told = self._as_told(shown)
+        self._store(id_, told, listed=told)
+
+    def _take(self, places: Sequence[Place], sign: int) -> None:
+        for place, count in Counter(places).items():
+            known = self.nodes.get(self._names.get(place, ""))
+            if known is not None:
+                used = known.used + sign * count
+                self._store_node(known.name, place, known.node, used=used, hidden=known.hidden)
+
+    def set_back(self, id_: str, reason: str, *, refused: bool) -> Setback:
+        """Take note of a failed start; while it is kept back for that the job is reported in hold."""
+        found = self.setbacks.note(id_, reason, self._steady, refused=refused)
+        shown = self._shown.get(id_)
+        if shown is not None:
+            self._tell(id_, shown)
+        return found
 
     def report_tasks(self, id_: str, tasks: Sequence[str]) -> None:
         """Report the tasks of a job that runs where it was told to in the order in which it was told."""
         entry = self.jobs.get(id_)
-        if entry and entry.job.state in ACTIVE and host_counts(tasks) == host_counts(entry.tasks):
+        if entry and tasks and entry.job.state in ACTIVE and host_counts(tasks) == host_counts(entry.tasks):
             entry.tasks = tuple(tasks)
             entry.record = self._prepared(entry.job, entry.tasks, entry.changed_at)
 
@@ -172,12 +223,20 @@ class Inventory:
         seen = [place for place, _ in survey.places]
         self._names = node_names(seen, self._names)
         self._wire = {place.node: name for place, name in self._names.items()}
+        offered = tuple(Host.of(self._names[place], node) for place, node in survey.places)
+        moved_hosts, self.offered = offered != self.offered, offered
+        self._shown = {str(job.id): job for job in survey.jobs}
         self._keep_promises(survey.jobs)
+        self._turns = self._next_elements(survey.jobs) if self.words.one_by_one else {}
         jobs = {str(job.id): self._as_told(job) for job in survey.jobs}
         queues = {queue for _, node in survey.places for queue in node.queues}
         if self.words.dialect is Dialect.WIKI:
             self.words = replace(self.words, classes=len(queues) <= MOST_CLASSES)
         moved = self._learn_jobs(jobs, now)
+        if moved_hosts:
+            for id_, job in jobs.items():
+                if job.state in WAITING:
+                    self._store(id_, job, listed=job)
         self._learn_nodes(survey)
         self.ready = True
         return moved
@@ -193,16 +252,33 @@ class Inventory:
     def _as_told(self, job: LrmJob) -> LrmJob:
         if job.state not in WAITING:
             self.pinned.discard(str(job.id))
+            self.setbacks.forget(str(job.id))
             return job
         if str(job.id) in self.pinned:
             job = replace(job, requested_nodes=())
         promise = self._promises.get(str(job.id))
         if promise is None:
-            return job
+            if job.array_index is not None and self._turns.get(_array(job), str(job.id)) != str(job.id):
+                return replace(job, obstacle="the elements of its array are started one after the other")
+            setback = self.setbacks.of(str(job.id), self._steady)
+            return job if setback is None else replace(job, obstacle=f"{SETBACK}: {setback.reason}")
         if promise.cancelled:
             return replace(job, state=LrmJobState.ENDED, end=EndReason.CANCELLED, hold=None)
         layout = tuple(host_counts([place.node for place in promise.places]).items())
         return replace(job, state=LrmJobState.STARTING, layout=layout, hold=None)
+
+    def _next_elements(self, jobs: Iterable[LrmJob]) -> dict[str, str]:
+        """Return which element of each array may be started next: none while another one is being started."""
+        turns: dict[str, str] = {}
+        for job in jobs:
+            if job.array_index is None or job.state not in WAITING:
+                continue
+            promise = self._promises.get(str(job.id))
+            if job.state is LrmJobState.QUEUED or (promise is not None and not promise.cancelled):
+                turns[_array(job)] = ""
+            elif self.setbacks.of(str(job.id), self._steady) is None:
+                turns.setdefault(_array(job), str(job.id))
+        return turns
 
     def _learn_jobs(self, jobs: Mapping[str, LrmJob], now: float) -> bool:
         moved = False
@@ -256,7 +332,7 @@ class Inventory:
         return {self._wire.get(node, node): max(1, processors // each) for node, processors in job.layout}
 
     def _prepared(self, job: LrmJob, tasks: tuple[str, ...], now: int) -> Prepared:
-        record = job_record(job, names=self._wire, tasks=tasks, words=self.words, changed_at=now)
+        record = job_record(job, hosts=self.offered, tasks=tasks, words=self.words, changed_at=now)
         full = build_job(record, self.words.dialect, hosts=self.hosts)
         brief = build_job(record, self.words.dialect, hosts=self.hosts, brief=True)
         return Prepared(full=full, brief=brief, finished=job.state is LrmJobState.ENDED)
@@ -280,6 +356,7 @@ class Inventory:
     def _store_node(self, name: str, place: Place, node: Node, *, used: int, hidden: int) -> None:
         known = self.nodes.get(name)
         if known and known.used == used and known.node == node:
+            known.hidden = hidden
             return
         # A load that moves is no change that anybody asks for.
         quiet = known is not None and known.used == used and replace(known.node, load=node.load) == node
@@ -294,6 +371,7 @@ class Inventory:
             place=place,
             node=node,
             used=used,
+            hidden=hidden,
             changed_at=changed_at,
             record=Prepared(full=full, brief=brief),
         )
@@ -307,6 +385,11 @@ class Inventory:
         self._advance(now)
         for entry in self.jobs.values():
             entry.record = self._prepared(entry.job, entry.tasks, self._stamp)
+
+
+def _array(job: LrmJob) -> str:
+    """Return what the elements of an array have in common in their ids."""
+    return job.id.rstrip("0123456789")
 
 
 def _vanished(job: LrmJob, now: float) -> LrmJob:

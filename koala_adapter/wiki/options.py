@@ -29,7 +29,9 @@ class ServerOptions:
     retention: float = 300.0
     """How long a finished job is reported, at least, and until two polls have seen it."""
     reply_within: float = 8.0
-    """A STARTJOB is answered within this time: below Maui's TIMEOUT (9 by default)."""
+    """Every request is answered within this time: below Maui's TIMEOUT (9 by default)."""
+    start_within: float = 20.0
+    """A released job that does not run within this time is held again."""
     read_within: float = 10.0
     """A request must be complete so long after the connection was made."""
     skew: float = float(REQUEST_SKEW)

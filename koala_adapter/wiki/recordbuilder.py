@@ -16,11 +16,13 @@ from koala_adapter.wiki.codec.records import JobRecord, NodeRecord
 from koala_adapter.wiki.codec.values import Count
 from koala_adapter.wiki.codec.words import DRAIN_WORD, Dialect, JobWord, NodeWord
 from koala_adapter.wiki.naming import wire_name
+from koala_adapter.wiki.offers import Offer, offer, tasks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from koala_adapter.model import LrmJob, Node
+    from koala_adapter.wiki.offers import Host
 
 MOST_CLASSES = 14
 """Queues that Maui has room for; of a cluster with more none is reported, and neither are the jobs'."""
@@ -39,6 +41,10 @@ class ReportingRules:
     dialect: Dialect
     user_holds: bool = False
     partitioned: bool = False
+    one_node: bool = False
+    """A job is started on one node only, where the batch system itself would divide it."""
+    one_by_one: bool = False
+    """Elements of a job array are started one after the other, so only one of each is offered."""
     classes: bool = True
     """Queues go out as classes; not when there are too many."""
 
@@ -47,11 +53,6 @@ def is_startable(job: LrmJob, *, user_holds: bool) -> bool:
     """Tell whether a job waits for us: held by the site, or by its user where that is the same; and free to go."""
     ours = {HoldOwner.OPERATOR, HoldOwner.USER} if user_holds else {HoldOwner.OPERATOR}
     return job.state is LrmJobState.HELD and job.hold in ours and not job.tied
-
-
-def tasks_of(job: LrmJob) -> int:
-    """Return the number of tasks of a job, each of ``processors_per_task``."""
-    return max(1, job.processors // job.processors_per_task)
 
 
 def node_word(node: Node, used: int, dialect: Dialect) -> NodeWord:
@@ -104,16 +105,18 @@ def job_word(job: LrmJob, words: ReportingRules) -> JobWord:
             well = exited if words.dialect is Dialect.WIKI2 else exited and job.exit_code == 0
             return JobWord.COMPLETED if well or job.end is None else JobWord.REMOVED
         case LrmJobState.QUEUED | LrmJobState.HELD:
-            ours = is_startable(job, user_holds=words.user_holds) and not job.dependent
+            ours = is_startable(job, user_holds=words.user_holds) and not job.dependent and not job.obstacle
             return JobWord.IDLE if ours else JobWord.HOLD
     return JobWord.UNKNOWN
 
 
 def job_record(
-    job: LrmJob, *, names: Mapping[str, str], tasks: Sequence[str], words: ReportingRules, changed_at: int
+    job: LrmJob, *, hosts: Sequence[Host], tasks: Sequence[str], words: ReportingRules, changed_at: int
 ) -> JobRecord:
-    """Return the record of a job. ``names``: nodes on the wire; ``tasks``: one host for each task, as wanted there."""
-    word = job_word(job, words)
+    """Return the record of a job. ``tasks``: one host for each task, by its name on the wire, as wanted there."""
+    told = offer(job, hosts, one_node=words.one_node) if job.state in WAITING else Offer(tasks=tasks_of(job))
+    obstacle = job.obstacle or told.obstacle
+    word = JobWord.HOLD if told.obstacle else job_word(job, words)
     waits = word in {JobWord.IDLE, JobWord.HOLD}
     over = job.state is LrmJobState.ENDED
     two = words.dialect is Dialect.WIKI2
@@ -123,22 +126,22 @@ def job_record(
         state=word,
         exit_code=(job.exit_code or 0) if two and over else None,
         task_list=() if waits or over else tuple(tasks),
-        host_list=tuple(names[node] for node in job.requested_nodes if node in names) if waits else (),
-        excluded_hosts=tuple(names[node] for node in job.excluded_nodes if node in names) if waits and two else (),
+        host_list=told.host_list,
+        excluded_hosts=_excluded(job, hosts) if waits and two else (),
         eligible_at=_whole(job.eligible_at) if waits else None,
         features=tuple(wire_name(feature) for feature in job.features),
         directory="" if over else job.working_directory,
         updated_at=changed_at,
         walltime=job.walltime or UNLIMITED,
-        tasks=tasks_of(job),
-        nodes=_nodes(job) if waits else None,
-        tasks_per_node=job.tasks_per_node if waits else None,
+        tasks=told.tasks,
+        nodes=told.nodes,
+        tasks_per_node=told.tasks_per_node,
         processors_per_task=job.processors_per_task,
         queued_at=_whole(job.submitted_at) or changed_at,
         started_at=0 if waits else _whole(job.started_at) or changed_at,
-        memory_per_task=_memory_per_task(job),
+        memory_per_task=_memory_per_task(job, told),
         queue=wire_name(plain_queue) if plain_queue else "",
-        comment=job.comment,
+        comment=_comment(job, told, obstacle, words.dialect),
         completed_at=(_whole(job.ends_at) or changed_at) if over else None,
         account=wire_name(job.account) if job.account else "",
         name=job.name if two else "",
@@ -147,15 +150,23 @@ def job_record(
     )
 
 
-def _nodes(job: LrmJob) -> int | None:
-    """Return the number of nodes of a request, which is one number in WIKI: of a range the least, as Slurm did."""
-    least, most = job.node_bounds
-    return least if least > 1 or least == most else None
+def _comment(job: LrmJob, told: Offer, obstacle: str, dialect: Dialect) -> str:
+    """Return why a job is in hold, else its user's words; WIKI2 has the tasks per node here, as Slurm wrote them."""
+    if obstacle:
+        return obstacle
+    layout = f"TPN:{told.tasks_per_node}?" if told.tasks_per_node and dialect is Dialect.WIKI2 else ""
+    return f"{layout}{job.comment}"
 
 
-def _memory_per_task(job: LrmJob) -> int | None:
+def _excluded(job: LrmJob, hosts: Sequence[Host]) -> tuple[str, ...]:
+    return tuple(host.wire for host in hosts if host.name in job.excluded_nodes)
+
+
+def _memory_per_task(job: LrmJob, told: Offer) -> int | None:
     each = job.memory_per_processor_mib
-    return None if each is None else each * job.processors_per_task
+    if each is not None:
+        return each * job.processors_per_task
+    return -(-job.memory_per_node_mib // told.memory_divisor) if job.memory_per_node_mib else None
 
 
 def _whole(moment: float | None) -> int | None:

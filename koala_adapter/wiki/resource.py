@@ -9,7 +9,7 @@ import anyio
 import structlog
 
 from koala_adapter.batchsystem.starter import Starter
-from koala_adapter.batchsystem.starts import Starts
+from koala_adapter.batchsystem.starts import Patience, Starts
 from koala_adapter.errors import WikiError
 from koala_adapter.model import LrmJobState
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, MAUI_LARGEST_SIZE, open_request, seal, signature_size
@@ -20,6 +20,7 @@ from koala_adapter.wiki.codec.requests import GetJobs, GetNodes, Initialize, Wil
 from koala_adapter.wiki.codec.words import Dialect, Event, HostFormat, Status
 from koala_adapter.wiki.freshinventory import FreshInventory
 from koala_adapter.wiki.inventory import Inventory
+from koala_adapter.wiki.jobstarts import JobStarts
 from koala_adapter.wiki.notifier import Notifier
 from koala_adapter.wiki.recordbuilder import ReportingRules
 from koala_adapter.wiki.startchecks import estimate_start
@@ -66,13 +67,19 @@ class WikiResource:
         self._source = source
         self._key = key
         self._clock = clock
-        words = ReportingRules(dialect=options.dialect, user_holds=options.user_holds, partitioned=source.partitioned)
+        words = ReportingRules(
+            dialect=options.dialect,
+            user_holds=options.user_holds,
+            partitioned=source.partitioned,
+            one_node=not source.capabilities.pin_several,
+            one_by_one=not source.capabilities.pin_elements,
+        )
         self.inventory = Inventory(words, retention=options.retention)
         self._memory = memory
         if memory is not None:
             self.inventory.recall(memory.load(), clock())
         self.notifier = Notifier(options, clock=anyio.current_time)
-        under_way = Starts(pins=starts.pins)
+        under_way = Starts(Patience(start=options.start_within), pins=starts.pins)
         starter = Starter(source, under_way, starts, clock=anyio.current_time)
         self.readings = FreshInventory(
             source,
@@ -83,9 +90,10 @@ class WikiResource:
             steady=steady or clock,
             on_change=self._changed,
         )
-        self.verbs = Verbs(
-            source, self.inventory, self.readings, starter, options=options, clock=clock, steady=steady or clock
+        self.starts = JobStarts(
+            self.inventory, self.readings, starter, options=options, clock=clock, steady=steady or clock
         )
+        self.verbs = Verbs(source, self.inventory, self.readings, self.starts, options=options, steady=steady or clock)
 
     def _changed(self) -> None:
         self.notifier.tell(Event.JOBS)

@@ -31,6 +31,7 @@ async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.
     listener = Listener(resource.options, resource.answer)
     async with anyio.create_task_group() as tasks:
         settled = await _reconcile(resource)
+        await tasks.start(resource.starts.run)
         port: int = await tasks.start(listener.serve)
         if not is_loopback(resource.options.listen):
             log.warning(
@@ -50,7 +51,7 @@ async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.
 async def _reconcile(resource: WikiResource) -> bool:
     try:
         with anyio.fail_after(resource.options.reply_within):
-            await resource.verbs.reconcile()
+            await resource.starts.reconcile()
     except (LrmError, TimeoutError) as error:
         log.warning("interrupted starts cannot be looked at yet", error=str(error))
         return False

@@ -19,6 +19,7 @@ from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from koala_adapter.errors import LrmError
     from koala_adapter.model import ClusterName, LrmJob, LrmJobId, Node
     from koala_adapter.plugin import Capabilities, Lrm
 
@@ -70,8 +71,9 @@ class Source(ABC):
         """Hold a job that did not start, or waits again, and untie it from its nodes."""
         self._cannot("hold jobs", job)
 
-    async def confirm_start(self, job: LrmJobId) -> None:  # noqa: B027 - what starts nothing has nothing to do
-        """Hear that a started job runs; it is to come back in hold, should it be queued again."""
+    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:  # noqa: ARG002
+        """Hear that started jobs run, which are to come back in hold, should they be queued again; return errors."""
+        return {}
 
     async def suspend(self, job: LrmJobId) -> None:
         """Stop the processes of a running job for now."""
@@ -145,9 +147,9 @@ class LrmSource(Source):
         """Hold a job that did not start, or waits again, and untie it from its nodes."""
         await self._lrm.take_back(job)
 
-    async def confirm_start(self, job: LrmJobId) -> None:
-        """Hear that a started job runs; it is to come back in hold, should it be queued again."""
-        await self._lrm.confirm_start(job)
+    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
+        """Hear that started jobs run, which are to come back in hold, should they be queued again; return errors."""
+        return await self._lrm.confirm_starts(jobs)
 
     async def suspend(self, job: LrmJobId) -> None:
         """Stop the processes of a running job."""

@@ -7,13 +7,16 @@ and first words of the refusals are Slurm's, which schedulers know; what follows
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import WikiError
 from koala_adapter.model import HoldOwner, LrmJobState, NodeState
 from koala_adapter.wiki.codec.replies import StartInfo, not_started
 from koala_adapter.wiki.codec.words import Status, WaitReason
-from koala_adapter.wiki.recordbuilder import ACTIVE, WAITING, is_startable, tasks_of
+from koala_adapter.wiki.inventory import SETBACK
+from koala_adapter.wiki.offers import dealt, lacks, offer, tasks_of
+from koala_adapter.wiki.recordbuilder import ACTIVE, WAITING, is_startable
 from koala_adapter.wiki.tasklists import host_counts
 
 if TYPE_CHECKING:
@@ -47,26 +50,37 @@ def require_active(inventory: Inventory, id_: str) -> LrmJob:
     return job
 
 
-def admit_start(
-    inventory: Inventory, request: StartJob, *, now: float, under_way: Mapping[str, int]
-) -> tuple[Place, ...]:
-    """Return one place for each processor of a start that may be tried. Raises WikiError with the right code.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A start that may be tried: one place for each processor."""
 
-    ``under_way``: processors on each node (by its name on the wire) that starts being tried now will take.
-    """
+    taken: tuple[Place, ...]
+    """All that was listed; more than the job needs where that does not come out even, or it has nodes for itself."""
+    given: tuple[Place, ...]
+    """What the job itself is to have."""
+
+
+def admit_start(inventory: Inventory, request: StartJob, *, now: float) -> Admission:
+    """Return the places of a start that may be tried. Raises WikiError with the right code."""
     job = require_job(inventory, request.job)
     if job.state not in WAITING:
         raise WikiError("Job not pending, can't start", status=Status.REFUSED)
-    hosts = request.tasks or _choose(inventory, job, under_way)
+    hosts = request.tasks or _choose(inventory, job)
     unknown = [host for host in dict.fromkeys(hosts) if host not in inventory.nodes]
     if unknown:
         raise WikiError(f"Invalid TASKLIST: no node {', '.join(unknown[:5])}", status=Status.REFUSED)
     _require_ours(inventory, job, hosts, now)
     _require_shape(inventory, job, hosts)
-    _require_room(inventory, job, hosts, under_way)
-    counts = host_counts(hosts)
+    _require_room(inventory, job, hosts)
+    return Admission(taken=_places(inventory, job, hosts), given=_places(inventory, job, dealt(job, hosts)))
+
+
+def _places(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> tuple[Place, ...]:
+    """Return one place for each processor of these tasks."""
     return tuple(
-        inventory.nodes[host].place for host, tasks in counts.items() for _ in range(tasks * job.processors_per_task)
+        inventory.nodes[host].place
+        for host, tasks in host_counts(hosts).items()
+        for _ in range(tasks * job.processors_per_task)
     )
 
 
@@ -75,6 +89,8 @@ def _require_ours(inventory: Inventory, job: LrmJob, hosts: Sequence[str], now: 
         raise refused(job.id, hosts, WaitReason.DEPENDENCY, "it waits for other jobs")
     if job.eligible_at is not None and job.eligible_at > now:
         raise refused(job.id, hosts, WaitReason.BEGIN_TIME, f"not before {int(job.eligible_at)}")
+    if job.obstacle and not job.obstacle.startswith(SETBACK):
+        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, job.obstacle)
     if is_startable(job, user_holds=inventory.words.user_holds):
         return
     if job.state is LrmJobState.HELD:
@@ -88,10 +104,11 @@ def _require_ours(inventory: Inventory, job: LrmJob, hosts: Sequence[str], now: 
 
 
 def _require_shape(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> None:
-    counts = host_counts(hosts)
-    if len(hosts) != tasks_of(job):
+    told = offer(job, inventory.offered, one_node=inventory.words.one_node)
+    if len(hosts) not in {tasks_of(job), told.tasks}:
         why = f"{len(hosts)} tasks are listed, and it has {tasks_of(job)}"
         raise refused(job.id, hosts, WaitReason.RESOURCES, why)
+    counts = host_counts(dealt(job, hosts))
     least, most = job.node_bounds
     if not least <= len(counts) <= (most or len(counts)):
         why = f"{len(counts)} nodes are listed, and it insists on {job.nodes_asked}"
@@ -103,37 +120,34 @@ def _require_shape(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> N
     if not set(job.requested_nodes) <= places.keys():
         missing = ", ".join(sorted(set(job.requested_nodes) - places.keys()))
         raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"it must run on {missing}")
-    excluded = [host for node, host in places.items() if node in job.excluded_nodes]
-    if excluded:
-        raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"it excludes {', '.join(excluded)}")
+    offered = {host.wire: host for host in inventory.offered}
     for host in counts:
-        lacking = set(job.features) - set(inventory.nodes[host].node.features)
+        lacking = lacks(job, offered[host])
         if lacking:
-            why = f"{host} has not the features {', '.join(sorted(lacking))}"
-            raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, why)
+            raise refused(job.id, hosts, WaitReason.BAD_CONSTRAINTS, f"{host} {lacking}")
 
 
-def _require_room(inventory: Inventory, job: LrmJob, hosts: Sequence[str], under_way: Mapping[str, int]) -> None:
+def _require_room(inventory: Inventory, job: LrmJob, hosts: Sequence[str]) -> None:
     for host, tasks in host_counts(hosts).items():
         entry = inventory.nodes[host]
         if entry.node.state is NodeState.DRAINING:
             raise refused(job.id, hosts, WaitReason.RESOURCES, f"{host} is draining")
         if entry.node.state is not NodeState.UP:
             raise WikiError(f"TASKLIST includes non-responsive node: {host}", status=Status.REFUSED)
-        wanted, free = tasks * job.processors_per_task, entry.node.processors - entry.used - under_way.get(host, 0)
+        wanted, free = tasks * job.processors_per_task, entry.node.processors - entry.used
         if wanted > free:
             why = f"{host} has {max(0, free)} free processors, and {wanted} are wanted"
             raise refused(job.id, hosts, WaitReason.RESOURCES, why)
 
 
-def _choose(inventory: Inventory, job: LrmJob, under_way: Mapping[str, int]) -> tuple[str, ...]:
+def _choose(inventory: Inventory, job: LrmJob) -> tuple[str, ...]:
     """Return hosts for a start whose TASKLIST is empty: as many tasks as fit, on one node after another."""
     hosts: list[str] = []
     for name, entry in sorted(inventory.nodes.items()):
         usable = entry.node.state is NodeState.UP and set(job.features) <= set(entry.node.features)
         if not usable or entry.place.node in job.excluded_nodes:
             continue
-        free = (entry.node.processors - entry.used - under_way.get(name, 0)) // job.processors_per_task
+        free = (entry.node.processors - entry.used) // job.processors_per_task
         free = min(free, job.tasks_per_node or free)
         hosts += [name] * max(0, min(free, tasks_of(job) - len(hosts)))
         if len(hosts) == tasks_of(job):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out the requests of a scheduler that change something: checked before, verified after, logged always."""
+"""Carries out the requests of a scheduler that change something: checked before, logged always."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from koala_adapter.batchsystem.startlog import OriginalRequest, Pin
-from koala_adapter.batchsystem.starts import Stage
-from koala_adapter.errors import (
-    JournalError,
-    LrmError,
-    LrmNotFoundError,
-    LrmRejectedError,
-    LrmUnavailableError,
-    LrmUnsupportedError,
-    WikiError,
-)
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmUnsupportedError, WikiError
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.wiki.codec.replies import done
 from koala_adapter.wiki.codec.requests import (
@@ -34,26 +24,26 @@ from koala_adapter.wiki.codec.requests import (
     StartJob,
     SuspendJob,
 )
-from koala_adapter.wiki.codec.words import CancelType, Status, WaitReason
+from koala_adapter.wiki.codec.words import CancelType, Status
 from koala_adapter.wiki.inventory import Promise
 from koala_adapter.wiki.recordbuilder import ACTIVE, WAITING
-from koala_adapter.wiki.startchecks import admit_start, refused, require_active, require_job
-from koala_adapter.wiki.tasklists import host_counts
+from koala_adapter.wiki.startchecks import require_active, require_job
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from koala_adapter.batchsystem.starter import Starter
     from koala_adapter.wiki.codec.requests import Request
     from koala_adapter.wiki.freshinventory import FreshInventory
     from koala_adapter.wiki.inventory import Inventory
+    from koala_adapter.wiki.jobstarts import JobStarts
     from koala_adapter.wiki.options import ServerOptions
-    from koala_adapter.wiki.sources import Place, Source
+    from koala_adapter.wiki.sources import Source
 
 PROMISED = 30.0
 """Seconds that a peer sees what it was told, should the LRM show it later."""
 FIRST_LOOK, SLOWEST_LOOK = 0.05, 0.5
 """Seconds between two looks at what a request has done."""
+HIGHEST_SIGNAL = 64
 LONGEST_LIMIT = 10_000_000
 """Minutes that a TIMELIMIT may be."""
 
@@ -81,22 +71,18 @@ class Verbs:
         source: Source,
         inventory: Inventory,
         readings: FreshInventory,
-        starter: Starter,
+        starts: JobStarts,
         *,
         options: ServerOptions,
-        clock: Callable[[], float],
         steady: Callable[[], float],
     ) -> None:
-        """``clock``: the time of day, seconds since the epoch; ``steady``: a clock that nobody sets."""
+        """``steady``: a clock that nobody sets."""
         self._source = source
         self._inventory = inventory
         self._readings = readings
-        self._starter = starter
+        self._starts = starts
         self._options = options
-        self._clock = clock
         self._steady = steady
-        self._starting: dict[str, Mapping[str, int]] = {}
-        """Processors on each node, by its name on the wire, of the starts that are being tried."""
         self._acts: Mapping[type, Callable[..., Awaitable[str]]] = {
             StartJob: self._start,
             CancelJob: self._cancel,
@@ -122,100 +108,9 @@ class Verbs:
         log.info("done", verb=what, job=job, peer=peer, seconds=round(anyio.current_time() - begun, 3), result=text)
         return text
 
-    # -- starting -----------------------------------------------------------------------------------------------------
-
     async def _start(self, request: StartJob) -> str:
         await self._know(request.job)
-        if request.job in self._starting or request.job in self._starter.starts.attempts:
-            raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
-        places = admit_start(self._inventory, request, now=self._clock(), under_way=self._under_way())
-        self._starting[request.job] = self._counts(places)
-        try:
-            await self._start_there(request, places)
-        finally:
-            del self._starting[request.job]
-        return done(request.verb, request.job)
-
-    async def _start_there(self, request: StartJob, places: Sequence[Place]) -> None:
-        pin = self._put_on_record(LrmJobId(request.job), places)
-        # Once begun, a start comes to its end whatever becomes of who asked for it.
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(self._options.reply_within):
-                await self._starter.ask(pin)
-            self._readings.invalidate()
-            try:
-                await self._starter.see(pin.job_id, self._look_for_starts)
-            except LrmError as error:
-                self._inventory.pinned.add(request.job)
-                raise self._not_started(request, error) from error
-        self._inventory.promise(request.job, Promise(until=self._steady() + PROMISED, places=tuple(places)))
-        self._inventory.report_tasks(request.job, request.tasks)
-
-    async def _look_for_starts(self, within: float) -> None:
-        await self._readings.fresh(within=within)
-
-    def _put_on_record(self, id_: LrmJobId, places: Sequence[Place]) -> Pin:
-        """Put a start on disk before it is asked for. Raises WikiError when that cannot be done."""
-        job = require_job(self._inventory, id_)
-        layout = tuple(host_counts([place.node for place in places]).items())
-        pin = Pin(
-            job_id=id_, submitted_at=job.submitted_at, nodes=layout, wishes=OriginalRequest.of(job), at=self._steady()
-        )
-        self._starter.starts.begin(pin, until=anyio.current_time() + self._options.reply_within)
-        try:
-            self._starter.note()
-        except JournalError as error:
-            self._starter.starts.forget(id_)
-            raise WikiError(f"{error.message}: nothing is started off the record", status=Status.REFUSED) from error
-        return pin
-
-    def _not_started(self, request: StartJob, failure: LrmError) -> WikiError:
-        if isinstance(failure, LrmNotFoundError):
-            return WikiError(f"No such job: {failure.message}", status=Status.REFUSED)
-        if isinstance(failure, LrmUnsupportedError):
-            return WikiError(failure.message, status=Status.UNSUPPORTED)
-        reason = WaitReason.BAD_CONSTRAINTS if isinstance(failure, LrmRejectedError) else WaitReason.RESOURCES
-        return refused(request.job, request.tasks, reason, str(failure))
-
-    async def reconcile(self) -> None:
-        """Find out what became of the starts that an earlier process was trying: each job runs, or is held again.
-
-        Raises LrmError when the source does not answer.
-        """
-        starts = self._starter.starts
-        interrupted = [pin for pin in starts.pins.values() if pin.job_id not in self._starting]
-        for pin in interrupted:
-            if pin.job_id not in starts.attempts:
-                starts.resume(pin, Stage.FAILED)
-        if not interrupted:
-            return
-        await self._readings.fresh(now=True)
-        for pin in interrupted:
-            job = self._inventory.job(pin.job_id)
-            if job is not None and job.state in WAITING:
-                self._inventory.pinned.add(pin.job_id)
-            state = "gone" if job is None else str(job.state)
-            log.warning("an interrupted start", cluster=self._source.name, job=pin.job_id, nodes=pin.nodes, found=state)
-        if any(pin.job_id in starts.pins for pin in interrupted):
-            raise LrmUnavailableError("jobs whose start was interrupted cannot be put in hold yet")
-
-    def _under_way(self) -> dict[str, int]:
-        """Return the processors of starts that no listing shows yet: what it shows is already counted as used."""
-        total: dict[str, int] = {}
-        for id_, counts in self._starting.items():
-            found = self._inventory.job(id_)
-            if found is not None and found.state in ACTIVE:
-                continue
-            for host, count in counts.items():
-                total[host] = total.get(host, 0) + count
-        return total
-
-    def _counts(self, places: Sequence[Place]) -> dict[str, int]:
-        names = {entry.place: name for name, entry in self._inventory.nodes.items()}
-        counts: dict[str, int] = {}
-        for place in places:
-            counts[names[place]] = counts.get(names[place], 0) + 1
-        return counts
+        return await self._starts.start(request)
 
     # -- the others ---------------------------------------------------------------------------------------------------
 
@@ -245,6 +140,8 @@ class Verbs:
 
     async def _signal(self, request: SignalJob) -> str:
         await self._look(request.job)
+        if request.signal > HIGHEST_SIGNAL:
+            raise WikiError(f"Invalid signal: there is no {request.signal}", status=Status.REFUSED)
         with refusing():
             await self._source.signal(LrmJobId(request.job), request.signal)
         return done(request.verb, request.job)

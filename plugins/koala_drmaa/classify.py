@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what a DRMAA library or a Grid Engine command complains of to one of the four LRM errors. Pure.
 
-The wording is that of Grid Engine 8.1.9 (recorded in tests/wire/samples/sge819) and of the names of DRMAA 1.0's
-exceptions; what is not recognized counts as unavailable, because that promises nothing.
+The wording is that of Grid Engine 8.1.9 (recorded in tests/wire/samples/sge819), of Slurm and PBS as their libraries
+pass it on, and of the names of DRMAA 1.0's exceptions; what is not recognized counts as unavailable, because that
+promises nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ UNAVAILABLE_PHRASES = (
     "failed receiving gdi request",
     "try again later",
     "qmaster is not responding",
+    "unable to contact slurm controller",
+    "socket timed out",
+    "zero bytes were transmitted",
+    "cannot connect to",
+    "could not connect to",
+    "end of file",
 )
 NOT_FOUND_PHRASES = (
     "does not exist",
@@ -43,6 +50,11 @@ NOT_FOUND_PHRASES = (
     "there are no jobs registered",
     "job id not found",
     "not found",
+    "invalid job id",
+    "unknown job id",
+    "job has finished",
+    "job has already finished",
+    "already completing or completed",
 )
 REJECTED_PHRASES = (
     "denied",
@@ -59,7 +71,20 @@ REJECTED_PHRASES = (
     "requires manager privileges",
     "not allowed",
     "must be at least owner",
+    "request invalid for state of job",
+    "unauthorized request",
+    "invalid native specification",
+    "invalid date/time format",
+    "invalid partition",
 )
+ENDING_PHRASES = (
+    "already completing or completed",
+    "job has finished",
+    "job has already finished",
+    "request invalid for state of job",
+    "delete already in progress",
+)
+"""What is said to who ends a job that is on its way to its end."""
 
 EXCEPTION_KINDS: Mapping[str, FailureKind] = {
     "DrmCommunicationException": FailureKind.UNAVAILABLE,
@@ -86,6 +111,9 @@ EXCEPTION_KINDS: Mapping[str, FailureKind] = {
     "NotImplementedError": FailureKind.UNSUPPORTED,
 }
 """DRMAA 1.0 section 3.2.8, under the names of the drmaa library."""
+
+VAGUE = frozenset({"InternalException"})
+"""What slurm-drmaa and pbs-drmaa raise for whatever a control request is refused for: there the wording decides."""
 
 _HINTS: Mapping[FailureKind, str] = {
     FailureKind.UNAVAILABLE: "it is asked again later",
@@ -115,10 +143,16 @@ def kind_of_text(text: str, default: FailureKind = FailureKind.UNAVAILABLE) -> F
 def kind_of_exception(name: str, text: str) -> FailureKind:
     """Return the kind of an exception of the drmaa library: by its class, except where only the wording is sure."""
     known = EXCEPTION_KINDS.get(name)
-    if known is None:
+    if known is None or name in VAGUE:
         return kind_of_text(text)
     by_text = kind_of_text(text, known)
     return by_text if by_text is FailureKind.UNAVAILABLE else known
+
+
+def is_ending(text: str) -> bool:
+    """Tell whether a complaint about ending a job says that it ends already, or has ended."""
+    lowered = text.lower()
+    return any(phrase in lowered for phrase in ENDING_PHRASES)
 
 
 def error_of(kind: FailureKind, message: str) -> LrmError:

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """DRMAA for a plugin: typed requests to the helper of one cluster, which is started when needed and again when it dies.
 
-The bound of requests is kept here (each request of ours is one, a bulk too), and so is the bound in time: a call may
-hang in the library, so a helper that does not answer is killed.
+The bound of requests is kept here (each request of ours is one, a submission of several jobs too), and so is the bound
+in time: a call may hang in the library, so a helper that does not answer is killed.
 """
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from koala_adapter.errors import LrmUnavailableError, ProtocolError
+from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError, ProtocolError
 from koala_adapter.model import LrmJobId
 from koala_drmaa.classify import error_of
+from koala_drmaa.libraries import library_of
 from koala_drmaa.process import HelperProcess
 from koala_drmaa.protocol import (
     AbandonBatches,
@@ -30,14 +32,14 @@ from koala_drmaa.protocol import (
     OpenSession,
     ReachLrm,
     Refusal,
-    SubmitBulk,
+    SubmitJobs,
     Submitted,
     encode,
 )
 from koala_drmaa.resultlines import decode_result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from koala_adapter.plugin import ClusterContext
@@ -48,6 +50,8 @@ R = TypeVar("R", Opened, Submitted, Controlled, Listed, Done)
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
+SINGLE_SECONDS = 0.5
+"""How much longer a request may take for each of several jobs that are submitted one by one."""
 LOG_NAME = "drmaa-helper.log"
 
 
@@ -76,9 +80,14 @@ class DrmaaClient:
         self._lock = anyio.Lock()
         self._helper: HelperProcess | None = None
         self._opened: Opened | None = None
+        self.library = library_of(str(launch.library or ""))
+        """Which library it is: by what it says of itself, and by where it lies until it was loaded."""
         self._number = 0
         self._deaths = 0
         self._retry_at = 0.0
+        self._silent_at = 0.0
+        self._silence = ""
+        """When it was last found that there is no answer, and in what words."""
 
     @property
     def helper_pid(self) -> int | None:
@@ -94,12 +103,18 @@ class DrmaaClient:
 
     async def open(self) -> Opened:
         """Start the helper, open the session, and return what library and system it found."""
-        async with self._lock:
+        async with self._turn():
             return await self._ready()
 
-    async def submit(self, template: Template, count: int) -> tuple[LrmJobId, ...]:
-        """Submit ``count`` jobs as one bulk; return their ids in the order of their indices."""
-        result = await self._ask(SubmitBulk(template=template, count=count), Submitted)
+    async def submit(
+        self, template: Template, count: int, *, index_variable: str | None = None
+    ) -> tuple[LrmJobId, ...]:
+        """Submit ``count`` jobs and return their ids in the order of their indices.
+
+        They go as one bulk, or one by one, each with its index in ``index_variable`` of its environment.
+        """
+        request = SubmitJobs(template=template, count=count, index_variable=index_variable)
+        result = await self._ask(request, Submitted)
         return tuple(LrmJobId(id_) for id_ in result.ids)
 
     async def control(
@@ -139,9 +154,28 @@ class DrmaaClient:
 
     async def _ask(self, request: Request, wanted: type[R], *, urgent: bool = False) -> R:
         await self._commands.admit(urgent=urgent)
-        async with self._lock:
+        async with self._turn():
             await self._ready(urgent=urgent)
             return _expect(await self._exchange(request), wanted)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Have the helper to oneself.
+
+        A library may take 18 s to find that its system does not answer. Who waited for his turn meanwhile is told what
+        was found, with LrmUnreachableError because nothing was sent, instead of waiting as long again.
+        """
+        waiting_since = anyio.current_time()
+        async with self._lock:
+            if self._silent_at > waiting_since:
+                raise LrmUnreachableError(self._silence, hint="it is asked again later")
+            try:
+                yield
+            except HelperDiedError:
+                raise
+            except LrmUnavailableError as error:
+                self._silent_at, self._silence = anyio.current_time(), error.message
+                raise
 
     async def _ready(self, *, urgent: bool = False) -> Opened:
         if self._helper is not None and not self._helper.is_running():
@@ -151,6 +185,7 @@ class DrmaaClient:
         if self._opened is None:
             await self._commands.admit(urgent=urgent)
             self._opened = await self._open()
+            self.library = library_of(self._opened.system, self._opened.implementation)
         return self._opened
 
     async def _start(self) -> None:
@@ -182,7 +217,7 @@ class DrmaaClient:
         self._number += 1
         number = self._number
         try:
-            with anyio.fail_after(self._timeout):
+            with anyio.fail_after(self._timeout + _further_seconds(request)):
                 await helper.send(encode(NumberedRequest(number=number, request=request)))
                 while True:
                     answer = decode_result(await helper.receive())
@@ -212,6 +247,12 @@ class DrmaaClient:
         helper, self._helper, self._opened = self._helper, None, None
         if helper is not None:
             await helper.kill()
+
+
+def _further_seconds(request: Request) -> float:
+    if isinstance(request, SubmitJobs) and request.index_variable is not None:
+        return SINGLE_SECONDS * request.count
+    return 0.0
 
 
 def _expect(result: Result, wanted: type[R]) -> R:

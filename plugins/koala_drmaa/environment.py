@@ -90,6 +90,12 @@ def _module_roots() -> list[str]:
     return [str(Path(file).resolve().parents[1]) for file in (__file__, koala_adapter.__file__)]
 
 
+def drmaa_library_places(name: str) -> tuple[str, ...]:
+    """Return where sites put a library such as ``slurm-drmaa``, as patterns for :func:`first_library`."""
+    roots = (f"/usr/lib/{name}", f"/usr/local/{name}", f"/opt/{name}")
+    return (*(f"{root}/lib*/libdrmaa.so*" for root in roots), f"/usr/lib/*/{name}/libdrmaa.so*")
+
+
 def first_library(candidates: Iterable[str]) -> Path | None:
     """Return the first existing file; candidates may be patterns such as ``/usr/lib/*/libdrmaa.so.1``."""
     for candidate in candidates:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The helper's record of its submissions, because DRMAA cannot find a job by its name.
 
-The intent (the key) is on disk before the bulk goes to the LRM, the ids right after. A batch whose intent has no ids
-is *unknown*: it may be in the LRM. Several helpers may use one ledger, one after another or at the same time; each
-operation holds a lock, and each line is complete or ignored.
+The intent (the key) is on disk before the jobs go to the LRM, their ids right after. What a batch has fewer ids than
+jobs is *unknown*: these may be in the LRM. Several helpers may use one ledger, one after another or at the same time;
+each operation holds a lock, and each line is complete or ignored.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LedgerBatch:
 
     def forgettable(self, now: float) -> bool:
         """Tell whether nobody can want to know of this batch any more."""
-        if not self.ids:
+        if len(self.ids) < self.count:
             return now - self.submitted_at > KEEP_UNKNOWN_SECONDS
         return not self.live() and all(now - end.at > KEEP_SECONDS for end in self.ends.values())
 
@@ -84,6 +84,12 @@ def _apply(batches: dict[str, LedgerBatch], record: Mapping[str, object]) -> Non
             ids = record["ids"]
             if isinstance(ids, list):
                 batches[key] = replace(batches[key], ids=tuple(str(id_) for id_ in ids))
+        case "job":
+            batches[key] = replace(batches[key], ids=(*batches[key].ids, str(record["id"])))
+        case "cut":
+            batches[key] = replace(batches[key], count=len(batches[key].ids))
+        case "abandoned" if key in batches and batches[key].ids:
+            batches[key] = replace(batches[key], count=len(batches[key].ids))
         case "refused" | "abandoned":
             batches.pop(key, None)
         case "end":
@@ -111,6 +117,16 @@ def intent_record(key: str, count: int, now: float) -> dict[str, object]:
 def ids_record(key: str, ids: Iterable[str]) -> dict[str, object]:
     """Record: the LRM took the bulk and gave these ids."""
     return {"what": "ids", "key": key, "ids": list(ids)}
+
+
+def job_record(key: str, id_: str) -> dict[str, object]:
+    """Record: the LRM took the next of jobs that are submitted one by one."""
+    return {"what": "job", "key": key, "id": id_}
+
+
+def cut_record(key: str) -> dict[str, object]:
+    """Record: the LRM refused one of several jobs; there are no more of them than have ids."""
+    return {"what": "cut", "key": key}
 
 
 def refused_record(key: str) -> dict[str, object]:

@@ -91,12 +91,14 @@ class OpenSession(_Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitBulk(_Message):
-    """Submit ``count`` jobs of one template as one bulk."""
+class SubmitJobs(_Message):
+    """Submit ``count`` jobs of one template."""
 
     op: Literal["submit"] = "submit"
     template: Template
     count: int
+    index_variable: str | None = None
+    """Environment variable in which each finds its index; they are submitted one by one. None: as one bulk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ class AbandonBatches(_Message):
     keys: tuple[str, ...]
 
 
-Request: TypeAlias = OpenSession | SubmitBulk | ControlJobs | ListBatches | AbandonBatches | ReachLrm
+Request: TypeAlias = OpenSession | SubmitJobs | ControlJobs | ListBatches | AbandonBatches | ReachLrm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ class Opened(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted(_Message):
-    """The ids of a bulk, in the order of their indices."""
+    """The ids of jobs, in the order of their indices."""
 
     result: Literal["submitted"] = "submitted"
     ids: tuple[str, ...]
@@ -184,7 +186,7 @@ class ListedJob(_Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedBatch(_Message):
-    """One submission of the ledger. Without jobs, nobody knows whether the submission got through."""
+    """One submission of the ledger. Of jobs that are not listed, nobody knows whether their submission got through."""
 
     key: str
     count: int

@@ -15,7 +15,7 @@ from koala_drmaa.protocol import (
     NumberedRequest,
     OpenSession,
     ReachLrm,
-    SubmitBulk,
+    SubmitJobs,
     Template,
     not_understood,
 )
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 REQUESTS: Mapping[str, type[Request]] = {
     "open": OpenSession,
-    "submit": SubmitBulk,
+    "submit": SubmitJobs,
     "control": ControlJobs,
     "list": ListBatches,
     "abandon": AbandonBatches,

@@ -12,18 +12,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koala_drmaa.classify import kind_of_exception
+from koala_drmaa.classify import is_ending, kind_of_exception
 from koala_drmaa.ledger import (
     JobEnd,
     Ledger,
     abandoned_record,
+    cut_record,
     end_record,
     ids_record,
     intent_record,
+    job_record,
     refused_record,
 )
+from koala_drmaa.libraries import OTHER, library_of
 from koala_drmaa.protocol import (
     AbandonBatches,
+    ControlAction,
     ControlJobs,
     Controlled,
     Done,
@@ -38,16 +42,29 @@ from koala_drmaa.protocol import (
     OpenSession,
     ReachLrm,
     Refusal,
-    SubmitBulk,
+    SubmitJobs,
     Submitted,
 )
 
 if TYPE_CHECKING:
-    from koala_drmaa.ledger import LedgerBatch
-    from koala_drmaa.protocol import Request, Result
+    from collections.abc import Iterable
 
-LOADER_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD")
-"""Needed to load libdrmaa into Python, and of no use to any job: Grid Engine's `-V` would pass them on."""
+    from koala_drmaa.ledger import LedgerBatch
+    from koala_drmaa.protocol import Request, Result, Template
+
+LOADER_VARIABLES = ("GLIBC_TUNABLES", "LD_PRELOAD", "DRMAA_LIBRARY_PATH", "PYTHONPATH")
+"""Needed to load libdrmaa into Python, and of no use to any job: slurm-drmaa, and Grid Engine's `-V`, pass them on."""
+
+NOT_YET = frozenset(
+    {
+        JobStatus.UNDETERMINED,
+        JobStatus.QUEUED_ACTIVE,
+        JobStatus.SYSTEM_ON_HOLD,
+        JobStatus.USER_ON_HOLD,
+        JobStatus.USER_SYSTEM_ON_HOLD,
+    }
+)
+"""States of jobs that have not begun: one that is said to end already has ended, because nothing of it takes time."""
 
 WATCHED = {JobStatus.DONE, JobStatus.FAILED, JobStatus.GONE}
 NO_WAIT = 0
@@ -65,6 +82,7 @@ class HelperSession:
         self._drmaa: Any = None
         self._session: Any = None
         self._ledger: Ledger | None = None
+        self._library = OTHER
 
     def answer(self, request: Request) -> Result:
         """Carry out one request."""
@@ -83,7 +101,7 @@ class HelperSession:
         match request:
             case OpenSession():
                 return self._open(request)
-            case SubmitBulk():
+            case SubmitJobs():
                 return self._submit(request)
             case ControlJobs():
                 return self._control(request)
@@ -111,6 +129,7 @@ class HelperSession:
         if self._session is None:
             session.initialize(request.contact or None)
             self._session = session
+        self._library = library_of(str(session.drmsInfo), str(session.drmaaImplementation))
         return Opened(
             system=str(session.drmsInfo),
             implementation=str(session.drmaaImplementation),
@@ -120,10 +139,14 @@ class HelperSession:
 
     # -- submission ----------------------------------------------------------------------------------------------
 
-    def _submit(self, request: SubmitBulk) -> Result:
+    def _submit(self, request: SubmitJobs) -> Result:
         key, count = request.template.name, request.count
-        template = self._template(request)
         self._record([intent_record(key, count, time.time())])
+        return self._submit_bulk(request) if request.index_variable is None else self._submit_singly(request)
+
+    def _submit_bulk(self, request: SubmitJobs) -> Result:
+        key, count = request.template.name, request.count
+        template = self._template(request.template)
         try:
             ids = tuple(str(id_) for id_ in self._session.runBulkJobs(template, 1, count, 1))
         except Exception as error:  # noqa: BLE001 - see `answer`
@@ -139,15 +162,39 @@ class HelperSession:
             return Failure(kind=FailureKind.UNAVAILABLE, message=message)
         return Submitted(ids=ids)
 
-    def _template(self, request: SubmitBulk) -> Any:  # noqa: ANN401 - the library has no types
-        wanted = request.template
+    def _submit_singly(self, request: SubmitJobs) -> Result:
+        """Submit one job for each index. When one is refused, those before it are ended."""
+        key, ids = request.template.name, list[str]()
+        for index in range(1, request.count + 1):
+            template = self._template(request.template, index)
+            template.jobEnvironment = {str(request.index_variable): str(index)}
+            try:
+                ids.append(str(self._session.runJob(template)))
+            except Exception as error:  # noqa: BLE001 - see `answer`
+                failure = _failure(error)
+                if failure.kind is not FailureKind.UNAVAILABLE:
+                    self._take_back(key, ids)
+                return failure
+            finally:
+                self._session.deleteJobTemplate(template)
+            self._record([job_record(key, ids[-1])])
+        return Submitted(ids=tuple(ids))
+
+    def _take_back(self, key: str, ids: list[str]) -> None:
+        """End the jobs of a submission that was refused in the middle; they are listed until they have ended."""
+        self._record([cut_record(key) if ids else refused_record(key)])
+        if ids:
+            self._control(ControlJobs(action=ControlAction.TERMINATE, ids=tuple(ids)))
+
+    def _template(self, wanted: Template, index: int | None = None) -> Any:  # noqa: ANN401 - the library has no types
         template = self._session.createJobTemplate()
         template.jobName = wanted.name
         template.remoteCommand = wanted.remote_command
         if wanted.arguments:
             template.args = list(wanted.arguments)
         template.workingDirectory = wanted.working_directory
-        template.outputPath = f":{wanted.output_path.replace('{index}', template.PARAMETRIC_INDEX)}"
+        number = template.PARAMETRIC_INDEX if index is None else str(index)
+        template.outputPath = f":{wanted.output_path.replace('{index}', number)}"
         template.joinFiles = True
         states = self._drmaa.JobSubmissionState
         template.jobSubmissionState = states.HOLD_STATE if wanted.held else states.ACTIVE_STATE
@@ -159,6 +206,7 @@ class HelperSession:
 
     def _control(self, request: ControlJobs) -> Result:
         refusals: list[Refusal] = []
+        ended: list[str] = []
         for id_ in request.ids:
             try:
                 self._session.control(id_, request.action.value)
@@ -166,8 +214,26 @@ class HelperSession:
                 failure = _failure(error)
                 if failure.kind is FailureKind.UNAVAILABLE:
                     return failure
+                if request.action is ControlAction.TERMINATE:
+                    if failure.kind is FailureKind.NOT_FOUND:
+                        ended.append(id_)
+                    if is_ending(failure.message):
+                        continue
                 refusals.append(Refusal(id=id_, kind=failure.kind, message=failure.message))
+        self._note_ends(ended)
         return Controlled(refusals=tuple(refusals))
+
+    def _note_ends(self, ids: Iterable[str]) -> None:
+        """Remember the end of jobs that need no ending any more, although the library shows them as not begun.
+
+        slurm-drmaa does so for ever with elements of a bulk that were cancelled while they waited.
+        """
+        wanted = set(ids)
+        if self._ledger is None or not wanted:
+            return
+        for batch in self._ledger.read().values():
+            gone = [id_ for id_ in batch.live() if id_ in wanted and self._status(id_) in NOT_YET]
+            self._record([end_record(batch.key, id_, JobEnd(at=time.time())) for id_ in gone])
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -220,7 +286,9 @@ class HelperSession:
                 raise
             return JobEnd(at=at, failed=failed)
         signal = _signal_number(str(info.terminatedSignal)) if info.hasSignal else None
-        exited = bool(info.hasExited) and not info.wasAborted and not (failed and info.exitStatus == 0)
+        exited = (
+            bool(info.hasExited) and not info.wasAborted and (info.exitStatus != 0 or self._believed(failed=failed))
+        )
         return JobEnd(
             at=at,
             failed=failed,
@@ -228,6 +296,10 @@ class HelperSession:
             signal=signal,
             aborted=bool(info.wasAborted),
         )
+
+    def _believed(self, *, failed: bool) -> bool:
+        """Tell whether exit code 0 can be believed."""
+        return self._library.tells_success and not failed
 
     def _record(self, records: list[dict[str, object]]) -> None:
         if self._ledger is not None and records:

@@ -34,12 +34,11 @@ UNKNOWN_ID_PREFIX = "unknown:"
 
 
 def jobs_of_batch(batch: ListedBatch, *, user: str, node: str, queue: str) -> tuple[LrmJob, ...]:
-    """Return the jobs of a batch. One without ids is reported as ``count`` jobs in state UNKNOWN, never as absent."""
-    if not batch.jobs:
-        return tuple(_unknown(batch, index, user) for index in range(1, batch.count + 1))
-    return tuple(
+    """Return the jobs of a batch. Those without ids are reported in state UNKNOWN, never as absent."""
+    known = (
         _job(batch, job, index, user=user, node=node, queue=queue) for index, job in enumerate(batch.jobs, start=1)
     )
+    return (*known, *(_unknown(batch, index, user) for index in range(len(batch.jobs) + 1, batch.count + 1)))
 
 
 def _unknown(batch: ListedBatch, index: int, user: str) -> LrmJob:

@@ -57,20 +57,24 @@ def job_template(
     )
 
 
-def render_template(template: Template, count: int) -> tuple[str, ...]:
-    """Return what goes to the library as words that a person can read: the DRMAA 1.0 names of call and attributes."""
+def render_template(template: Template, count: int, index_variable: str | None = None) -> tuple[str, ...]:
+    """Return what goes to the library as words that a person can read: the DRMAA 1.0 names of call and attributes.
+
+    ``index_variable``: as for DrmaaTransport.submit; the first of several calls is shown then.
+    """
+    single = index_variable is not None
+    call = ("drmaa_run_job",) if single else ("drmaa_run_bulk_jobs", "1", str(count), "1")
+    output = template.output_path.replace("{index}", "1") if single else template.output_path
     state = "drmaa_hold" if template.held else "drmaa_active"
     words = [
-        "drmaa_run_bulk_jobs",
-        "1",
-        str(count),
-        "1",
+        *call,
         f"drmaa_job_name={template.name}",
         f"drmaa_remote_command={template.remote_command}",
         *(f"drmaa_v_argv={argument}" for argument in template.arguments),
         f"drmaa_wd={template.working_directory}",
-        f"drmaa_output_path=:{template.output_path}",
+        f"drmaa_output_path=:{output}",
         "drmaa_join_files=y",
+        *((f"drmaa_v_env={index_variable}=1",) if single else ()),
         f"drmaa_js_state={state}",
         f"drmaa_native_specification={template.native_specification}",
     ]

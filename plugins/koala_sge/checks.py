@@ -7,25 +7,21 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError
 from koala_adapter.plugin import CheckResult
-from koala_drmaa.lrm import check_library, check_scripts
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from koala_adapter.plugin import Lrm
-    from koala_drmaa.client import DrmaaClient
+    from koala_drmaa.transport import DrmaaTransport
     from koala_sge.settings import SgeSettings
 
 
-async def run_checks(lrm: Lrm, client: DrmaaClient, settings: SgeSettings, scripts: Path) -> tuple[CheckResult, ...]:
+async def run_checks(lrm: Lrm, transport: DrmaaTransport, settings: SgeSettings) -> tuple[CheckResult, ...]:
     """Check from the outside in, so that the first complaint is the one to mend first."""
     return (
         _root(settings),
         await _commands(lrm, settings),
         await _nodes(lrm, settings),
         await _queue(lrm, settings),
-        await check_library(client, settings.library()),
-        check_scripts(scripts, settings.script_delivery),
+        *await transport.check(),
     )
 
 

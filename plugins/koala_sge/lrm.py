@@ -11,17 +11,18 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
 from koala_drmaa.classify import error_of, kind_of_text
 from koala_drmaa.client import DrmaaClient
 from koala_drmaa.environment import HelperLaunch
-from koala_drmaa.lrm import raise_for, submit_script
+from koala_drmaa.libraries import GRID_ENGINE
 from koala_drmaa.protocol import ControlAction, FailureKind
 from koala_drmaa.scripts import ScriptStore
-from koala_drmaa.template import apply_directives, job_template
+from koala_drmaa.template import apply_directives
+from koala_drmaa.transport import DrmaaTransport, raise_for
 from koala_sge import requests
 from koala_sge.accounting import parse_accounting
 from koala_sge.checks import run_checks
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
     from koala_adapter.plugin import CheckResult, ClusterContext, Submission
-    from koala_drmaa.protocol import Template
     from koala_sge.settings import SgeSettings
 
 CAPABILITIES = Capabilities(
@@ -76,7 +76,6 @@ class SgeLrm(Lrm):
         self._settings = settings
         self._user = context.user or login_name()
         self._commands = GridEngineCommands(context.commands, settings)
-        self._scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
         self._error_reasons: Mapping[str, str] = {}
         self._by_queue = settings.nodes == "queue-instances"
         self._held: frozenset[LrmJobId] = frozenset()
@@ -88,17 +87,16 @@ class SgeLrm(Lrm):
             HelperLaunch(library=settings.library(), variables=settings.variables()),
             request_timeout=settings.request_timeout,
         )
+        scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
+        self._transport = DrmaaTransport(self.client, scripts, delivery=settings.script_delivery, expected=GRID_ENGINE)
 
     async def start(self) -> None:
         """Start the DRMAA helper; a qmaster that is out of reach now is tried again with the first request."""
-        try:
-            await self.client.open()
-        except LrmError:
-            return
+        await self._transport.start()
 
     async def close(self) -> None:
         """End the DRMAA helper."""
-        await self.client.close()
+        await self._transport.close()
 
     async def version(self) -> str:
         """Return the version as qstat tells it, such as ``SGE 8.1.9``."""
@@ -116,7 +114,7 @@ class SgeLrm(Lrm):
         document = await self._commands.document(requests.list_jobs(self._settings))
         everything = parse_jobs(document, by_queue=self._by_queue)
         ours = {job.name for job in everything if job.user == self._user}
-        self._scripts.sweep(ours, time.monotonic())
+        self._transport.sweep(ours, time.monotonic())
         jobs = [job for job in everything if job.name.startswith(name_prefix)]
         return await self._with_reasons(await (self._with_holders if name_prefix else self._with_layouts)(jobs))
 
@@ -183,7 +181,8 @@ class SgeLrm(Lrm):
 
     def render(self, submission: Submission) -> RenderedSubmission:
         """Return the qsub command that does the same as the DRMAA call."""
-        command = requests.equivalent_qsub(self._settings, self._template(submission), submission.count)
+        template = self._transport.template(submission, self._native(submission))
+        command = requests.equivalent_qsub(self._settings, template, submission.count)
         return RenderedSubmission(
             command=command,
             script=submission.script,
@@ -193,21 +192,14 @@ class SgeLrm(Lrm):
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
         """Submit one array through DRMAA. After a crash or a time-out, :meth:`jobs` finds it by its name."""
-        template = self._template(submission)
-        return await submit_script(self.client, self._scripts, submission, template, self._settings.script_delivery)
+        return await self._transport.submit(submission, self._native(submission), index_variable=None)
 
     def forget(self, key: BatchKey) -> None:
         """Delete the script: nobody will read it any more."""
-        self._scripts.remove(key)
+        self._transport.forget(key)
 
-    def _template(self, submission: Submission) -> Template:
-        native = requests.native_options(self._settings, submission)
-        return job_template(
-            submission,
-            script=self._scripts.path(submission.key),
-            delivery=self._settings.script_delivery,
-            native=apply_directives(native, self._context.directives),
-        )
+    def _native(self, submission: Submission) -> tuple[str, ...]:
+        return apply_directives(requests.native_options(self._settings, submission), self._context.directives)
 
     # -- control -------------------------------------------------------------------------------------------------
 
@@ -286,7 +278,7 @@ class SgeLrm(Lrm):
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, qmaster, queue, DRMAA library and the place of scripts."""
-        return await run_checks(self, self.client, self._settings, self._scripts.directory)
+        return await run_checks(self, self._transport, self._settings)
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for the year's end that jobs come in held, and that we may start everybody's."""

@@ -34,6 +34,16 @@ async def check_outside(run: Run, settings: SgeSettings, *, user: str) -> tuple[
         return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
 
 
+def submission_remedy(complaint: str) -> str:
+    """Return what to do about an ordinary submission that was refused."""
+    if "minimum" in complaint.lower():
+        return (
+            "Grid Engine takes no jobs of users with so small an id, such as root (min_uid in qconf -sconf, 1000 on "
+            "Debian): run koala as an ordinary user that is made a manager (qconf -am USER)"
+        )
+    return "submit such a job by hand (qsub -b y true) as the user that koala runs as, and mend what it complains about"
+
+
 async def _held(run: Run, settings: SgeSettings) -> CheckResult:
     subject = "jobs come in held"
     remedy = "set jsv_url to conf/sge_jsv.sh (qconf -mconf), or put -h into sge_request of the cell"
@@ -43,7 +53,7 @@ async def _held(run: Run, settings: SgeSettings) -> CheckResult:
     number = _NUMBER.search(submitted.text)
     if number is None:
         found = f"an ordinary submission is refused: {submitted.complaint}"
-        return CheckResult(subject=subject, ok=False, found=found, remedy="see the checks above")
+        return CheckResult(subject=subject, ok=False, found=found, remedy=submission_remedy(submitted.complaint))
     try:
         listing = await run(requests.list_jobs(settings))
         seen = next((job for job in parse_jobs(listing.stdout) if job.id == number[1]), None)

@@ -41,8 +41,6 @@ class Checks:
     commands: SlurmCommands
     settings: SlurmSettings
     directives: Directives
-    pyslurm: str
-    """What is known about pyslurm."""
     _partition: str | None = None
     _config: ControllerConfig | None = None
 
@@ -62,7 +60,7 @@ class Checks:
             # Each further question would wait for the controller until its time-out.
             if subject == "controller" and not results[-1].ok:
                 return tuple(results)
-        return (*results, CheckResult(subject="pyslurm", ok=True, found=self.pyslurm))
+        return tuple(results)
 
     async def _programs(self) -> CheckResult:
         directory = str(self.settings.bin_directory) if self.settings.bin_directory else child_environment()["PATH"]

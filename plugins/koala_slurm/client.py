@@ -24,7 +24,7 @@ class SlurmCommands(CommandSystem):
             runner,
             COMPLAINTS,
             directory=settings.bin_directory,
-            environment={"SLURM_CONF": str(settings.conf)} if settings.conf else {},
+            environment=settings.variables(),
             timeout=settings.command_timeout,
         )
 

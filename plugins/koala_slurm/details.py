@@ -21,6 +21,7 @@ from koala_slurm.durations import duration, moment
 from koala_slurm.hostlist import expand
 from koala_slurm.jobids import checked
 from koala_slurm.listing import FIELDS, parse_row
+from koala_slurm.restrictions import NAMES, Restrictions, parse_features, restrictions
 from koala_slurm.states import hold_owner
 
 if TYPE_CHECKING:
@@ -60,13 +61,16 @@ EVERYTHING_COMMAND = ("scontrol", "--details", "show", "job")
 StateKey: TypeAlias = "tuple[str, bool, float | None]"
 """Id of a job, whether it is active, when it started: what decides whether known details are still true."""
 
+NO_RESTRICTIONS = Restrictions()
+
 _NOTHING = frozenset({"", "(null)", "N/A", "None", "NONE"})
 _ACTIVE = frozenset({LrmJobState.RUNNING, LrmJobState.SUSPENDED, LrmJobState.STARTING})
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _HEAD = re.compile(r"^JobId=(?P<id>[0-9]+)(?: ArrayJobId=(?P<array>[0-9]+) ArrayTaskId=(?P<task>\S+))?", re.MULTILINE)
 _VALUE = re.compile(
     r"(?:^|(?<=\s))"
-    r"(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason|(?:Req)?TRES)=(?P<value>\S*)"
+    r"(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason|(?:Req)?TRES"
+    rf"|{'|'.join(NAMES)})=(?P<value>\S*)"
 )
 _ANY_NODES = re.compile(rf"^\s+AdminComment={ANY_NODES_MARK}\s*$", re.MULTILINE)
 _NODES_ASKED = re.compile(r"(?:^|,)node=(?P<nodes>[0-9]+)(?:,|$)", re.ASCII)
@@ -88,6 +92,7 @@ class JobDetails:
     memory_per_processor_mib: int | None = None
     memory_per_node_mib: int | None = None
     reason: str = ""
+    restrictions: Restrictions = NO_RESTRICTIONS
 
     @property
     def nodes_least(self) -> int:
@@ -138,6 +143,7 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
     for job in parse_row(narrow):
         waiting = job.state in _WAITING
         eligible = moment(given["EligibleTime"])
+        every, some, problem = parse_features(given["Feature"])
         yield replace(
             job,
             walltime=duration(given["TimeLimit"]),
@@ -147,7 +153,10 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
             layout=((job.nodes[0], job.processors),) if len(job.nodes) == 1 and job.state in _ACTIVE else (),
             processors_per_task=max(1, _number(given["cpus-per-task"]) or 1),
             tasks_per_node=_number(given["NTPerNode"]) or None,
-            features=tuple(word for word in given["Feature"].split("&") if word),
+            features=every,
+            any_feature=some,
+            obstacle=problem if waiting else "",
+            dependency=given["Dependency"] if waiting else "",
             requested_nodes=expand(given["ReqNodes"]),
             group=given["GroupName"],
             account=given["Account"],
@@ -198,6 +207,7 @@ def _details(text: str) -> JobDetails:
         memory_per_processor_mib=_mebibytes(values.get("MinMemoryCPU", "")),
         memory_per_node_mib=_mebibytes(values.get("MinMemoryNode", "")),
         reason=values.get("Reason", ""),
+        restrictions=restrictions(values),
     )
 
 
@@ -267,6 +277,9 @@ def with_details(job: LrmJob, details: JobDetails | None) -> LrmJob:
         excluded_nodes=known.excluded_nodes,
         memory_per_processor_mib=known.memory_per_processor_mib,
         memory_per_node_mib=known.memory_per_node_mib,
+        disk_per_node_mib=known.restrictions.disk_mib,
+        exclusive=known.restrictions.exclusive,
+        obstacle=job.obstacle or (known.restrictions.obstacle if job.state in _WAITING else ""),
     )
 
 

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import (
     ConfigurationError,
     LrmError,
+    LrmNotFoundError,
     LrmRejectedError,
     LrmUnavailableError,
     LrmUnsupportedError,
@@ -18,6 +21,8 @@ from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.plugin.commandsystem import portions
+from koala_drmaa.libraries import SLURM
+from koala_drmaa.transport import chosen_transport
 from koala_slurm import control
 from koala_slurm.accounting import parse_history, sacct_command
 from koala_slurm.checks import Checks
@@ -30,18 +35,17 @@ from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
 from koala_slurm.outside import OutsideReader
 from koala_slurm.outsidechecks import OutsideChecks
 from koala_slurm.pinning import make_pin
-from koala_slurm.pyslurm_client import PyslurmReader, probe
-from koala_slurm.reading import CommandReader, Reader
+from koala_slurm.reading import CommandReader
 from koala_slurm.refusals import submission_error
 from koala_slurm.reservations import CoreReservation, Reserved
-from koala_slurm.starting import Starting
+from koala_slurm.starting import Starting, hold_verb
 from koala_slurm.startnotes import StartNotes
-from koala_slurm.submission import parse_job_id, sbatch_command
+from koala_slurm.submission import native_specification, parse_job_id, sbatch_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.model import LrmJob, Node, Queue
+    from koala_adapter.model import BatchKey, LrmJob, Node, Queue
     from koala_adapter.plugin import CheckResult, ClusterContext, Submission
     from koala_slurm.settings import SlurmSettings
 
@@ -70,6 +74,7 @@ class SlurmLrm(Lrm):
 
     array_index_variable = "SLURM_ARRAY_TASK_ID"
     job_id_variable = "SLURM_ARRAY_JOB_ID"
+    requests_per_start = 3
 
     def __init__(self, context: ClusterContext, settings: SlurmSettings) -> None:
         """Nothing is run yet; see :meth:`start`."""
@@ -77,14 +82,15 @@ class SlurmLrm(Lrm):
         self._settings = settings
         self._user = context.user or login_name()
         self._commands = SlurmCommands(context.commands, settings)
-        self._reserved_is_up = settings.reservation is not None
-        self._reader: Reader = CommandReader(self._commands, reserved_is_up=self._reserved_is_up)
+        self._reader = CommandReader(self._commands, reserved_is_up=settings.reservation is not None)
         self._config: ControllerConfig | None = None
         self._reserved = Reserved()
         self._notes = StartNotes(context.state_directory / "starts")
         self._outside = OutsideReader(self._commands, self._notes)
-        self._pyslurm = "not looked for"
         self._sizes: dict[str, int] = {}
+        self._transport = chosen_transport(
+            settings, context, expected=SLURM, variables=settings.variables(), timeout=settings.command_timeout
+        )
         self.capabilities = replace(CAPABILITIES, accounting=False, suspend=False)
         self.requests_per_poll = self._reader.requests + 1
 
@@ -93,17 +99,22 @@ class SlurmLrm(Lrm):
 
         Raises LrmError when it does not answer.
         """
+        if self._transport is not None:
+            await self._transport.start()
         config = await self._read_config()
         self.capabilities = replace(
             CAPABILITIES,
             suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
             accounting=config.accounting and await self._accounting_works(),
         )
-        if self._settings.use_pyslurm == "auto":
-            await self._try_pyslurm(config)
         self._config = config
         for note in self._notes.left():
             await self._starting(note.job, note.nodes).take_back(note, after_kill=True)
+
+    async def close(self) -> None:
+        """End the DRMAA helper, where there is one."""
+        if self._transport is not None:
+            await self._transport.close()
 
     async def _read_config(self) -> ControllerConfig:
         return parse_config(await self._commands.read(CONFIG_COMMAND, action="reading the configuration"))
@@ -115,17 +126,6 @@ class SlurmLrm(Lrm):
             # A database that hangs must not keep us from a controller that answers.
             return False
         return result.returncode == 0 and not result.stderr.strip()
-
-    async def _try_pyslurm(self, config: ControllerConfig) -> None:
-        try:
-            usable, self._pyslurm = await probe(self._commands, config.version)
-        except LrmUnavailableError as error:
-            usable, self._pyslurm = False, error.message
-        if usable:
-            self._reader = PyslurmReader(
-                self._commands, self._reader, cluster=self._context.cluster, reserved_is_up=self._reserved_is_up
-            )
-            self.requests_per_poll = self._reader.requests + 1
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -145,6 +145,9 @@ class SlurmLrm(Lrm):
         if not name_prefix:
             return await self._outside.jobs()
         jobs = await self._reader.jobs(user=self._user)
+        if self._transport is not None:
+            live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
+            self._transport.sweep(live, time.monotonic())
         return tuple(job for job in jobs if job.name.startswith(name_prefix))
 
     async def queues(self) -> tuple[Queue, ...]:
@@ -165,7 +168,9 @@ class SlurmLrm(Lrm):
     # -- submitting --------------------------------------------------------------------------------------------------
 
     def render(self, submission: Submission) -> RenderedSubmission:
-        """Return the command line and the script that sbatch gets on stdin."""
+        """Return the command line and the script that sbatch gets on stdin, or what goes to the DRMAA library."""
+        if self._transport is not None:
+            return self._transport.render(submission, self._native(submission), index_variable=None)
         command = sbatch_command(submission, self._settings, self._context.directives)
         return RenderedSubmission(
             command=self._commands.argv(command),
@@ -175,8 +180,12 @@ class SlurmLrm(Lrm):
         )
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
-        """Submit an array of ``count`` elements with one sbatch."""
+        """Submit an array of ``count`` elements with one sbatch, or as one bulk through DRMAA."""
         self._require_array_size(submission.count)
+        if self._transport is not None:
+            ids = await self._transport.submit(submission, self._native(submission), index_variable=None)
+            self._sizes[ids[0].partition("_")[0]] = submission.count
+            return ids
         rendered = self.render(submission)
         result = await self._commands.run(rendered.command, stdin=rendered.script.encode())
         job = parse_job_id(result.text)
@@ -184,6 +193,14 @@ class SlurmLrm(Lrm):
             raise submission_error(result)
         self._sizes[job] = submission.count
         return array_ids(job, submission.count)
+
+    def _native(self, submission: Submission) -> tuple[str, ...]:
+        return (native_specification(submission, self._settings, self._context.directives),)
+
+    def forget(self, key: BatchKey) -> None:
+        """Delete the script that DRMAA needed: nobody will read it any more."""
+        if self._transport is not None:
+            self._transport.forget(key)
 
     def _require_array_size(self, count: int) -> None:
         limit = self._config.max_array_size if self._config else None
@@ -264,11 +281,35 @@ class SlurmLrm(Lrm):
 
     async def confirm_start(self, job: LrmJobId) -> None:
         """Give the cores back that were reserved for the start of a job, and hold it: it comes back in hold."""
-        note = self._notes.of(job)
-        if note is None:
-            await self.hold([job])
-            return
-        await self._starting(job, note.nodes).confirm(note)
+        for error in (await self.confirm_starts([job])).values():
+            raise error
+
+    async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
+        """Do so for several jobs: those that were held alike are put in hold again in one request."""
+        by_verb: dict[str, list[LrmJobId]] = {}
+        for job in jobs:
+            note = self._notes.of(job)
+            by_verb.setdefault("uhold" if note is None else hold_verb(note.before()), []).append(job)
+        errors: dict[LrmJobId, LrmError] = {}
+        for verb, alike in by_verb.items():
+            for part in portions(alike, ARGUMENTS_PER_COMMAND):
+                try:
+                    await self._hold_again(verb, part)
+                except LrmError as error:
+                    errors.update(dict.fromkeys(map(LrmJobId, part), error))
+        for job in jobs:
+            note = self._notes.of(job)
+            if note is not None and job not in errors:
+                try:
+                    await self._starting(job, note.nodes).confirm()
+                except LrmError as error:
+                    errors[job] = error
+        return errors
+
+    async def _hold_again(self, verb: str, jobs: Sequence[str]) -> None:
+        """Put running jobs in hold, of which some may be over by now. Raises LrmUnavailableError."""
+        with suppress(LrmRejectedError, LrmNotFoundError):
+            await self._commands.change(control.job_command(verb, jobs), action="confirm_start")
 
     async def take_back(self, job: LrmJobId) -> None:
         """Hold a job that waits after it was started, and give it back what it had before it was tied."""
@@ -309,9 +350,9 @@ class SlurmLrm(Lrm):
             commands=self._commands,
             settings=self._settings,
             directives=self._context.directives,
-            pyslurm=getattr(self._reader, "trouble", "") or self._pyslurm,
         )
-        return await checks.run()
+        transport = () if self._transport is None else await self._transport.check()
+        return (*await checks.run(), *transport)
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""

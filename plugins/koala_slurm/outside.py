@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import LrmJobState
+from koala_adapter.model import HoldOwner, LrmJobState
+from koala_slurm.dependencies import by_number, unfulfilled
 from koala_slurm.details import (
     EVERYTHING_COMMAND,
     JobDetails,
@@ -21,14 +24,26 @@ from koala_slurm.details import (
     worth_asking,
 )
 from koala_slurm.listing import ENVIRONMENT
+from koala_slurm.restrictions import (
+    GRES_COMMAND,
+    LICENSES_COMMAND,
+    missing_license,
+    nodes_with_gres,
+    parse_gres,
+    parse_licenses,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from koala_adapter.model import LrmJob
+    from koala_adapter.model import LrmJob, LrmJobId
     from koala_slurm.client import SlurmCommands
     from koala_slurm.details import StateKey
+    from koala_slurm.restrictions import Restrictions
     from koala_slurm.startnotes import StartNotes
+
+
+_WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
 class OutsideReader:
@@ -74,7 +89,38 @@ class OutsideReader:
             nothing = JobDetails()
             self._known.update((state_key(job), details.get(details_id(job), nothing)) for job in missing)
         self._drop_notes(jobs)
-        return tuple(self._as_asked(with_details(job, self._known.get(state_key(job)))) for job in jobs)
+        detailed = [self._as_asked(with_details(job, self._known.get(state_key(job)))) for job in jobs]
+        return tuple(await self._with_obstacles(detailed))
+
+    async def _with_obstacles(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
+        """Say of each waiting job what keeps it from starting now: other jobs, and what else it asks for."""
+        asked = {job.id: self._restrictions(job) for job in jobs if job.state in _WAITING}
+        licenses: dict[str, int] = {}
+        gres: Mapping[str, Mapping[str, int]] = {}
+        if any(one.licenses for one in asked.values()):
+            licenses = parse_licenses(await self._commands.read(LICENSES_COMMAND, action="listing of licences"))
+        if any(one.gres for one in asked.values()):
+            gres = parse_gres(await self._commands.read(GRES_COMMAND, action="listing of generic resources"))
+        numbered, active = by_number(jobs), _active_elements(jobs)
+        now = time.time()
+        waits = {job.id: unfulfilled(job, job.dependency, numbered, now=now) for job in jobs if job.dependency}
+        free_to_go = [job for job in jobs if not (waits.get(job.id) or job.obstacle or job.hold is HoldOwner.USER)]
+        promised = _licensed(free_to_go, asked, licenses)
+        found = []
+        for job in jobs:
+            wanted = asked.get(job.id)
+            if wanted is None:
+                found.append(job)
+                continue
+            obstacle = job.obstacle or _unlicensed(job, wanted, promised) or _throttled(job, wanted.throttle, active)
+            possible = nodes_with_gres(wanted, gres) if wanted.gres else None
+            obstacle = obstacle or ("no node has free what else it asks for" if possible == () else "")
+            blocked = waits.get(job.id) or obstacle
+            found.append(replace(job, dependent=bool(waits.get(job.id)), obstacle=blocked, possible_nodes=possible))
+        return found
+
+    def _restrictions(self, job: LrmJob) -> Restrictions:
+        return self._known.get(state_key(job), JobDetails()).restrictions
 
     def _drop_notes(self, jobs: Sequence[LrmJob]) -> None:
         """Drop the notes of jobs that are over."""
@@ -100,3 +146,49 @@ class OutsideReader:
             nodes_most=asked.nodes_most,
             tied=not note.free,
         )
+
+
+def _active_elements(jobs: Iterable[LrmJob]) -> Counter[str]:
+    """Return how many elements of each array run or were released."""
+    return Counter(
+        job.id.partition("_")[0]
+        for job in jobs
+        if job.array_index is not None and job.state not in {LrmJobState.HELD, LrmJobState.ENDED, LrmJobState.ENDING}
+    )
+
+
+def _throttled(job: LrmJob, throttle: int, active: Counter[str]) -> str:
+    """Return that as many elements of a job's array run, or are offered before it, as its user allows."""
+    if not throttle or job.array_index is None or job.state is not LrmJobState.HELD:
+        return ""
+    array = job.id.partition("_")[0]
+    if active[array] >= throttle:
+        return f"only {throttle} elements of its array run at a time"
+    active[array] += 1
+    return ""
+
+
+def _licensed(jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], free: dict[str, int]) -> set[str]:
+    """Return the waiting jobs for which there are licences: what was released comes first, then in order of number.
+
+    What is free is taken by the first, so that a start does not find it gone.
+    """
+    found = set()
+    wanting = [job for job in jobs if job.id in asked and asked[job.id].licenses]
+    for job in sorted(wanting, key=lambda job: (job.state is LrmJobState.HELD, turn(job))):
+        if not missing_license(asked[job.id], free):
+            found.add(str(job.id))
+            for name, number in asked[job.id].licenses:
+                free[name] -= number
+    return found
+
+
+def turn(job: LrmJob) -> tuple[int, int]:
+    """Return what brings jobs into the order of their numbers."""
+    number = job.id.partition("_")[0].partition("+")[0]
+    return int(number), job.array_index or 0
+
+
+def _unlicensed(job: LrmJob, wanted: Restrictions, licensed: Container[str]) -> str:
+    names = ", ".join(name for name, _ in wanted.licenses)
+    return f"there are too few free licences {names}" if names and job.id not in licensed else ""

@@ -53,7 +53,8 @@ class OutsideChecks:
         job = parse_job_id(result.text)
         if job is None:
             found = f"an ordinary submission is refused: {result.complaint}"
-            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy="see the check above"),)
+            remedy = "submit such a job by hand (sbatch --wrap=true -n1 -t1), and mend what it complains about"
+            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=remedy),)
         try:
             seen = next((one for one in await self._reader.jobs() if one.id == job), None)
             return (self._held(seen), await self._released(job))

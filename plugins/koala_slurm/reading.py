@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading nodes and jobs, by the commands or by pyslurm: two readers behind one interface."""
+"""Reading nodes and jobs with sinfo and squeue."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from koala_slurm.listing import ENVIRONMENT, parse_jobs, squeue_command
 from koala_slurm.nodes import NODE_COMMAND, parse_nodes
@@ -13,25 +13,11 @@ if TYPE_CHECKING:
     from koala_slurm.client import SlurmCommands
 
 
-class Reader(Protocol):
-    """Reads what a cluster looks like now."""
-
-    requests: int
-    """Upper bound of requests of one call of each method together; the outside scheduler's listing takes one more."""
-
-    async def nodes(self) -> tuple[Node, ...]:
-        """Return all nodes, each once. Raises LrmError."""
-        ...
-
-    async def jobs(self, *, user: str = "") -> tuple[LrmJob, ...]:
-        """Return all jobs, or all of one user, array elements singly. Raises LrmError."""
-        ...
-
-
 class CommandReader:
     """Reads with sinfo and squeue."""
 
     requests = 2
+    """Of one call of each method together; the outside scheduler's listing takes one more."""
 
     def __init__(self, commands: SlurmCommands, *, reserved_is_up: bool = False) -> None:
         """``reserved_is_up``: nodes in a reservation count as usable, because we submit into one."""

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from koala_drmaa.transportsettings import TransportSettings
 
 
 def _absolute(path: Path) -> Path:
@@ -25,7 +27,7 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Word = Annotated[str, AfterValidator(_one_word)]
 
 
-class SlurmSettings(BaseModel):
+class SlurmSettings(TransportSettings):
     """Settings of the plugin ``slurm``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,10 +55,10 @@ class SlurmSettings(BaseModel):
         ),
     )
     use_pyslurm: Literal["auto", "never"] = Field(
-        default="auto",
+        default="never",
         description=(
-            'Whether nodes and jobs are read with pyslurm, in a child process: "auto" does so when it is installed and '
-            'built for the release of Slurm found here, "never" always uses squeue and sinfo.'
+            "Without effect, kept for site files that have it: everything is read with squeue and sinfo, which are "
+            "faster than pyslurm."
         ),
     )
     command_timeout: float = Field(
@@ -74,3 +76,14 @@ class SlurmSettings(BaseModel):
             "(--patience) and `koala wiki serve` (--reply-within)."
         ),
     )
+
+    @model_validator(mode="after")
+    def _environment_can_be_had(self) -> Self:
+        """Refuse what slurm-drmaa cannot be asked for, at the time the site file is read."""
+        if self.transport == "drmaa" and self.environment != "built":
+            raise ValueError("environment = 'login' cannot be had with transport = 'drmaa'")
+        return self
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that choose the cluster."""
+        return {"SLURM_CONF": str(self.conf)} if self.conf else {}

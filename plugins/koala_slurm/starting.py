@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD, LrmJobState.UNKNOWN})
 
 
+def hold_verb(before: JobDetails) -> str:
+    """Return what puts a job in hold again as it was."""
+    return "hold" if before.reason == "JobHeldAdmin" else "uhold"
+
+
 class Starting:
     """One start of a job on chosen nodes."""
 
@@ -65,6 +70,7 @@ class Starting:
                 await self._reservation.make(job)
             for command in pinning.pin_commands(self._pin, before):
                 await self._change(command)
+            # Not with the last of these: Slurm does not take a priority for a job in hold.
             await self._change(control.job_command("release", [self._pin.job]))
         except (LrmRejectedError, LrmNotFoundError):
             with anyio.CancelScope(shield=True):
@@ -87,13 +93,8 @@ class Starting:
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    async def confirm(self, note: StartNote) -> None:
-        """End the start of a job that runs. Raises LrmError.
-
-        It is held, too: when Slurm queues it again, it waits for us, and not for the nodes that it had.
-        """
-        with suppress(LrmRejectedError, LrmNotFoundError):  # its short life may be over
-            await self._hold(note.before())
+    async def confirm(self) -> None:
+        """End the start of a job that runs, and has been put in hold. Raises LrmError."""
         await self._close(ran_before=True, free=False)
 
     async def take_back(self, note: StartNote, *, after_kill: bool = False) -> None:
@@ -107,9 +108,7 @@ class Starting:
         try:
             seen = await self._job()
             if seen.state not in {LrmJobState.HELD, LrmJobState.ENDED}:
-                await self._hold(before)
-                # What gives a waiting job its nodes back would take nodes from one that has started meanwhile.
-                seen = await self._job()
+                seen = await self._held(before)
         except LrmNotFoundError:
             await self._close(ran_before=False, free=True)
             return
@@ -117,6 +116,19 @@ class Starting:
         if waits:
             await self._untie(before)
         await self._close(ran_before=seen.requeues > 0 or not waits, free=waits)
+
+    async def _held(self, before: JobDetails) -> LrmJob:
+        """Hold the job and return it as it is then. Raises LrmRejectedError when it waits and cannot be held."""
+        refusal: LrmRejectedError | None = None
+        try:
+            await self._hold(before)
+        except LrmRejectedError as error:  # it may have ended meanwhile
+            refusal = error
+        # What gives a waiting job its nodes back would take nodes from one that has started meanwhile.
+        seen = await self._job()
+        if refusal is not None and seen.state in WAITING - {LrmJobState.HELD}:
+            raise refusal
+        return seen
 
     async def _close(self, *, ran_before: bool, free: bool) -> None:
         """Give the cores back if they are reserved still, and the note away when the job is as it was."""
@@ -128,8 +140,7 @@ class Starting:
             self._notes.remove(self._pin.job)
 
     async def _hold(self, before: JobDetails) -> None:
-        by_operator = before.reason == "JobHeldAdmin"
-        await self._change(control.job_command("hold" if by_operator else "uhold", [self._pin.job]))
+        await self._change(control.job_command(hold_verb(before), [self._pin.job]))
 
     async def _untie(self, before: JobDetails) -> None:
         for command in pinning.unpin_commands(self._pin, before):

@@ -80,7 +80,7 @@ NODE_FLAGS: Mapping[str, str] = {
     "^": "REBOOT_ISSUED",
     "-": "PLANNED",
 }
-"""Characters that sinfo appends to a state, as the words that pyslurm and scontrol append to it."""
+"""Characters that sinfo appends to a state, as the words that scontrol appends to it."""
 
 NODE_STATES: Mapping[str, NodeState] = {
     "IDLE": NodeState.UP,

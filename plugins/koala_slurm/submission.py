@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.plugin import NOWHERE
+from koala_drmaa.transport import one_text
 from koala_slurm.directives import Option, arguments
 from koala_slurm.durations import minutes
 
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Submission
     from koala_slurm.settings import SlurmSettings
 
+IN_TEMPLATE = frozenset(
+    {
+        "--parsable",
+        "--ignore-pbs",
+        "--job-name",
+        "--array",
+        "--chdir",
+        "--output",
+        "--open-mode",
+        "--export",
+        "--hold",
+    }
+)
+"""Options that a DRMAA job template has attributes for, or that concern sbatch itself."""
+
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@:-]{0,199}", re.ASCII)
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f-]\S*")
 _PARSABLE = re.compile(r"(?P<id>[0-9]{1,10})(?:;[A-Za-z0-9._-]+)?", re.ASCII)
@@ -30,6 +46,24 @@ def sbatch_command(submission: Submission, settings: SlurmSettings, directives: 
     """Return the command line of a submission. Raises LrmRejectedError when it cannot be expressed."""
     _require(submission)
     return ("sbatch", *arguments(_options(submission, settings), directives))
+
+
+def native_specification(submission: Submission, settings: SlurmSettings, directives: Directives) -> str:
+    """Return what slurm-drmaa is asked for beside what a job template says of every system.
+
+    It knows fewer options than sbatch, hours and minutes, and memory in MiB alone. Raises LrmRejectedError.
+    """
+    _require(submission)
+    options = (option for option in _options(submission, settings) if option.name not in IN_TEMPLATE)
+    return one_text(arguments((_as_drmaa_takes(option) for option in options), directives))
+
+
+def _as_drmaa_takes(option: Option) -> Option:
+    if option.name == "--time":
+        return Option(name=option.name, value=f"0:{option.value}")
+    if option.name == "--mem":
+        return Option(name=option.name, value=(option.value or "").removesuffix("M"))
+    return option
 
 
 def dry_run_command(command: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ READY = b"ready\n"
 
 
 def write_command(file: Path, system: str) -> None:
-    """Make ``file`` a command, of that name, of the fake ``system``: ``slurm`` or ``gridengine``."""
+    """Make ``file`` a command, of that name, of the fake ``system``: ``slurm``, ``pbs`` or ``gridengine``."""
     text = (Path(__file__).parent / "command.py").read_text()
     text = text.replace("@SERVER@", _server()).replace("@SYSTEM@", system)
     file.write_text(f"#!{sys.executable} -IS\n{text}")

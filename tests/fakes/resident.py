@@ -20,7 +20,8 @@ from pathlib import Path
 
 from tests.fakes.commandfile import READY
 from tests.fakes.gridengine import commands
-from tests.fakes.slurm import programs
+from tests.fakes.pbs import programs as pbs_programs
+from tests.fakes.slurm import programs as slurm_programs
 
 LENGTH_BYTES = 4
 
@@ -74,7 +75,11 @@ def _be_command(connection: socket.socket) -> None:
 
 def _status(system: str, argv: list[str]) -> int:
     try:
-        status = commands.main(argv) if system == "gridengine" else programs.main(Path(argv[0]).name, argv[1:])
+        if system == "gridengine":
+            status = commands.main(argv)
+        else:
+            programs = pbs_programs if system == "pbs" else slurm_programs
+            status = programs.main(Path(argv[0]).name, argv[1:])
     except Exception:  # noqa: BLE001 - as an interpreter does at its end
         traceback.print_exc()
         status = 1

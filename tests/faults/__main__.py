@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs as many schedules of faults as there is time for, and names the seed of each that breaks an invariant.
 
-python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs rigid|malleable|crowded|all] [--every-write]
+python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs KIND|all] [--every-write]
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ KINDS: Mapping[str, Mapping[str, bool]] = {
     "rigid": {},
     "malleable": {"malleable": True},
     "crowded": {"malleable": True, "crowded": True},
+    "workers": {"malleable": True, "workers": True},
+    "crowded-workers": {"malleable": True, "crowded": True, "workers": True},
+    "adaptive": {"malleable": True, "adaptive": True},
+    "crowded-adaptive": {"malleable": True, "crowded": True, "adaptive": True},
+    "together": {"malleable": True, "workers": True, "adaptive": True},
 }
 """What a world of each kind is made with, beside its seed."""
 REPORT_INTERVAL = 30.0
@@ -93,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--jobs",
         choices=(*KINDS, "all"),
         default="all",
-        help="whether jobs grow and shrink; crowded: and many local users come and go",
+        help="whether jobs grow and shrink; crowded: and many local users come and go; workers: of a head and workers",
     )
     parser.add_argument(
         "--every-write", action="store_true", help="repeat each with a kill before and after each write of the journal"

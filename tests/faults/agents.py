@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -53,6 +54,9 @@ class Task:
     job: str
     rank: int
     end: TaskEnd | None = None
+    asked: bool = False
+    """It was asked to end."""
+    tell: Callable[[Task], None] = field(default=lambda _: None, repr=False)
 
 
 class SimulatedAgent:
@@ -71,6 +75,7 @@ class SimulatedAgent:
         self.connection: Connection | None = None
         self.tasks: dict[int, Task] = {}
         self.job = ""
+        self._unsaid: deque[Callable[[], None]] = deque()
         self._contact = clock.now
         clock.after(1.0, self.dial)
         clock.after(lease, self._check_lease)
@@ -88,6 +93,8 @@ class SimulatedAgent:
             self.connection = self.center.dialled(self)
         if self.connection is not None:
             self._contact = self.clock.now
+            while self._unsaid:
+                self.connection.send(TO_CENTER, self._unsaid.popleft())
         elif self.alive:
             self.clock.after(REDIAL, self.dial)
 
@@ -102,6 +109,13 @@ class SimulatedAgent:
         if self.alive:
             self.clock.after(REDIAL, self.dial)
             self.clock.after(self.lease, self._check_lease)
+
+    def say(self, deliver: Callable[[], None]) -> None:
+        """Hand on what a process says, as soon as there is a connection; what is under way when it breaks is lost."""
+        if self.connection is None:
+            self._unsaid.append(deliver)
+        else:
+            self.connection.send(TO_CENTER, deliver)
 
     def _check_lease(self) -> None:
         if self.alive and self.connection is None and self.clock.now >= self._contact + self.lease:
@@ -127,13 +141,13 @@ class SimulatedAgent:
             self.job, self.tasks = job, {}
         if rank in self.tasks:
             return False
-        task = self.tasks[rank] = Task(job, rank)
+        task = self.tasks[rank] = Task(job, rank, tell=tell)
         tell(task)
-
-        def over() -> None:
-            if self.alive:
-                task.end = end
-                tell(task)
-
-        self.clock.after(seconds, over)
+        self.clock.after(seconds, lambda: self.end_task(task, end))
         return True
+
+    def end_task(self, task: Task, end: TaskEnd) -> None:
+        """Let a task end, unless it has."""
+        if self.alive and task.end is None:
+            task.end = end
+            task.tell(task)

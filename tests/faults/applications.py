@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.model import RunnerName
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
@@ -58,6 +59,8 @@ class Applications:
         if self._chance.random() < 0.1:
             self._resize(record, claim)
             return
+        if record.job.runner is not RunnerName.RANKS:
+            return  # processes of the others ask by themselves, or nobody does but the owner
         if self._chance.random() < 0.4:
             self._give_up(record, claim, self._chance.randint(1, 2))
             return

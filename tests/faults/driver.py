@@ -58,6 +58,10 @@ REPEATABLE = (
     | ev.OfferAnswered
     | ev.ProcessorsReleased
     | ev.MoreRequested
+    | ev.LessRequested
+    | ev.PointReached
+    | ev.ChangeMade
+    | ev.ChangeGivenUp
 )
 """Events that may be told twice."""
 
@@ -94,11 +98,15 @@ class SimulatedService:
         self.outcomes: dict[JobId, list[JobOutcome]] = {}
         self.taken: list[act.TakeProcessors] = []
         self.process_starts: dict[tuple[str, int], int] = {}
+        self.process_ends: dict[tuple[str, int], TaskEnd] = {}
+        """How processes ended, whether anybody heard of it or not."""
         self.connected: dict[PlaceholderId, SimulatedAgent] = {}
         self.judges: dict[ClusterName, ListingJudge] = {}
         self._lied: set[ClusterName] = set()
         """Clusters whose last listing was false."""
-        self._inbox: list[ev.Event] = []
+        self._inbox: list[ev.Event | Callable[[], None]] = []
+        self.disturbed_at = clock.now
+        """When something happened to it last, beside what happens to its clusters and agents."""
         self._stalled_until = 0.0
         self.effector = SimulatedEffector(self)
         self.up = False
@@ -154,6 +162,7 @@ class SimulatedService:
 
     def _begin(self) -> None:
         self.up = True
+        self._disturb(self.clock.now)
         self.connected = {}
         self.judges = {name: ListingJudge(name, user=self.user, begun_at=self.now) for name in self.lrms}
         self._inbox = []
@@ -163,6 +172,7 @@ class SimulatedService:
                 self.outcomes[id_] = [record.outcome]
         self.post(ev.Configured(time=self.now, parameters=self.parameters, clusters=self.site))
         self._doubt("restarted")
+        self.effector.resume()
         for name in self.lrms:
             self.later(0.0, partial(self._poll, name))
 
@@ -217,19 +227,27 @@ class SimulatedService:
     def stall(self, seconds: float) -> None:
         """Do nothing for a while; agents that hear nothing for long take the connection for broken."""
         self._stalled_until = max(self._stalled_until, self.clock.now + seconds)
+        self._disturb(self._stalled_until)
         self.later(0.0, self._catch_up)
         if seconds > self.parameters.lease / 2:
             for agent in list(self.connected.values()):
                 self.clock.after(self.parameters.lease / 2, agent.break_connection)
 
+    def _disturb(self, until: float) -> None:
+        self.disturbed_at = max(self.disturbed_at, until)
+
     def _catch_up(self) -> None:
         arrived, self._inbox = self._inbox, []
-        for event in arrived:
-            self.post(replace(event, time=self.now))
+        for one in arrived:
+            if isinstance(one, ev.Event):
+                self.post(replace(one, time=self.now))
+            else:
+                self._guarded(one)
 
     def fill_journal(self, seconds: float) -> None:
         """Have no room for the journal for a while."""
         self.store.full = True
+        self._disturb(self.clock.now + seconds)
 
         def make_room() -> None:
             self.store.full = False
@@ -254,6 +272,15 @@ class SimulatedService:
         self.faults.doom(event)
         self._guarded(lambda: self._loop.post(event))
 
+    def receive(self, arrive: Callable[[], None]) -> None:
+        """Take in what comes on a connection and is no event by itself."""
+        if not self.up:
+            return
+        if self.clock.now < self._stalled_until:
+            self._inbox.append(arrive)
+        else:
+            self._guarded(arrive)
+
     def enter(self, event: ev.Event) -> None:
         """Take in what a user wants. Raises JournalBlockedError, JobRefusedError, DefectError."""
         self.faults.doom(event)
@@ -272,6 +299,7 @@ class SimulatedService:
             agent = self.connected[event.placeholder]
             if agent.connection is not None:
                 agent.connection.send(0, agent.finish)
+        self.effector.adaptive.handled()
 
     def settled(self) -> None:
         """See LoopOwner."""
@@ -300,6 +328,7 @@ class SimulatedService:
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """See LoopOwner: as the service does."""
         self.rebuilt_often += 1
+        self._disturb(self.clock.now)
         asked = tellers(self.state, set_aside[0]) if len(set_aside) == 1 else list(self.connected)
         self._disconnecting = True
         for id_ in asked:
@@ -339,6 +368,8 @@ class SimulatedService:
         for task in list(agent.tasks.values()):
             self.heard(task)
         self.effector.start_in(agent.id)
+        self.effector.workers.registered(agent.id)
+        self.effector.adaptive.registered(agent.id)
 
     def hung_up(self, agent: SimulatedAgent) -> None:
         """Take note of a broken connection."""
@@ -346,6 +377,7 @@ class SimulatedService:
         placeholder = self.state.placeholders.get(agent.id)
         if not self.up or placeholder is None:
             return
+        self.effector.adaptive.disconnected(agent.id)
         if placeholder.state is PlaceholderState.ENDING:
             if not self._disconnecting:
                 self.judges[placeholder.cluster].farewell(agent.id)

@@ -7,20 +7,23 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
+from tests.faults.adaptive import Adaptive
 from tests.faults.agents import TO_AGENT, TO_CENTER, SimulatedAgent, Task
 from tests.faults.applications import Applications
 from tests.faults.faults import SubmissionFate
+from tests.faults.workers import FOR_EVER, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from koala_adapter.model import BatchKey, ClusterName, LrmJobId, PlaceholderId
+    from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJobId, PlaceholderId
     from koala_adapter.scheduler import actions as act
-    from koala_adapter.scheduler.records import PlaceholderRecord
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+    from koala_adapter.service.resizing import Resizer
     from tests.faults.driver import SimulatedService
     from tests.faults.lrm import Element, SimulatedLrm
 
@@ -40,6 +43,8 @@ class SimulatedEffector:
         self._clock = service.clock
         self._faults = service.faults
         self._applications = Applications(service)
+        self.workers = Workers(service)
+        self.adaptive = Adaptive(service)
         self._keys: set[str] = set()
         self.shrunk_for_others = 0
         """Processors that were asked for because others wait."""
@@ -165,6 +170,9 @@ class SimulatedEffector:
         assert not any(self._was_silent(state.placeholders[rank.placeholder]) for rank in action.ranks)
         assert action.ranks == record.ranks[-len(action.ranks) :]
         self._service.taken.append(action)
+        if (resizer := self._resizer(action.job_id)) is not None:
+            resizer.take(action)
+            return
         for rank in action.ranks:
             self.start_in(rank.placeholder)
 
@@ -174,7 +182,10 @@ class SimulatedEffector:
 
     def offer_processors(self, action: act.OfferProcessors) -> None:
         """See Effector."""
-        self._applications.told(action)
+        if (resizer := self._resizer(action.job_id)) is not None:
+            resizer.offer(action)
+        else:
+            self._applications.told(action)
 
     def request_processors(self, action: act.RequestProcessors) -> None:
         """See Effector."""
@@ -185,13 +196,32 @@ class SimulatedEffector:
             wanted = sum(job.processors for job in state.clusters[action.cluster].others_waiting)
             assert step.value <= wanted or step.step.rounds > 1, "more than others want"
             self.shrunk_for_others += action.processors
-        self._applications.told(action)
+        if (resizer := self._resizer(action.job_id)) is not None:
+            resizer.request(action)
+        else:
+            self._applications.told(action)
 
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
-        """See Effector: these applications did not count on it."""
+        """See Effector: those of no runner did not count on it."""
+        if (resizer := self._resizer(action.job_id)) is not None:
+            resizer.withdraw(action)
 
     def grant_processors(self, action: act.GrantProcessors) -> None:
-        """See Effector: these applications take what comes."""
+        """See Effector: those of no runner take what comes."""
+        if (resizer := self._resizer(action.job_id)) is not None:
+            resizer.grant(action)
+
+    def _resizer(self, job_id: JobId) -> Resizer | None:
+        """Return the service's own code for the runner of a job; None: for applications that do as they please."""
+        runner = self._service.state.jobs[job_id].job.runner
+        if runner is RunnerName.WORKERS:
+            return self.workers.resizing
+        return self.adaptive.resizing if runner is RunnerName.ADAPTIVE else None
+
+    def resume(self) -> None:
+        """Take up what the records say is under way, as the service does when it begins."""
+        self.workers.begin()
+        self.adaptive.begin()
 
     def stir(self) -> None:
         """Let one application do as it pleases."""
@@ -208,12 +238,22 @@ class SimulatedEffector:
             return
         rank = next(rank.rank for rank in record.ranks if rank.placeholder == id_)
         seconds, end = service.runs.get(record.job.id, (50.0, TaskEnd(reason=EndReason.EXITED, exit_code=0)))
-        agent.connection.send(TO_AGENT, self._delivery(agent, Task(record.job.id, rank), seconds, end))
+        if record.job.runner is RunnerName.WORKERS and not record.job.is_head(record.ranks[rank].component):
+            seconds, end = self.workers.life(record.job, rank)
+        adapts = record.job.adapts(record.ranks[rank].component)
+        if adapts:
+            seconds = FOR_EVER
+        delivery = self._delivery(agent, Task(record.job.id, rank), seconds, end, record if adapts else None)
+        agent.connection.send(TO_AGENT, delivery)
 
-    def _delivery(self, agent: SimulatedAgent, task: Task, seconds: float, end: TaskEnd) -> Callable[[], None]:
+    def _delivery(
+        self, agent: SimulatedAgent, task: Task, seconds: float, end: TaskEnd, adaptive: JobRecord | None
+    ) -> Callable[[], None]:
         service = self._service
 
         def tell(news: Task) -> None:
+            if news.end is not None:
+                service.process_ends[news.job, news.rank] = news.end
             if agent.connection is not None and service.up:
                 agent.connection.send(TO_CENTER, lambda: service.heard(Task(news.job, news.rank, news.end)))
 
@@ -221,6 +261,8 @@ class SimulatedEffector:
             if agent.start(task.job, task.rank, seconds, end, tell):
                 started = (task.job, task.rank)
                 service.process_starts[started] = service.process_starts.get(started, 0) + 1
+                if adaptive is not None:
+                    self.adaptive.start(agent, agent.tasks[task.rank], adaptive)
 
         return deliver
 
@@ -229,6 +271,8 @@ class SimulatedEffector:
     def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""
         self._service.outcomes.setdefault(action.job_id, []).append(action.outcome)
+        self.workers.finished(action.job_id)
+        self.adaptive.finished(action.job_id)
 
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
         """See Effector."""

@@ -17,6 +17,7 @@ from koala_adapter.driver.memorystore import MemoryStore
 from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
+from tests.faults.__main__ import KINDS
 from tests.faults.world import World, check_progress
 from tests.unit.driver.failing_scheduler import Defects
 from tests.unit.driver.recording_effector import RecordingEffector, RecordingOwner
@@ -36,10 +37,10 @@ def _switch(lrm: SimulatedLrm, *, up: bool) -> None:
 
 @cache
 def stories() -> tuple[list[ev.Event], ...]:
-    """Return the journals of two schedules, in which all kinds of event occur."""
+    """Return the journals of three schedules, in which all kinds of event occur."""
     found = []
-    for seed, malleable in ((0, False), (4, True)):
-        world = World(seed, malleable=malleable, calm=True)
+    for seed, kind in ((0, "rigid"), (4, "malleable"), (1, "adaptive")):
+        world = World(seed, calm=True, **KINDS[kind])
         world.faults.refusal = world.faults.mute = world.faults.submission = 0.1
         lrm = next(iter(world.lrms.values()))
         world.clock.after(300.0, world.service.crash)

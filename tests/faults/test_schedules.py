@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -19,14 +20,15 @@ from tests.faults.world import JOBS, World
 
 SEEDS = range(100)
 OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, ev.SizeWanted}
+OF_ADAPTIVE_JOBS = {ev.LessRequested, ev.PointReached, ev.ChangeMade, ev.ChangeGivenUp}
 
 
 class WatchedWorld(World):
     """A world that notes the phases of changes which it goes through."""
 
-    def __init__(self, seed: int, *, malleable: bool = False) -> None:
+    def __init__(self, seed: int, kind: str) -> None:
         self.phases: set[ChangePhase] = set()
-        super().__init__(seed, malleable=malleable)
+        super().__init__(seed, **KINDS[kind])
 
     def check(self) -> None:
         """Check what must hold at any moment, and note the phases of it."""
@@ -50,12 +52,16 @@ class Story:
     pieces: int
     taken: int
     departed: int
+    retired: int
+    failed_workers: int
+    adapted: int
+    reasons: str
 
 
 @cache
-def story(seed: int, *, malleable: bool = False) -> Story:
+def story(seed: int, kind: str = "rigid") -> Story:
     """Run a schedule with all checks, once in a process, and return what it contained."""
-    world = WatchedWorld(seed, malleable=malleable)
+    world = WatchedWorld(seed, kind)
     world.run()
     service = world.service
     records = service.state.jobs.values()
@@ -71,6 +77,10 @@ def story(seed: int, *, malleable: bool = False) -> Story:
         pieces=sum(claim.piece is not None for record in records for claim in record.claims),
         taken=sum(len(one.ranks) for one in service.taken),
         departed=sum(len(record.departed) for record in records),
+        retired=service.effector.workers.retired,
+        failed_workers=sum(record.worker_failures for record in records),
+        adapted=len(service.effector.adaptive.adapted),
+        reasons="; ".join(event.reason for event in service.journal if isinstance(event, ev.ChangeGivenUp)),
     )
 
 
@@ -80,10 +90,35 @@ def test_nothing_is_lost_or_leaked(seed: int) -> None:
     story(seed)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_nothing_is_lost_or_leaked_where_jobs_grow_and_shrink(seed: int) -> None:
     """The same for malleable jobs, under all approaches and policies, with applications that do as they please."""
-    story(seed, malleable=True)
+    story(seed, "malleable")
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_nothing_is_lost_or_leaked_where_workers_come_and_go(seed: int) -> None:
+    """The same for jobs of a head and workers: only the head, or the last worker, ends a job."""
+    story(seed, "workers")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_lost_or_leaked_where_processes_change_together(seed: int) -> None:
+    """The same for adaptive jobs: their processes negotiate, meet at points, die in the middle, and never answer."""
+    story(seed, "adaptive")
+
+
+@pytest.mark.parametrize("kind", ["crowded-adaptive", "together"])
+@pytest.mark.parametrize("seed", range(4))
+def test_adaptive_jobs_beside_others(seed: int, kind: str) -> None:
+    """The same beside local users who come and go all the time, and beside jobs of a head and workers."""
+    story(seed, kind)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_workers_make_room_for_local_users(seed: int) -> None:
+    """The same where local users come and go all the time."""
+    World(seed, **KINDS["crowded-workers"]).run()
 
 
 def test_nothing_is_lost_or_leaked_where_jobs_shrink_for_others() -> None:
@@ -130,7 +165,8 @@ def test_when_nothing_goes_wrong_every_job_runs_to_its_end(seed: int) -> None:
 def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     stories = [story(seed) for seed in range(30)]
-    assert {kind for one in stories for kind in one.kinds} >= set(ev.EVENT_TYPES) - {ev.HoldsSeen} - OF_MALLEABLE_JOBS
+    of_others = {ev.HoldsSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS
+    assert {kind for one in stories for kind in one.kinds} >= set(ev.EVENT_TYPES) - of_others
     expected = {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert {state for one in stories for state in one.states} >= expected
     assert sum(one.crashes for one in stories) > 10
@@ -143,11 +179,62 @@ def test_schedules_contain_what_they_are_for() -> None:
 
 def test_schedules_of_malleable_jobs_contain_what_they_are_for() -> None:
     """Over some seeds jobs grow and shrink, ask for more and give back, in all phases that a crash can hit."""
-    stories = [story(seed, malleable=True) for seed in range(12)]
+    stories = [story(seed, "malleable") for seed in range(12)]
     assert {kind for one in stories for kind in one.kinds} >= OF_MALLEABLE_JOBS
     assert {phase for one in stories for phase in one.phases} == set(ChangePhase)
     assert sum(one.taken for one in stories) > 50
     assert sum(one.departed for one in stories) > 50
+
+
+def test_schedules_of_workers_contain_what_they_are_for() -> None:
+    """Over some seeds workers are added, end by themselves well and badly, and are asked to end; the owner resizes."""
+    stories = [story(seed, "workers") for seed in range(12)]
+    assert {kind for one in stories for kind in one.kinds} >= {ev.OfferAnswered, ev.SizeWanted}
+    assert {phase for one in stories for phase in one.phases} >= set(ChangePhase) - {ChangePhase.PROMISED}
+    assert sum(one.taken for one in stories) > 50
+    assert sum(one.departed for one in stories) > 50
+    assert sum(one.retired for one in stories) > 20
+    assert sum(one.failed_workers for one in stories) > 10
+
+
+def test_schedules_of_adaptive_jobs_contain_what_they_are_for() -> None:
+    """Over some seeds processes change together, ask for more and for less; changes are given up for all reasons."""
+    stories = [story(seed, "adaptive") for seed in range(16)]
+    assert {kind for one in stories for kind in one.kinds} >= OF_ADAPTIVE_JOBS | {ev.MoreRequested, ev.SizeWanted}
+    assert {phase for one in stories for phase in one.phases} == set(ChangePhase)
+    assert sum(one.adapted for one in stories) > 20
+    assert sum(one.taken for one in stories) > 50
+    assert sum(one.departed for one in stories) > 20
+    reasons = "; ".join(one.reasons for one in stories)
+    for reason in ("has not joined", "has ended", "has not reached an adaptation point", "no answer in time"):
+        assert reason in reasons, reasons
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_adaptive_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
+    """Changes, also those that the application asked for, cost nobody a job."""
+    world = World(seed, calm=True, malleable=True, adaptive=True)
+    world.run()
+    ends = [outcome for (outcome,) in world.service.outcomes.values()]
+    assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
+    assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
+    assert world.service.effector.adaptive.adapted
+
+
+@pytest.mark.parametrize("seed", [129, 135])
+def test_schedules_of_adaptive_jobs_that_once_broke_an_invariant(seed: int) -> None:
+    """An offer that had run out while a snapshot was being written was made again."""
+    World(seed, **KINDS["adaptive"]).run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_complete_when_nothing_goes_wrong(seed: int) -> None:
+    """A job ends by its head, its last worker, or its walltime; workers that are asked to leave cost nobody a job."""
+    world = World(seed, calm=True, malleable=True, workers=True)
+    world.run()
+    ends = [outcome for (outcome,) in world.service.outcomes.values()]
+    assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
+    assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
 
 
 @pytest.mark.parametrize(("seed", "malleable"), [(101925, True), (102835, True), (200100, False), (510121, True)])
@@ -167,9 +254,10 @@ def test_same_seed_same_world() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", ["rigid", "malleable"])
-def test_killed_at_moments_of_the_journal(seed: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "seed"), [*product(["rigid", "malleable", "workers"], range(2)), ("adaptive", 1), ("together", 2)]
+)
+def test_killed_at_moments_of_the_journal(kind: str, seed: int) -> None:
     """Before or after any write, none of which is in the middle of anything; `--every-write` tries all of them."""
     moments = moments_of(seed, kind)
     assert moments > 100

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import DefectError, JobRefusedError, JournalBlockedError
-from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, TaskEnd
+from koala_adapter.model import ClusterName, EndReason, JobId, JobKind, RunnerName, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.knownpolicies import OWN
@@ -19,12 +19,15 @@ from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 from koala_adapter.scheduler.placement.ownpolicies import POLICIES
 from koala_adapter.scheduler.timers import TimerKind
+from tests.faults.adaptivelaws import AdaptiveLaws, adaptive_job
+from tests.faults.adaptivelaws import check_outcome as check_adaptive_outcome
 from tests.faults.clock import Clock
 from tests.faults.driver import SimulatedService
 from tests.faults.effector import STRANGER
 from tests.faults.faults import Faults
 from tests.faults.lrm import Element, SimulatedLrm
 from tests.faults.strange_policies import STRANGE, strange_policies
+from tests.faults.workerlaws import WorkerLaws, check_outcome, of_workers
 from tests.unit.scheduler.scheduler_site import component, job, recount
 
 if TYPE_CHECKING:
@@ -54,14 +57,26 @@ class World:
     """Everything of one schedule of faults."""
 
     def __init__(
-        self, seed: int, *, calm: bool = False, malleable: bool = False, crowded: bool = False, strange: bool = False
+        self,
+        seed: int,
+        *,
+        calm: bool = False,
+        malleable: bool = False,
+        crowded: bool = False,
+        strange: bool = False,
+        workers: bool = False,
+        adaptive: bool = False,
     ) -> None:
         """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world.
 
         ``malleable``: most jobs grow and shrink, under an approach and a policy drawn from the seed. ``crowded``: many
         local users come and go, under PWA. ``strange``: the policies are the site's own, and answer anything.
+        ``workers``: most malleable jobs are of a head and workers. ``adaptive``: most of them are of processes that
+        change together; with both, some are the one and some the other.
         """
         self.seed = seed
+        self._laws = WorkerLaws() if workers else None
+        self._adaptive_laws = AdaptiveLaws() if adaptive else None
         self.malleable = malleable
         self.strange = strange
         self._crowded = crowded
@@ -95,6 +110,7 @@ class World:
             parameters = replace(parameters, malleability_policy=STRANGE)
         policies = strange_policies(seed) if strange else OWN
         self.service = SimulatedService(self.clock, self.lrms, self.faults, parameters, clusters, policies=policies)
+        self.service.effector.adaptive.calm = calm
         self.cancelled: set[str] = set()
         self.handed_in: set[JobId] = set()
         """Jobs that were taken."""
@@ -156,6 +172,12 @@ class World:
         one = self._placed(one)
         if not self.malleable or self.chance.random() < 0.2:
             return one
+        if self._adaptive_laws is not None and (
+            self._laws is None or random.Random(f"{self.seed}:{number}").random() < 0.5
+        ):
+            return adaptive_job(one, list(self.lrms), seed=self.seed)
+        if self._laws is not None:
+            return of_workers(one, list(self.lrms), seed=self.seed)
         flexible: list[Component] = []
         for part in parts:
             minimum = min(part.minimum, self.chance.randint(1, 3))
@@ -304,6 +326,10 @@ class World:
         assert all(len(one) == 1 for one in self.service.outcomes.values()), "two outcomes"
         assert max(self.service.process_starts.values(), default=0) <= 1, "a rank was started twice"
         check_progress(self.service.state)
+        if self._laws is not None:
+            self._laws.check(self.service.state)
+        if self._adaptive_laws is not None:
+            self._adaptive_laws.check(self.service.state, self.clock.now, self.service.disturbed_at)
 
     def _check_end(self) -> None:
         strange = [e for lrm in self.lrms.values() for e in lrm.elements.values() if e.user == STRANGER]
@@ -314,7 +340,12 @@ class World:
         for id_, (outcome,) in self.service.outcomes.items():
             completed = outcome.state is JobState.COMPLETED
             starts = {rank: n for (one, rank), n in self.service.process_starts.items() if one == id_}
-            if completed:
+            runner = state.jobs[id_].job.runner
+            if runner is RunnerName.WORKERS:
+                check_outcome(state.jobs[id_], self.service.process_ends)
+            elif runner is RunnerName.ADAPTIVE:
+                check_adaptive_outcome(state.jobs[id_], self.service.process_ends, starts)
+            elif completed:
                 assert starts == dict.fromkeys(range(len(state.jobs[id_].ranks)), 1), (
                     "completed without having run everywhere"
                 )
@@ -332,6 +363,8 @@ def check_changes(state: State, record: JobRecord) -> None:
         step = None if claim.cluster is None else state.clusters[claim.cluster].step
         if change.phase is ChangePhase.TAKING:
             assert not record.started.issuperset(change.ranks), "has taken all and does not go on"
+        elif change.adaptation and not change.made:
+            assert TimerKind.WALLTIME in record.timers, "a change that nobody ends"
         elif change.phase is not ChangePhase.PROMISED or step is None or not step.awaited:
             assert change.due is not None, "a change for ever"
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from tests.real.lrms import System
+    from tests.real.lrms import Served
     from tests.real.systems.slurm import Authentication
     from tests.real.user import Values
 
@@ -62,7 +62,7 @@ class NewUser(Protocol):
 
     def __call__(
         self,
-        *systems: System,
+        *systems: Served,
         scheduler: Values | None = None,
         center: Values | None = None,
         clusters: Mapping[str, Values] | None = None,
@@ -165,12 +165,15 @@ def allreduce(programs: Path) -> Path:
 
 
 @pytest.fixture
-def new_user(tmp_path: Path) -> Iterator[NewUser]:
+def new_user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewUser]:
     """Return a function that makes a user of koala and starts the service."""
+    for system in ("slurm_a", "slurm_b", "sge_cell"):  # emptied after the end of services, which would fill them again
+        if system in request.fixturenames:
+            request.getfixturevalue(system)
     with ExitStack() as users:
 
         def make(
-            *systems: System,
+            *systems: Served,
             scheduler: Values | None = None,
             center: Values | None = None,
             clusters: Mapping[str, Values] | None = None,

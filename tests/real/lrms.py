@@ -3,37 +3,49 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from tests.real.systems import GridEngineCell, SlurmCluster
+from tests.real.systems.pbs import PbsServer
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 System: TypeAlias = SlurmCluster | GridEngineCell
+"""Systems that the tests start themselves."""
+
+Served: TypeAlias = System | PbsServer
+"""Those, and a server that the machine has."""
 
 OURS = "koala-"
 LOCAL = "local"
+PLAIN = "plain"
 JOB_NAME, JOB_NUMBER = 4, 5
 """Fields of a line of accounting(5), from 0."""
 
 
-def listing(system: System) -> str:
+def listing(system: Served) -> str:
     """Return what a batch system shows of all jobs, ended ones included as far as it does."""
+    if isinstance(system, PbsServer):
+        return system.run("qstat", "-x", "-t")
     if isinstance(system, SlurmCluster):
         return "\n".join("|".join(row) for row in system.squeue("--states=all", form="%i|%j|%T|%r|%N"))
     return system.qstat()
 
 
-def placeholders(system: System, *, running: bool = False) -> list[str]:
+def placeholders(system: Served, *, running: bool = False) -> list[str]:
     """Return the names of our placeholders that a batch system has now, one for each; ``running``: on a node."""
     return jobs_named(system, OURS, running=running)
 
 
-def jobs_named(system: System, prefix: str, *, running: bool = False) -> list[str]:
+def jobs_named(system: Served, prefix: str, *, running: bool = False) -> list[str]:
     """Return the names, one for each task, of the jobs that a batch system has now and whose name has a prefix."""
+    if isinstance(system, PbsServer):
+        return system.names(prefix, running=running)
     if isinstance(system, SlurmCluster):
         states = ("--states=RUNNING",) if running else ()
         return [row[0] for row in system.squeue(*states, form="%j") if row[0].startswith(prefix)]
@@ -101,3 +113,25 @@ def local_job(system: System, processors: int, *, user: str = "nobody") -> Itera
         yield
     finally:
         system.run("scancel" if isinstance(system, SlurmCluster) else "qdel", number)
+
+
+def time_to_notice(system: Served, directory: Path) -> float:
+    """Return the seconds from the end of a job that ends by itself until the system does not show it any more.
+
+    ``directory``: where the job notes its end.
+    """
+    ended = directory / f"{PLAIN}-{system.name}"
+    script = f"#!/bin/sh\n: >{ended}\n"
+    if isinstance(system, SlurmCluster):
+        system.submit(script, "--output=/dev/null", f"--job-name={PLAIN}")
+    elif isinstance(system, PbsServer):
+        system.run("qsub", "-f", "-N", PLAIN, "-S", "/bin/sh", "-o", "/dev/null", "-j", "oe", stdin=script)
+    else:
+        system.submit(script, "-N", PLAIN, "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
+    wait_until(
+        lambda: ended.exists() and not jobs_named(system, PLAIN),
+        seconds=60,
+        what="a plain job has ended",
+        details=lambda: listing(system),
+    )
+    return max(0.0, time.time() - ended.stat().st_mtime)

@@ -208,6 +208,9 @@ async def test_files_survive_restarts_of_the_center(deliveries: Deliveries) -> N
     """Killed twice while files are on their way: what has come is not sent again, and all is whole in the end."""
     content = os.urandom(1000) * 20_000
     site = deliveries.site
+    site.heartbeat = (
+        10.0  # a busy machine may need seconds for so long an order, and silence must not end the connection
+    )
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)

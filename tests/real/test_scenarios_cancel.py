@@ -66,7 +66,7 @@ def test_cancelled_while_waiting_and_while_running(
     """Held, queued and launched placeholders are gone within 5 s plus the batch systems' own time."""
     user = new_user(slurm_a, slurm_b, sge_cell)
     traces = Traces(user)
-    bound = OUR_SHARE + max(own_time(system, 4) for system in user.systems.values())
+    bound = OUR_SHARE + max(own_time(system, 4) for system in (slurm_a, slurm_b, sge_cell))
     file = user.job_file(*(part(name, 4, "sleep", "600", environment=traces.mark) for name in "abc"), walltime=600)
     with local_job(sge_cell, sge_cell.slots):
         job = user.submit(file)

@@ -118,7 +118,7 @@ def test_a_killed_agent_loses_the_job(
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
     report = running(user, traces, *(part(name, 2, *LONG, environment=traces.mark) for name in "ac"))
-    os.kill(agent(user.systems[victim], 2).pid, signal.SIGKILL)
+    os.kill(agent(slurm_a if victim == "a" else sge_cell, 2).pid, signal.SIGKILL)
     outcome = outcome_of(user, report.id)
     assert (outcome.state, outcome.exit_code) == (JobState.LOST, EXIT_LOST)
     assert f"on {victim}, " in outcome.detail

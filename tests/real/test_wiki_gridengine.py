@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.wiki.codec.protocol import Dialect
+from tests.real.mauistandin import MauiStandIn
 from tests.real.systems import GridEngineCell
 from tests.real.systems.requirements import missing_for_grid_engine, require
 from tests.real.wiki_serving import WikiServing
@@ -102,7 +104,8 @@ def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
         f"STARTJOB ARG={divided} TASKLIST=n2.q_localhost:n2.q_localhost:n2.q_localhost:n4.q_localhost"
     )
     assert (refused.status, "divides job" in refused.text) == (-930, True)
-    assert serving.job(divided).state == "Idle"
+    held_back = serving.job(divided)
+    assert (held_back.state, "divides job" in held_back.comment) == ("Hold", True)
 
     serving.done(f"SUSPENDJOB ARG={first}")
     serving.wait(lambda: " hs " in cell.qstat(), what="a suspended job")
@@ -116,3 +119,34 @@ def test_jobs_start_where_they_are_told(serving: WikiServing) -> None:
     seen = serving.jobs()
     assert {seen[job].state for job in (third, divided)} == {"Removed"}
     assert {seen[job].state for job in (first, second)} <= {"Removed", "Completed"}
+
+
+def test_every_shape_runs_under_a_stand_in_for_maui(serving: WikiServing, tmp_path: Path) -> None:
+    """Parallel jobs are never split, elements of an array come one by one, and what no queue can take is in hold."""
+    cell = serving.system
+    assert isinstance(cell, GridEngineCell)
+    where = ("-wd", "/tmp", "-o", "/dev/null", "-j", "y", "-l", "h_rt=60")
+    script = "#!/bin/sh\nexec sleep 0.5\n"
+
+    def short(*options: str) -> str:
+        return cell.submit(script, *options, *where, user="nobody").split(".")[0]
+
+    too_large = short("-pe", "any", "12")
+    jobs = {short(), short(), short("-pe", "any", "5"), short("-pe", "any", "8"), short("-pe", "any", "3")}
+    array = short("-t", "1-2")
+    own = WikiServing(tmp_path, cell, "--user-holds", "--cache", "0.2")
+    with own.user.site.open("a") as site:
+        site.write('nodes = "queue-instances"\ntrigger_scheduler = true\n')
+    with own:
+        maui = MauiStandIn(own.peer(Dialect.WIKI), interval=1.0, defer=5.0)
+        left = maui.run([*jobs, f"{array}.1", f"{array}.2"], seconds=120)
+        assert (left, maui.refusals) == (set(), []), own.details()
+        record = maui.jobs[too_large]
+        assert (record.state, "can take" in record.comment) == ("Hold", True), record
+        assert {len(set(tasks)) for tasks in maui.started.values()} == {1}
+        gone = short()
+        own.job(gone)
+        cell.run("qdel", gone)
+        deleted = own.ask(f"STARTJOB ARG={gone} TASKLIST=n2.q_localhost", dialect=Dialect.WIKI)
+        assert deleted.status == -700, deleted
+        own.done(f"CANCELJOB ARG={too_large} TYPE=ADMIN")

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.api.client import Client
 from koala_adapter.errors import KoalaError
-from tests.real.lrms import System, listing
+from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
+from tests.real.systems.pbs import PbsServer
 from tests.real.systems.processes import SYSTEM_PATH, tail, wait_until
 
 if TYPE_CHECKING:
@@ -74,11 +75,13 @@ def _toml_value(value: object) -> str:
     return json.dumps(value)
 
 
-def cluster_table(system: System, values: Values) -> str:
+def cluster_table(system: Served, values: Values) -> str:
     """Return the [[clusters]] table of a test system."""
     settings: dict[str, str | int]
     if isinstance(system, SlurmCluster):
         plugin, settings = "slurm", {"conf": str(system.conf)}
+    elif isinstance(system, PbsServer):
+        plugin, settings = "pbs", {"conf": str(system.conf), "bin_directory": str(system.bin_directory)}
     else:
         plugin = "sge"
         settings = {
@@ -104,7 +107,7 @@ class KoalaUser:
     def __init__(
         self,
         directory: Path,
-        systems: Sequence[System],
+        systems: Sequence[Served],
         *,
         account: str | None = None,
         center: Values | None = None,

@@ -127,6 +127,10 @@ class WikiServing:
         """Send a request that must succeed; return what is said."""
         reply = self.ask(message)
         assert reply.status == 0, (message, reply, self.details())
+        if message.startswith("STARTJOB"):
+            # It is answered before the job runs.
+            job = message.partition("ARG=")[2].partition(" ")[0]
+            self.wait(lambda: self.job(job).state != "Starting", what=f"job {job} has started")
         return reply.text if reply.argument is None else reply.argument
 
     def nodes(self) -> dict[str, NodeRecord]:

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CORE = "koala_adapter"
-PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_sge", "koala_slurm", "koala_wiki"})
+PLUGINS = frozenset({"koala_drmaa", "koala_local", "koala_pbs", "koala_sge", "koala_slurm", "koala_wiki"})
 AGENT = f"{CORE}.vjm.agent"
 APPLICATION_SIDE = f"{CORE}.negotiation.applicationside"
-STANDALONE = (AGENT, APPLICATION_SIDE)
+WORKER = f"{CORE}.liveworkload.worker"
+STEPPER = f"{CORE}.liveworkload.stepper"
+LIBRARY = f"{CORE}.application.library"
+STANDALONE = (AGENT, APPLICATION_SIDE, LIBRARY, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
@@ -81,18 +84,43 @@ MAY_IMPORT = {
     f"{CORE}.wiki.codec": _rooms("wiki.codec"),
     f"{CORE}.wiki.koalasource": _rooms("plugin", "scheduler.outcome", "api.client", "api.reports", "wiki"),
     f"{CORE}.negotiation": _rooms("net", "negotiation"),
-    APPLICATION_SIDE: (),
+    APPLICATION_SIDE: (APPLICATION_SIDE,),
+    f"{CORE}.application": (*_rooms("application"), APPLICATION_SIDE),
+    LIBRARY: (LIBRARY, APPLICATION_SIDE),
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
+    f"{CORE}.liveworkload": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
+    STEPPER: (),
+    WORKER: (),
     f"{CORE}.service": _rooms(
-        "host", "plugin", "batchsystem", "config", "scheduler", "driver", "dynaco", "vjm", "runners", "service"
+        "host",
+        "plugin",
+        "batchsystem",
+        "config",
+        "scheduler",
+        "driver",
+        "dynaco",
+        "vjm",
+        "runners",
+        "negotiation",
+        "application",
+        "service",
     ),
-    f"{CORE}.api": _rooms("host", "net", "plugin", "config", "scheduler", "driver", "vjm", "service", "api"),
+    f"{CORE}.api": _rooms(
+        "host", "net", "plugin", "config", "scheduler", "driver", "vjm", "negotiation", "service", "api"
+    ),
+    f"{CORE}.dask": (
+        *_rooms("plugin", "config", "dask"),
+        *(f"{CORE}.api.{part}" for part in ("asyncclient", "client", "reports", "standby", "statedirectory")),
+    ),
+    f"{CORE}.dask.leave": (),
+    f"{CORE}.parsl": _rooms("plugin", "config", "scheduler.outcome", "api", "parsl"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
     "koala_local": (*PLUGIN_SUPPORT, "koala_local"),
+    "koala_pbs": (*PLUGIN_SUPPORT, "koala_pbs", "koala_drmaa"),
     "koala_sge": (*PLUGIN_SUPPORT, "koala_sge", "koala_drmaa"),
-    "koala_slurm": (*PLUGIN_SUPPORT, "koala_slurm"),
+    "koala_slurm": (*PLUGIN_SUPPORT, "koala_slurm", "koala_drmaa"),
     "koala_wiki": (
         *PLUGIN_SUPPORT,
         *(f"{CORE}.wiki.{part}" for part in ("codec", "client", "keyfile")),
@@ -104,11 +132,25 @@ MAY_IMPORT = {
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
-    f"{CORE}.api": (f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.wiki.koalasource", f"{CORE}.cli"),
+    f"{CORE}.api": (
+        f"{CORE}.api",
+        f"{CORE}.dask",
+        f"{CORE}.parsl",
+        f"{CORE}.sitecheck",
+        f"{CORE}.wiki.koalasource",
+        f"{CORE}.cli",
+    ),
+    f"{CORE}.dask": (f"{CORE}.dask",),
+    f"{CORE}.parsl": (f"{CORE}.parsl",),
+    "parsl": (f"{CORE}.parsl",),
     f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
-    f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.cli"),
+    f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
+    f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
-"""The parts on top: whatever lies below them does not know them."""
+"""The parts on top, and what is installed for one of them alone: whatever lies below does not know them."""
+
+OF_EXTRAS = {"dask": f"{CORE}.dask", "distributed": f"{CORE}.dask"}
+"""What only an extra of setup.cfg brings along, and the one part that needs it."""
 
 # fmt: off
 WORLD = frozenset({
@@ -119,7 +161,13 @@ WORLD = frozenset({
 # fmt: on
 """Modules that reach files, networks, processes, clocks, threads or chance."""
 
-HARMLESS = ("pathlib.PurePath", "pathlib.PurePosixPath", "time.strptime")
+HARMLESS = (
+    "pathlib.PurePath",
+    "pathlib.PurePosixPath",
+    "time.strptime",
+    "urllib.parse.quote",
+    "urllib.parse.unquote_to_bytes",
+)
 """Names from these modules that compute and nothing else."""
 
 WORLD_CALLS = frozenset({"__import__", "input", "open", "print"})
@@ -229,16 +277,25 @@ def direction_violations(module: Module) -> list[str]:
     rule = max((part for part in MAY_IMPORT if within(module.name, [part])), key=len, default=None)
     found = []
     for item in imports(module):
-        if not is_ours(item.target) or item.target == CORE:  # the bare package holds nothing but its version
-            continue
         reserved = [part for part in IMPORTED_ONLY_BY if within(item.target, [part])]
+        if item.target == CORE or not (is_ours(item.target) or reserved):
+            continue  # the bare package holds nothing but its version
         if (
-            (rule is not None and not within(item.target, MAY_IMPORT[rule]))
+            (rule is not None and is_ours(item.target) and not within(item.target, MAY_IMPORT[rule]))
             or (within(module.name, [CORE]) and within(item.target, PLUGINS))
             or any(not within(module.name, IMPORTED_ONLY_BY[part]) for part in reserved)
         ):
             found.append(f"{module.path}:{item.line}: {module.name} may not import {item.target}")
     return found
+
+
+def extra_violations(module: Module) -> list[str]:
+    """Return each import of what is not installed with koala-adapter itself, but for the part that is for it."""
+    return [
+        f"{module.path}:{item.line}: {module.name} may not import {item.target}"
+        for item in imports(module)
+        if (top := item.target.partition(".")[0]) in OF_EXTRAS and not within(module.name, [OF_EXTRAS[top]])
+    ]
 
 
 def import_circle(modules: Sequence[Module]) -> list[str]:
@@ -277,13 +334,14 @@ def purity_violations(module: Module) -> list[str]:
 
 
 def agent_violations(module: Module) -> list[str]:
-    """Return each import of the agent that a bare Python 3.6 could not satisfy."""
+    """Return each import of what runs alone that a bare Python 3.6 could not satisfy."""
     found = []
     for item in imports(module):
         top = item.target.partition(".")[0]
         newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations"
-        if newer or not (top in sys.stdlib_module_names or within(item.target, [AGENT])):
-            found.append(f"{module.path}:{item.line}: the agent may not import {item.target}")
+        travels_along = [AGENT] if within(module.name, [AGENT]) else [LIBRARY, APPLICATION_SIDE]
+        if newer or not (top in sys.stdlib_module_names or within(item.target, travels_along)):
+            found.append(f"{module.path}:{item.line}: what runs alone may not import {item.target}")
     return found
 
 
@@ -295,6 +353,13 @@ def snippet(name: str, source: str) -> Module:
 def test_dependencies_point_one_way() -> None:
     """No module imports from a layer above it, from a plugin, or past the contract."""
     assert [line for module in source_modules() for line in direction_violations(module)] == []
+
+
+def test_an_extra_is_needed_by_its_own_part_alone() -> None:
+    """Who does not use Dask needs none of it."""
+    assert [line for module in source_modules() for line in extra_violations(module)] == []
+    assert len(extra_violations(snippet(f"{CORE}.cli.run", "def f() -> None:\n    import distributed.client"))) == 1
+    assert extra_violations(snippet(f"{CORE}.dask.cluster", "from distributed import Client")) == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -309,7 +374,7 @@ def test_pure_modules_do_not_touch_the_world() -> None:
 
 
 def test_what_runs_alone_needs_only_an_old_standard_library() -> None:
-    """The agent and the module for applications import what Python 3.6 brings along, and nothing else."""
+    """The agent and the application library import what Python 3.6 brings along, and nothing else."""
     agents = [module for module in source_modules() if within(module.name, STANDALONE)]
     assert {STANDALONE[0], STANDALONE[1]} <= {module.name for module in agents}
     assert [line for module in agents for line in agent_violations(module)] == []
@@ -339,10 +404,15 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         (f"{CORE}.queueing.maui", "from koala_adapter.scheduler.core import Scheduler"),
         (f"{CORE}.runners.rigid", "if TYPE_CHECKING:\n    from koala_adapter.service.service import Service"),
         (AGENT, "from koala_adapter.errors import KoalaError"),
+        (f"{CORE}.cli.run", "from koala_adapter.dask import KoalaCluster"),
+        (f"{CORE}.dask.cluster", "from koala_adapter.service.service import Service"),
         ("koala_slurm.parsing", "from koala_adapter.service.service import Service"),
         ("koala_slurm.parsing", "from koala_adapter.scheduler.core import Scheduler"),
         ("koala_local", "import koala_slurm"),
         ("koala_drmaa", "from koala_sge import PLUGIN"),
+        (f"{CORE}.service.service", "from parsl.providers.base import ExecutionProvider"),
+        (f"{CORE}.cli.run", "from koala_adapter.parsl import KoalaProvider"),
+        (f"{CORE}.parsl.provider", "from koala_adapter.service.service import Service"),
     ],
 )
 def test_import_against_the_direction_is_found(importer: str, source: str) -> None:

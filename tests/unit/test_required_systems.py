@@ -28,6 +28,13 @@ import pytest
 def test_it() -> None:
     pytest.skip("no such daemon")
 """
+NEVER = """
+import pytest
+
+@pytest.mark.never_required
+def test_it() -> None:
+    pytest.skip("no such daemon")
+"""
 MODULE = """
 import pytest
 
@@ -39,6 +46,7 @@ FILES = {
     "real/test_command.py": COMMAND,
     "real/test_case.py": TEST,
     "real/test_module.py": MODULE,
+    "real/test_never.py": NEVER,
     "unit/test_marked.py": COMMAND,
     "unit/test_other.py": TEST,
 }
@@ -85,7 +93,7 @@ def test_missing_system_is_named(name: str, reason: str) -> None:
     # The marker is read by our conftest, where the skip then happens.
     place = "conftest.py" if name == "real/test_command.py" else name
     assert summary(printed, "SKIPPED", place).endswith(reason)
-    assert "= 5 skipped in" in printed
+    assert "= 6 skipped in" in printed
 
 
 @pytest.mark.parametrize(
@@ -101,12 +109,17 @@ def test_missing_system_fails_where_it_is_required(name: str, reason: str, outco
     printed = report(required=True)
     assert summary(printed, outcome, name)
     assert f"may not be skipped. {reason}" in printed
-    assert "= 1 failed, 1 skipped, 3 errors in" in printed
+    assert "= 1 failed, 2 skipped, 3 errors in" in printed
 
 
 def test_marked_test_elsewhere_is_required_too() -> None:
     """The marker alone makes a test one of the real systems, wherever its file is."""
     assert summary(report(required=True), "ERROR", "unit/test_marked.py")
+
+
+def test_what_no_registry_has_is_never_required() -> None:
+    """A batch system that cannot be installed in CI is named, and nothing more."""
+    assert summary(report(required=True), "SKIPPED", "real/test_never.py").endswith("no such daemon")
 
 
 def test_skips_elsewhere_stay_skips() -> None:

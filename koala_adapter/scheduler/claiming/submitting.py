@@ -25,10 +25,11 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
     seconds: float,
     *,
     stub: bool = False,
+    memory_mib: int = 0,
 ) -> list[PlaceholderId]:
     """Submit ``count`` placeholders that are to live for so many seconds, or for as long as the cluster allows.
 
-    ``stub``: they are for an application that runs already.
+    ``stub``: they are for an application that runs already. ``memory_mib``: of each; 0: what the site says.
     """
     state = context.state
     cluster = state.clusters[cluster_name]
@@ -59,5 +60,6 @@ def submit_batch(  # noqa: PLR0917 - what a batch consists of
         for index in range(1, count + 1)
     ]
     context.ledger.add_batch(batch, placeholders)
-    context.effects.add(SubmitPlaceholders(batch=key, cluster=cluster_name, count=count, walltime=walltime))
+    submit = SubmitPlaceholders(batch=key, cluster=cluster_name, count=count, walltime=walltime, memory_mib=memory_mib)
+    context.effects.add(submit)
     return [placeholder.id for placeholder in placeholders]

@@ -18,7 +18,7 @@ from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.hysteresis import jobs_have_grown, pause
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of
+from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, promised_on
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.records import Claim
 
@@ -28,10 +28,16 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import ClusterRecord, JobRecord, PlaceholderRecord
 
 
-def gather(context: Context, record: JobRecord, number: int, change: Change, count: int) -> bool:
-    """Submit the stubs for ``count`` further processors; return False, and do nothing, when there is no room."""
+def gather(
+    context: Context, record: JobRecord, number: int, change: Change, count: int, *, offered: bool = False
+) -> bool:
+    """Submit the stubs for ``count`` further processors; return False, and do nothing, when there is no room.
+
+    ``offered``: they were kept for it until now. What is promised to others waits for processors that come free.
+    """
     cluster = cluster_of(context, record, number)
-    if cluster.room < count or closed_reason(cluster, context.now) is not None:
+    room = cluster.room + (promised_on(context, cluster) if offered else 0)
+    if room < count or closed_reason(cluster, context.now) is not None:
         return False
     parameters = context.state.parameters
     claim = record.claims[number]
@@ -39,7 +45,8 @@ def gather(context: Context, record: JobRecord, number: int, change: Change, cou
     if not parameters.growth_ends_with_job:
         seconds += parameters.placeholder_life
     name = cluster.parameters.name
-    change.stubs = submit_batch(context, record, claim.component, name, count, seconds, stub=True)
+    memory = change.memory_mib
+    change.stubs = submit_batch(context, record, claim.component, name, count, seconds, stub=True, memory_mib=memory)
     context.ledger.begin_change(claim, change, ChangePhase.GATHERING, accepted=count)
     abandon_after(context, record, change, parameters.placeholder_life)
     context.roster.update(record)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
+from koala_adapter.scheduler.malleable.adapting import leavers_overdue
 from koala_adapter.scheduler.malleable.growing import (
     announce_withdrawal,
     gather,
@@ -13,6 +15,8 @@ from koala_adapter.scheduler.malleable.growing import (
     return_stubs,
     withdraw,
 )
+from koala_adapter.scheduler.malleable.hysteresis import pause
+from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.shrinking import await_release, release_over
 from koala_adapter.scheduler.malleable.steps import cluster_of, settle
 from koala_adapter.scheduler.roster import bounds
@@ -44,10 +48,12 @@ def take_answer(context: Context, record: JobRecord, number: int, change: Change
     claim, cluster = record.claims[number], cluster_of(context, record, number)
     accepted = max(0, min(accepted, change.processors, bounds(record, claim)[1] - claim.processors))
     context.ledger.end_change(claim)
-    if accepted and not gather(context, record, number, change, accepted):
+    if accepted and not gather(context, record, number, change, accepted, offered=True):
         announce_withdrawal(context, record, number, change, "they are no longer free")
         pause_growth(context, cluster)
         accepted = 0
+    elif not accepted and not change.in_step and not change.agreement:  # its owner wants it to grow, and goes on to
+        pause(context, cluster, Direction.GROW, max(SHORTEST_PAUSE, context.state.parameters.scan_interval))
     context.roster.update(record)
     settle(context, record, number, change, accepted)
 
@@ -83,6 +89,8 @@ def change_timer(context: Context, record: JobRecord, number: int | None) -> Non
     change.due = None
     if change.phase is ChangePhase.ASKED:
         take_answer(context, record, number, change, 0)
+    elif change.phase is ChangePhase.RELEASING and change.made:
+        leavers_overdue(context, record, number, change)
     elif change.phase is ChangePhase.RELEASING:
         release_over(context, record, number, change)
     elif change.phase is ChangePhase.GATHERING:

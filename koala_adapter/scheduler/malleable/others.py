@@ -54,8 +54,12 @@ def _doubt(context: Context, cluster: ClusterRecord, job: OthersJob) -> None:
 
 
 def lacking_for_others(context: Context, cluster: ClusterRecord) -> int:
-    """Return by how many processors jobs of a cluster are to be shrunk for others that wait; 0 or less: by none."""
-    if not cluster.others_waiting:
+    """Return by how many processors jobs of a cluster are to be shrunk for others that wait; 0 or less: by none.
+
+    A batch system is asked for its jobs, then for its nodes. Those that it starts between the two on what ours have
+    left are seen both to wait and to occupy it. So nobody is asked for more before the next poll.
+    """
+    if not cluster.others_waiting or cluster.ours_left:
         return 0
     coming = _coming(cluster)
     wanted = _wanted(context, cluster, coming + context.roster.on(cluster.name).spare)

@@ -30,7 +30,14 @@ def await_release(context: Context, record: JobRecord, number: int, change: Chan
         settle(context, record, number, change, 0)
         return
     context.ledger.advance_change(claim, ChangePhase.RELEASING, accepted=accepted)
-    abandon_after(context, record, change, context.state.parameters.release_timeout)
+    abandon_after(context, record, change, _patience(context, record, number))
+
+
+def _patience(context: Context, record: JobRecord, number: int) -> float:
+    """Return how long a release is waited for: processes that change together have their own time to meet."""
+    timeout = context.state.parameters.release_timeout
+    component = record.job.component(record.claims[number].component)
+    return max(timeout, 3.0 * component.point_patience) if record.job.adapts(component.name) else timeout
 
 
 def processors_released(context: Context, event: ev.ProcessorsReleased) -> None:

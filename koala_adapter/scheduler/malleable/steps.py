@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.errors import PolicyAnswerError
 from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer, RequestProcessors
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
+from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.hysteresis import jobs_have_shrunk, pause
 from koala_adapter.scheduler.malleable.others import free_for_growing
@@ -31,6 +32,12 @@ def cluster_of(context: Context, record: JobRecord, number: int) -> ClusterRecor
     if name is None:
         raise LookupError(f"claim {number} of job {record.job.id} is nowhere")
     return context.state.clusters[name]
+
+
+def promised_on(context: Context, cluster: ClusterRecord) -> int:
+    """Return how many processors are kept for all promises of a cluster."""
+    claims = (context.state.jobs[one.job_id].claims[one.claim] for one in cluster.promises)
+    return sum(claim.change.processors for claim in claims if claim.change is not None)
 
 
 def policy_of(context: Context, cluster: ClusterRecord) -> MalleabilityPolicy:
@@ -135,19 +142,29 @@ def _messages(
 
 def _ask(context: Context, member: RunningClaim, amount: int, reason: str) -> None:
     record = context.state.jobs[member.job_id]
-    claim = record.claims[member.claim]
     change = new_change(context, amount, ChangePhase.ASKED)
     change.in_step, change.reason = True, reason
+    ask(context, record, member.claim, change)
+
+
+def ask(context: Context, record: JobRecord, number: int, change: Change) -> None:
+    """Offer processors to a claim of a job, or ask for some of its, and wait for the answer as long as is allowed."""
+    claim = record.claims[number]
     context.ledger.begin_change(claim, change, ChangePhase.ASKED)
     abandon_after(context, record, change, context.state.parameters.answer_timeout)
-    kind = OfferProcessors if amount > 0 else RequestProcessors
+    kind = OfferProcessors if change.processors > 0 else RequestProcessors
     context.effects.add(
         kind(
             job_id=record.job.id,
             component=claim.component,
-            cluster=member.cluster,
+            cluster=cluster_of(context, record, number).parameters.name,
             number=change.number,
-            processors=abs(amount),
+            processors=abs(change.processors),
         )
     )
     context.roster.update(record)
+
+
+def free_on(context: Context, cluster: ClusterRecord) -> int:
+    """Return the processors that a running job would get at once on a cluster."""
+    return cluster.available if closed_reason(cluster, context.now) is None else 0

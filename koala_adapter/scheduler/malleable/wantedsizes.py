@@ -2,20 +2,19 @@
 """Sizes that the owners of running malleable jobs want, which bound what the policies may do.
 
 What a component has beyond the wanted size is asked back from it, whatever the approach of the site. What it lacks is
-offered by the policies; where the approach changes no sizes, it gets what is free.
+offered by the policies; where the approach changes no sizes, it gets what is free, and is asked first if there are
+sizes that it cannot use.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.scheduler.actions import RequestProcessors
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.growing import gather, withdraw
-from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, new_change
+from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change
 from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:
@@ -49,18 +48,18 @@ def keep_to_wanted_sizes(context: Context) -> None:
             if not record.job.changes_size(name) or record.state is not JobState.RUNNING or record.ends:
                 continue
             claims = [claim for claim in record.claims if claim.component == name]
-            size = sum(claim.processors + claim.coming - claim.leaving for claim in claims)
-            if size > wanted:
-                _ask_back(context, record, component, size - wanted)
-            elif size < wanted and context.state.parameters.approach is Approach.NONE and not record.growth_rests:
-                _give(context, record, component, wanted - size)
+            most = sum(claim.processors + claim.coming for claim in claims)
+            surplus = most - sum(claim.leaving for claim in claims) - wanted
+            if surplus > 0:
+                _ask_back(context, record, component, surplus)
+            elif most < wanted and context.state.parameters.approach is Approach.NONE and not record.growth_rests:
+                _give(context, record, component, wanted - most)
 
 
 def _ask_back(context: Context, record: JobRecord, component: Component, surplus: int) -> None:
     pause = max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
     if record.sizes_asked_at is not None and context.now < record.sizes_asked_at + pause:
         return  # an application that cannot give so much would be asked for ever
-    record.sizes_asked_at = context.now
     for number in reversed(range(len(record.claims))):
         claim = record.claims[number]
         if claim.component != component.name or surplus <= 0:
@@ -72,37 +71,29 @@ def _ask_back(context: Context, record: JobRecord, component: Component, surplus
         if claim.change is None and claim.processors > 0 and surplus > 0:
             asked = min(surplus, claim.processors)
             surplus -= asked
+            record.sizes_asked_at = context.now  # not where a change is under way: it is asked when that is over
             _request(context, record, number, asked)
 
 
 def _request(context: Context, record: JobRecord, number: int, processors: int) -> None:
-    claim, cluster = record.claims[number], cluster_of(context, record, number)
     change = new_change(context, -processors, ChangePhase.ASKED)
-    change.reason = f"its owner wants {record.sizes_wanted[claim.component]}"
-    context.ledger.begin_change(claim, change, ChangePhase.ASKED)
-    abandon_after(context, record, change, context.state.parameters.answer_timeout)
-    context.effects.add(
-        RequestProcessors(
-            job_id=record.job.id,
-            component=claim.component,
-            cluster=cluster.parameters.name,
-            number=change.number,
-            processors=processors,
-        )
-    )
-    context.roster.update(record)
+    change.reason = f"its owner wants {record.sizes_wanted[record.claims[number].component]}"
+    ask(context, record, number, change)
 
 
 def _give(context: Context, record: JobRecord, component: Component, lacking: int) -> None:
+    asks = record.job.adapts(component.name) or component.sizes != "any"
     for number, claim in enumerate(record.claims):
         if claim.component != component.name or claim.change is not None or lacking <= 0:
             continue
         cluster = cluster_of(context, record, number)
-        free = cluster.available if closed_reason(cluster, context.now) is None else 0
         paused = cluster.no_growth_before is not None and context.now < cluster.no_growth_before
-        count = 0 if paused else min(lacking, free)
+        count = 0 if paused else min(lacking, free_on(context, cluster))
         if count > 0:
             change = new_change(context, count, ChangePhase.ASKED)
             change.reason = f"its owner wants {record.sizes_wanted[component.name]}"
+            if asks:
+                ask(context, record, number, change)
+                return  # the answer to more depends on this one
             if gather(context, record, number, change, count):
                 lacking -= count

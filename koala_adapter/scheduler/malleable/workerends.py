@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason, RunnerName
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
+from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.growing import check_running, check_taken
 from koala_adapter.scheduler.malleable.shrinking import depart
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
@@ -64,6 +65,13 @@ def worker_lost(context: Context, record: JobRecord, rank: int, placeholder: Pla
     _leave(context, record, placeholder, f"worker {rank} was lost ({end.reason.value})", gone=True)
     check_running(context, record)
     _check_over(context, record, end, by_itself=True)
+
+
+def deserted(context: Context, record: JobRecord) -> bool:
+    """Tell whether nothing of a job is left, and nothing will ever come: no head, no worker, and nobody to make any."""
+    if record.state is not JobState.RUNNING or any(claim.processors or claim.coming for claim in record.claims):
+        return False
+    return context.state.parameters.approach is Approach.NONE and not record.sizes_wanted
 
 
 def _leave(

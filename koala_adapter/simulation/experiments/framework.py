@@ -30,6 +30,9 @@ from koala_adapter.simulation.parallel import ProgressListener, in_parallel, sil
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from koala_adapter.simulation.live_negotiations import PlaysScenarios
+    from koala_adapter.simulation.live_runs import RunsLive
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -53,6 +56,10 @@ class Options:
     progress: ProgressListener = silent
     policies: Policies = OWN
     """Those that a setting may name."""
+    live: RunsLive | None = None
+    """What runs workloads on live clusters, for experiments that do so."""
+    negotiate: PlaysScenarios | None = None
+    """What plays scenarios of negotiation on live clusters, likewise."""
 
     def also(self, known: Sequence[str], but: Sequence[str]) -> list[str]:
         """Return the further policies that the setting ``also`` names. Raises SimulationError for one not ``known``."""
@@ -152,6 +159,16 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Text to be read as it stands."""
+
+    name: str
+    """Stem of its file."""
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """All that came out of an experiment."""
 
@@ -160,6 +177,7 @@ class Result:
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     """What a reader must know to judge it: what was substituted, assumed or left out."""
+    listings: Sequence[Listing] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +239,8 @@ class Experiment:
         settings: Mapping[str, str] | None = None,
         progress: ProgressListener = silent,
         policies: Policies = OWN,
+        live: RunsLive | None = None,
+        negotiate: PlaysScenarios | None = None,
     ) -> Options:
         """Return options with this experiment's defaults filled in. Raises SimulationError for a wrong setting."""
         known = {setting.name: setting for setting in self.settings}
@@ -236,6 +256,8 @@ class Experiment:
             settings={**{name: setting.default for name, setting in known.items()}, **(settings or {})},
             progress=progress,
             policies=policies,
+            live=live,
+            negotiate=negotiate,
         )
 
 

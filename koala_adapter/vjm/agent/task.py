@@ -17,7 +17,9 @@ from koala_adapter.vjm.agent.workplace import Workplace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Set, Tuple
+
+    from koala_adapter.vjm.agent.application import ApplicationSocket
 
 SETTLE = 0.5  # seconds in which the cause of a task's sudden death may show (our own SIGTERM, an oom kill)
 DRAIN = 2.0  # seconds for what a task left behind to close its output
@@ -36,10 +38,12 @@ class Task:
         self._process: "Optional[subprocess.Popen[bytes]]" = None
         self._exited: "Optional[Tuple[float, Optional[int], Optional[int]]]" = None  # when, exit code, signal
         self._stopping: "Optional[Tuple[str, str]]" = None
+        self._ordered: "Set[int]" = set()  # signals that the control center had sent
         self._sources: "List[Source]" = []
         self._directory: "Optional[str]" = None
         self._prompt = False
         self.results: "Optional[Results]" = None
+        self.application: "Optional[ApplicationSocket]" = None
         self._mark = b""
         self._oom_kills = oom_kills()
 
@@ -102,6 +106,11 @@ class Task:
         self.signal(signal.SIGCONT)
         self._workplace.timers.after(grace, self.kill)
 
+    def order(self, number: int) -> None:
+        """Send a signal that the control center wants to be sent: an end by it needs no further explanation."""
+        self._ordered.add(number)
+        self.signal(number)
+
     def signal(self, number: int) -> None:
         """Send a signal to all processes. The first is not reaped before the end, so that its number stays its own."""
         if self.pid is not None:
@@ -141,7 +150,8 @@ class Task:
         self, process: "subprocess.Popen[bytes]", when: float, code: "Optional[int]", number: "Optional[int]"
     ) -> None:
         since = clock() - when
-        if self._killed(code, number) and not self._stopping and since < SETTLE:
+        by = self._killed(code, number)
+        if by and by not in self._ordered and not self._stopping and since < SETTLE:
             return
         if since < DRAIN and not all(source.fifo or source.closed for source in self._sources):
             return
@@ -184,6 +194,7 @@ class Task:
                 self.results.note_input(file["target"])
         environment = task_environment(dict(os.environ), message["environment"])
         environment["PWD"] = working_directory
+        self._serve_application(directory, message, environment)
         self._mark = raw(f"KOALA_STDOUT={directory}/out\0")
         writers = []
         try:
@@ -202,6 +213,20 @@ class Task:
             self._workplace.timers.after(message["time_limit"], lambda: self.stop("walltime", detail, GRACE))
             self._workplace.timers.after(max(0.0, message["time_limit"] - PROMPT), self._be_prompt)
 
+    def _serve_application(self, directory: str, message: "Dict[str, Any]", environment: "Dict[str, str]") -> None:
+        files = message.get("library") or ()  # a control center of an earlier version says nothing of it
+        library = os.path.join(directory, "library")
+        if files:
+            os.mkdir(library, 0o700)
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (library, environment.get("PYTHONPATH"))))
+        for file in files:
+            write_file(library, file["target"], file["mode"], binascii.a2b_base64(file["content"]))
+        if message.get("application"):
+            from koala_adapter.vjm.agent.application import ApplicationSocket
+
+            self.application = ApplicationSocket(self._workplace.selector, self._workplace.timers, directory)
+            environment["KOALA_APP_SOCKET"] = self.application.path
+
     def _be_prompt(self) -> None:
         self._prompt = True
 
@@ -215,6 +240,8 @@ class Task:
 
     def _tidy(self) -> None:
         self._sources = []
+        if self.application is not None:
+            self.application.close()
         if self._directory:
             self._workplace.remove(self._directory)
             self._directory = None

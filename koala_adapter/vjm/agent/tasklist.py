@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All tasks of a placeholder: the control center's orders for them, and what they have to tell it."""
 
+from binascii import a2b_base64
+
 from koala_adapter.vjm.agent.connection import Channel
 from koala_adapter.vjm.agent.results import base64
 from koala_adapter.vjm.agent.task import Task
@@ -9,6 +11,8 @@ from koala_adapter.vjm.agent.workplace import Workplace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Set
+
+    from koala_adapter.vjm.agent.application import ApplicationSocket
 
 QUEUED = 128 * 1024  # bytes waiting for the socket, beyond which no more output is queued
 REPORTS = 256  # ended tasks told again in each Hello
@@ -51,6 +55,8 @@ class TaskList:
     def send(self) -> None:
         """Queue what the control center is to hear, as far as there is room."""
         for task in self._tasks.values():
+            if task.application is not None:
+                self._send_said(task.name, task.application)
             self._send_output(task)
 
     def look(self) -> None:
@@ -104,7 +110,13 @@ class TaskList:
         """Send a signal to a task."""
         task = self._tasks.get(message["task"])
         if task is not None:
-            task.signal(int(message["signal"]))
+            task.order(int(message["signal"]))
+
+    def on_application(self, message: "Dict[str, Any]") -> None:
+        """Hand a frame on to the process of a task; nobody may be there to read it."""
+        task = self._tasks.get(message["task"])
+        if task is not None and task.application is not None:
+            task.application.tell(a2b_base64(message["data"]))
 
     def on_output_ack(self, message: "Dict[str, Any]") -> None:
         """Forget output that is safe."""
@@ -147,6 +159,10 @@ class TaskList:
         if task.results is not None:
             task.results.rewind()
         return {"task": task.name, "running": task.pid is not None, "end": task.end if task.safe else None}
+
+    def _send_said(self, name: str, application: "ApplicationSocket") -> None:
+        while application.said and self._channel.queued < QUEUED:
+            self._channel.send({"kind": "application", "task": name, "data": base64(application.next())})
 
     def _send_output(self, task: Task) -> None:
         for stream, output in task.outputs.items():

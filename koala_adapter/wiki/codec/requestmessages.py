@@ -38,7 +38,8 @@ ALL: Final = "ALL"
 DEFAULT_CLASS: Final = "DEFAULT"
 """A word that may stand before the hosts or tasks of JOBADDTASK and its kin: the class of tasks."""
 LONGEST_COMMENT: Final = 512
-HIGHEST_SIGNAL: Final = 64
+HIGHEST_NUMBER: Final = 65_535
+"""That SIGNALJOB may carry; whether there is such a signal, whoever is to send it finds."""
 HIGHEST_PORT: Final = 65535
 LONGEST_MESSAGE: Final = 4096
 """Characters of a NOTIFYJOB."""
@@ -102,8 +103,9 @@ def _build_start(request: StartJob, dialect: Dialect, hosts: HostFormat) -> str:
     return f"{check_id(request.job)} TASKLIST={tasks}{_comment(request.comment, dialect)}"
 
 
-def _build_cancel(request: CancelJob, dialect: Dialect, _hosts: HostFormat) -> str:
-    return f"{check_id(request.job)} TYPE={request.type}{_comment(request.comment, dialect)}"
+def _build_cancel(request: CancelJob, _dialect: Dialect, _hosts: HostFormat) -> str:
+    # Also to sched/wiki, which passes over what it does not know.
+    return f"{check_id(request.job)} TYPE={request.type}{_comment(request.comment, Dialect.WIKI2)}"
 
 
 def _build_plain(request: SuspendJob | ResumeJob | RequeueJob, _dialect: Dialect, _hosts: HostFormat) -> str:
@@ -131,7 +133,7 @@ def _change(name: str, value: str) -> str:
 
 
 def _build_signal(request: SignalJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if not 1 <= request.signal <= HIGHEST_SIGNAL:
+    if not 1 <= request.signal <= HIGHEST_NUMBER:
         raise WikiError(f"{request.signal} is no signal")
     return f"{check_id(request.job)} VALUE={request.signal}"
 
@@ -225,9 +227,9 @@ def parse_request(message: bytes, dialect: Dialect, *, verbs: Collection[Verb] |
 
 def read_signal(text: str) -> int | None:
     """Return the number of a signal given as ``10``, ``USR1`` or ``sigusr1``; None when it is none."""
-    if text.isascii() and text.isdigit() and len(text) <= 2:  # noqa: PLR2004 - HIGHEST_SIGNAL has two digits
-        number = int(text)
-        return number if 1 <= number <= HIGHEST_SIGNAL else None
+    if text.isascii() and text.isdigit():
+        number = int(text[:6])
+        return number if 1 <= number <= HIGHEST_NUMBER else None
     return SIGNALS.get(text.upper().removeprefix("SIG"))
 
 
@@ -313,7 +315,7 @@ def _parse_cancel(argument: str, _verb: Verb, dialect: Dialect) -> CancelJob:
         kind = CancelType.ADMIN if word is None else CancelType(word)
     except ValueError as error:
         raise _bad("Invalid TYPE value") from error
-    return CancelJob(job=job, type=kind, comment=_read_comment(rest, dialect))
+    return CancelJob(job=job, type=kind, comment=_read_comment(rest, Dialect.WIKI2))
 
 
 def _parse_plain(argument: str, verb: Verb, _dialect: Dialect) -> Request:

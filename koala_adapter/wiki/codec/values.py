@@ -51,7 +51,7 @@ Value = str | int | float | tuple[str, ...] | tuple[Count, ...]
 
 def writer(attribute: Attribute, dialect: Dialect, hosts: HostFormat) -> Callable[[Value], str]:
     """Return what writes an attribute in a dialect, as ``NAME=value;``, or as nothing when the value is empty."""
-    quoted = dialect is Dialect.WIKI2 and attribute.quoted
+    quoted = dialect in attribute.quoted_in
     writers: dict[Kind, Callable[..., str]] = {
         Kind.COUNT: partial(_number, attribute.name),
         Kind.FLOAT: _float,

@@ -224,8 +224,8 @@ class Attribute:
     """Part of the short form of a record: a scheduler needs it to decide."""
     dialects: frozenset[Dialect] = frozenset(Dialect)
     """Where it is sent; a record read may have it in any."""
-    quoted: bool = True
-    """Of a TEXT: in quotation marks in WIKI2."""
+    quoted_in: frozenset[Dialect] = frozenset({Dialect.WIKI2})
+    """Where a TEXT is in quotation marks."""
 
 
 _ONE: Final = frozenset({Dialect.WIKI})
@@ -241,7 +241,7 @@ NODE_ATTRIBUTES: Final = (
     Attribute(name="ARCH", field="architecture", kind=Kind.WORD),
     Attribute(name="OS", field="operating_system", kind=Kind.WORD),
     Attribute(name="FEATURE", field="features", kind=Kind.NAMES, brief=True),
-    Attribute(name="GRES", field="gres", kind=Kind.TEXT, dialects=_TWO, quoted=False),
+    Attribute(name="GRES", field="gres", kind=Kind.TEXT, dialects=_TWO, quoted_in=frozenset()),
     Attribute(name="PARTITION", field="partition", kind=Kind.WORD, brief=True),
     Attribute(name="CMEMORY", field="memory", kind=Kind.COUNT, unit="MB", brief=True),
     Attribute(name="AMEMORY", field="memory_free", kind=Kind.COUNT, unit="MB"),
@@ -272,7 +272,7 @@ JOB_ATTRIBUTES: Final = (
     Attribute(name="ENDDATE", field="deadline", kind=Kind.TIME, unit="s"),
     Attribute(name="MAXNODES", field="maximum_nodes", kind=Kind.COUNT, unit="nodes", dialects=_TWO),
     Attribute(name="RFEATURES", field="features", kind=Kind.NAMES, brief=True),
-    Attribute(name="REJMESSAGE", field="rejection", kind=Kind.TEXT),
+    Attribute(name="REJMESSAGE", field="rejection", kind=Kind.TEXT, quoted_in=frozenset(Dialect)),
     Attribute(name="IWD", field="directory", kind=Kind.TEXT),
     Attribute(name="EXEC", field="executable", kind=Kind.TEXT),
     Attribute(name="ARGS", field="arguments", kind=Kind.TEXT),

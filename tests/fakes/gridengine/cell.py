@@ -55,8 +55,12 @@ class FakeCell:
         """Let it answer again."""
         (self.root / DOWN).unlink(missing_ok=True)
 
+    def call_library(self, name: str) -> None:
+        """Have the library call itself so, as that of another batch system, and keep what such a one does not say."""
+        (self.root / "library").write_text(name)
+
     def misbehave(self, how: str, *, on: bool = True) -> None:
-        """Switch a failure of the library (``crash-after-submission``, ``hang``, ``static-tls``) or ``error-state``."""
+        """Switch a failure of the library (``crash-at-third``, ``hang`` ...) or ``error-state``."""
         if on:
             (self.root / how).touch()
         else:

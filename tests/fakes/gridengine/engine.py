@@ -42,6 +42,8 @@ class Task:
     state: str
     submitted_at: float
     walltime: int | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    told_index: bool = True
     pid: int = 0
     started_at: float = 0.0
     ended_at: float = 0.0
@@ -171,8 +173,9 @@ class Engine:
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": "/",
             "JOB_ID": str(task.number),
-            "SGE_TASK_ID": str(task.index),
+            **({"SGE_TASK_ID": str(task.index)} if task.told_index else {}),
             "JOB_NAME": task.name,
+            **task.variables,
         }
         argv = ["/bin/sh", "-c", _WRAPPER, "shepherd", str(self._exit_file(task)), *task.command]
         with output:

@@ -240,7 +240,7 @@ def kill_processes(find: Callable[[], list[int]], *, seconds: float = 10.0) -> N
     def all_gone() -> bool:
         pids = find()
         for how in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in pids:
+            for pid in sorted(pids, reverse=True):  # who is left behind stopped by its parent would hear SIGHUP
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, how)
         return not pids

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_drmaa.environment import drmaa_library_places, first_library
 from tests.real.systems.processes import SLURM_PATH, SYSTEM_PATH
 
 if TYPE_CHECKING:
@@ -72,6 +73,14 @@ def missing_for_drmaa() -> list[str]:
 def missing_for_mpi() -> list[str]:
     """Say what is missing for compiling and running an MPICH program. Empty: nothing."""
     return _missing(MPI, root=False)
+
+
+def drmaa_library(system: str) -> Path | None:
+    """Return the DRMAA library of ``slurm`` or ``pbs``, named by KOALA_TEST_SLURM_DRMAA or KOALA_TEST_PBS_DRMAA."""
+    named = os.environ.get(f"KOALA_TEST_{system.upper()}_DRMAA")
+    if named is not None:
+        return Path(named) if Path(named).exists() else None
+    return first_library(drmaa_library_places(f"{system}-drmaa"))
 
 
 def require(missing: list[str]) -> None:

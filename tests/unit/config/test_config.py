@@ -95,6 +95,7 @@ def test_smallest_site_has_the_documented_defaults() -> None:
     assert site.scheduler == SchedulerConfig()
     (cluster,) = site.clusters
     assert (cluster.name, cluster.plugin, cluster.requests_per_minute) == ("alpha", "slurm", 60)
+    assert cluster.requests_as_owner == 1800
     assert cluster.parameters == ClusterParameters(name=cluster.cluster_name)
     assert cluster.settings == FakeSettings()
     assert site.parameters.lease == 300

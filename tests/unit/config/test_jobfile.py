@@ -31,6 +31,7 @@ NOWHERE = Path("/nonexistent-directory-of-a-test")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = "walltime = 60\n"
 MALLEABLE = f'{HEAD}kind = "malleable"\nrunner = "workers"\n[[components]]\ncommand = ["w"]\nminimum = 1\nmaximum = 4\n'
+ADAPTIVE = MALLEABLE.replace("workers", "adaptive")
 COMPONENT = '[[components]]\ncommand = ["a"]\nprocessors = 1\n'
 
 SITE_TEXT = """
@@ -138,6 +139,12 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (MALLEABLE.replace('runner = "workers"\n', ""), '^j.toml: runner: allowed in a malleable job is "workers"'),
         (HEAD + 'runner = "workers"\n' + COMPONENT, r"^j.toml:2: runner: .*allowed in a malleable job only"),
         (HEAD + 'kind = "malleable"\nrunner = "workers"\n' + COMPONENT, "components: no component can change its size"),
+        (
+            HEAD + 'runner = "adaptive"\n' + COMPONENT,
+            r"^j.toml:2: runner: found \"adaptive\", allowed in a malleable job",
+        ),
+        (ADAPTIVE + "retire_grace = 3", r'retire_grace: allowed with runner = "workers" only'),
+        (MALLEABLE + "point_patience = 3", r'point_patience: allowed with runner = "adaptive" only'),
         (MALLEABLE + 'launcher = "mpi"', r'launcher: found "mpi", allowed with runner = "workers" is "process"'),
         (MALLEABLE + "initial = 9", r"initial: found 9, allowed is from minimum \(1\) to maximum \(4\)"),
         (MALLEABLE + 'sizes = "odd"', r'sizes: found "odd", allowed is "any", "power-of-two" or "multiple-of-N"'),
@@ -399,6 +406,16 @@ def _load_or_refuse(text: str) -> None:
         refused = ""
         assert job_from_dict(asdict(job)) == job
     assert all(line.startswith("j.toml") for line in refused.splitlines())
+
+
+def test_processes_that_change_together() -> None:
+    """What a malleable job says of its adaptive component is kept; components of fixed size may stand beside it."""
+    job = loaded(ADAPTIVE + 'point_patience = "2m"\nflexible = true\n' + COMPONENT)
+    changing, head = job.components
+    assert (job.runner, changing.point_patience, changing.flexible) == (RunnerName.ADAPTIVE, 120, True)
+    assert job.adapts(changing.name)
+    assert job.is_head(head.name)
+    assert not job.adapts(head.name)
 
 
 def test_workers_and_their_head() -> None:

@@ -8,13 +8,13 @@ import random
 import socket
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.application.libraryfile import negotiation_file
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation import applicationside, bargaining, framing, template, templatexml
 from koala_adapter.negotiation.endpoint import Limits
@@ -27,11 +27,11 @@ from tests.unit.negotiation.templates import PUBLISHED, full, mutated, request, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE = Path(applicationside.__file__).read_text(encoding="utf-8")
+SOURCE = negotiation_file()
 
 
-def test_the_module_is_python_36() -> None:
-    """The syntax is that of Python 3.6."""
+def test_the_file_is_python_36() -> None:
+    """The syntax of the modules, joined, is that of Python 3.6."""
     nodes = list(ast.walk(ast.parse(SOURCE, feature_version=(3, 6))))
     assert not [node for node in nodes if isinstance(node, ast.NamedExpr | ast.Match | ast.AsyncFunctionDef)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C library in examples/negotiation: it is built here, and says, reads and refuses what koala does."""
+"""Negotiation templates in C: the library is built here, and says, reads and refuses what koala does."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from anyio import run_process, to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.application import clibrary
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.templatexml import LARGEST_TEMPLATE, build, parse
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.real("cc")
 
-SOURCES = Path(__file__).parents[3] / "examples" / "negotiation"
+SOURCES = Path(clibrary.__file__).parent
+EXAMPLE = Path(__file__).parents[3] / "examples" / "negotiation" / "evolving.c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-O1")
 REWRITER = r"""
 #include "koala_nt.h"
@@ -122,7 +124,7 @@ def test_it_refuses_what_could_harm(rewriter: Path, document: bytes) -> None:
 async def test_a_c_program_negotiates(tmp_path: Path) -> None:
     """14 are asked for, 6 are idle, 6 are taken and allocated; and then none are left."""
     program = tmp_path / "evolving"
-    command = ["cc", *WARNINGS, "-o", str(program), str(SOURCES / "evolving.c"), str(SOURCES / "koala_nt.c")]
+    command = ["cc", *WARNINGS, "-I", str(SOURCES), "-o", str(program), str(EXAMPLE), str(SOURCES / "koala_nt.c")]
     await to_thread.run_sync(lambda: subprocess.run(command, check=True))
     async with listening(Manager()) as manager:
         for output, code in ((b"0: 6 processors\n2: 6 processors\n3: 6 processors\n", 0), (b"", 1)):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from koala_adapter.application.libraryfile import NEGOTIATION_FILE_NAME, negotiation_file
 from koala_adapter.negotiation.states import Message
 from koala_adapter.negotiation.template import Direction, Negotiability, Obligation, Side, Status, Usage
 from koala_adapter.negotiation.templatejson import _INTEGERS, _REQUIRED, _WORDS
@@ -23,12 +25,15 @@ EXAMPLES = list(EXAMPLE.finditer(PAGE))
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_an_example_prints_what_the_page_says(number: int) -> None:
-    """Each example runs as it stands, in a Python of its own."""
+def test_an_example_prints_what_the_page_says(number: int, tmp_path: Path) -> None:
+    """Each example runs as it stands, in a Python of its own, beside the file that koala writes."""
     example = EXAMPLES[number]
+    (tmp_path / NEGOTIATION_FILE_NAME).write_text(negotiation_file(), encoding="utf-8")
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-c", example["code"]], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+        [sys.executable, "-c", example["code"]], cwd=tmp_path, env={"PYTHONPATH": paths}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == (example["output"], "", 0)
 
 

@@ -18,7 +18,7 @@ from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import HoldOwner, LrmJob, LrmJobId, LrmJobState, Node, NodeState, Queue
 from koala_adapter.net.unixsocket import reachable
 from koala_adapter.ordering.entries import JobEventKind
-from koala_adapter.ordering.explainserver import ExplainServer, ask_explanation
+from koala_adapter.ordering.explainserver import ExplainServer, ask_explanation, explained_by
 from koala_adapter.ordering.explanations import explain, overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
@@ -337,7 +337,7 @@ async def test_questions_are_answered_on_the_socket(tmp_path: Path, folder: str)
     site.submit("1", 24)
     site.look()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(ExplainServer(site.mirror, directory, ServiceClock()).serve)
+        await tasks.start(ExplainServer(explained_by(site.mirror, ServiceClock()), directory).serve)
         found = await anyio.to_thread.run_sync(ask_explanation, directory, "a", "1")
         assert (found.job_id, found.phase) == ("1", "starting")
         with pytest.raises(JobNotFoundError, match="no unfinished job 2"):

@@ -158,11 +158,19 @@ def test_complaint(stdout: bytes, stderr: bytes, complaint: str) -> None:
 
 
 DIES = """
-import os, signal, sys, threading
+import os, signal, threading, time
 import anyio
 from koala_adapter.plugin.commands import CommandRunner
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
-script = "read first; while [ ! -e die ]; do sleep 0.05; done; wc -c >whole.new; mv whole.new whole"
+
+
+def die_when_it_reads():
+    while not os.path.exists("reads"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+threading.Thread(target=die_when_it_reads).start()
+script = "read first; touch reads; while [ ! -e die ]; do sleep 0.05; done; wc -c >whole.new; mv whole.new whole"
 anyio.run(lambda: CommandRunner().run(["sh", "-c", script], stdin=b"first\\n" + b"x" * 1_000_000))
 """
 

@@ -109,7 +109,7 @@ def test_no_plugins() -> None:
 def test_broken_plugins_are_refused(broken: EntryPoint, complaint: str) -> None:
     """Whatever is wrong, the error names the entry point, what it found and a way out."""
     with pytest.raises(PluginError) as caught:
-        load_plugins([broken])
+        load_plugins([broken])[broken.name]
     assert complaint in caught.value.message
     assert broken.value in caught.value.message
     assert caught.value.hint
@@ -121,7 +121,20 @@ def test_failing_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "koala_explodes.py").write_text("raise ZeroDivisionError('boom')\n")
     with pytest.raises(PluginError, match="cannot be imported: ZeroDivisionError: boom"):
-        load_plugins([entry("PLUGIN", module="koala_explodes")])
+        load_plugins([entry("PLUGIN", module="koala_explodes")])["sample"]
+
+
+def test_a_plugin_is_imported_when_it_is_looked_up() -> None:
+    """One that is broken stops nobody who does not use it, and is known by name before it is imported."""
+    plugins = load_plugins([entry("GOOD"), entry("PLUGIN", name="broken", module="koala_no_such_module")])
+    assert plugins["sample"] is GOOD
+    assert "broken" in plugins
+    assert "missing" not in plugins
+    assert sorted(plugins) == ["broken", "sample"]
+    with pytest.raises(KeyError):
+        plugins["missing"]
+    with pytest.raises(PluginError, match="koala_no_such_module"):
+        dict(plugins)
 
 
 def test_two_of_one_name_are_refused() -> None:
@@ -134,7 +147,7 @@ def test_installed_plugins_load() -> None:
     """Ours keep the contract; where none is installed (tests from the source) at least ``local`` does."""
     installed = list(entry_points(group=ENTRY_POINT_GROUP))
     wanted = installed or [entry("PLUGIN", name="local", module="koala_local")]
-    assert set(load_plugins(wanted)) == {point.name for point in wanted}
+    assert set(dict(load_plugins(wanted))) == {point.name for point in wanted}
     assert load_plugins() == load_plugins(installed)
 
 
@@ -209,5 +222,6 @@ async def test_defaults_do_no_harm() -> None:
     with pytest.raises(LrmUnsupportedError, match="Bare cannot hold"):
         await lrm.take_back(JOB)
     await lrm.confirm_start(JOB)
-    harmless = {"start", "close", "check", "check_outside", "take_back", "confirm_start"}
+    assert await lrm.confirm_starts([JOB]) == {}
+    harmless = {"start", "close", "check", "check_outside", "take_back", "confirm_start", "confirm_starts"}
     assert optional - harmless == set(CALLS)

@@ -17,9 +17,11 @@ from koala_drmaa.ledger import (
     JobEnd,
     Ledger,
     abandoned_record,
+    cut_record,
     end_record,
     ids_record,
     intent_record,
+    job_record,
     parse_ledger,
     refused_record,
 )
@@ -58,6 +60,22 @@ def test_refused_and_abandoned_batches_are_gone(ledger: Ledger, record: dict[str
     """A batch that the LRM refused, or that nobody wants to hear of, is not listed."""
     ledger.append([intent_record("k1", 1, NOW), intent_record("k2", 1, NOW), record])
     assert set(ledger.read()) == {"k2"}
+
+
+def test_jobs_one_by_one(ledger: Ledger) -> None:
+    """Each id is known as soon as it is; of the others nothing is, until it is said that there are no more."""
+    ledger.append([intent_record("k1", 3, NOW), job_record("k1", "7"), job_record("k1", "8")])
+    assert (ledger.read()["k1"].ids, ledger.read()["k1"].count) == (("7", "8"), 3)
+    ledger.compact(NOW + 2 * KEEP_SECONDS)
+    assert ledger.read()["k1"].ids == ("7", "8")
+    ledger.append([cut_record("k1")])
+    assert (ledger.read()["k1"].ids, ledger.read()["k1"].count) == (("7", "8"), 2)
+
+
+def test_abandoning_forgets_only_what_is_unknown(ledger: Ledger) -> None:
+    """Jobs of a batch that have ids are listed further on."""
+    ledger.append([intent_record("k1", 3, NOW), job_record("k1", "7"), abandoned_record("k1")])
+    assert (ledger.read()["k1"].ids, ledger.read()["k1"].count) == (("7",), 1)
 
 
 def test_torn_line_hides_nothing(ledger: Ledger) -> None:

@@ -18,15 +18,19 @@ from koala_adapter.errors import (
 )
 from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobId, LrmJobState
 from koala_adapter.plugin import Submission
-from koala_drmaa.classify import error_of, kind_of_exception, kind_of_text
+from koala_drmaa.classify import error_of, is_ending, kind_of_exception, kind_of_text
 from koala_drmaa.environment import HelperLaunch, Loading, first_library
-from koala_drmaa.lrm import native_options, raise_for
+from koala_drmaa.libraries import GRID_ENGINE, LIBRARIES, OTHER, PBS, SLURM, Library, library_of
+from koala_drmaa.native import index_variable, is_bulk, job_id_variable, native_options
 from koala_drmaa.protocol import FailureKind, JobStatus, ListedBatch, ListedJob, Refusal
 from koala_drmaa.scripts import KEEP_SECONDS, ScriptDelivery, ScriptStore
 from koala_drmaa.settings import DrmaaSettings
 from koala_drmaa.states import end_of, jobs_of_batch, unknown_key
 from koala_drmaa.template import apply_directives, job_template, render_template
+from koala_drmaa.transport import raise_for
 
+INVALID_ID = "slurm_terminate_job error: Invalid job id specified,job_id: 999999"
+COMPLETING = "slurm_terminate_job error: Job/step already completing or completed,job_id: 9"
 NATIVE = ("-b y", "-r n", "-l h_rt=60", "-l h_vmem=5M", "-q all.q")
 
 
@@ -55,6 +59,13 @@ class TestTemplate:
         template = job_template(submission(), script=Path("/s/k1.sh"), delivery=ScriptDelivery.COPIED, native=())
         assert (template.remote_command, template.arguments) == ("/s/k1.sh", ())
         assert "drmaa_js_state=drmaa_active" in render_template(template, 2)
+
+    def test_singles_are_shown(self) -> None:
+        """Of jobs that go one by one the first call is shown, with its number."""
+        template = job_template(submission(), script=Path("/s/k1.sh"), delivery=ScriptDelivery.PRIVATE, native=())
+        words = render_template(template, 2, "KOALA_INDEX")
+        assert words[0] == "drmaa_run_job"
+        assert {"drmaa_v_env=KOALA_INDEX=1", "drmaa_output_path=:/scratch/k1.1.out"} < set(words)
 
     @pytest.mark.parametrize(
         ("directives", "expected"),
@@ -86,22 +97,80 @@ class TestNativeOptions:
 
     def test_all(self) -> None:
         """Walltime, queue and memory are filled in; minutes are rounded up."""
-        options = native_options(self.SETTINGS, submission(queue="long.q", memory=512))
+        options = native_options(self.SETTINGS, submission(queue="long.q", memory=512), SLURM)
         assert options == ("-r n", "-l h_rt=61,m=2", "-q long.q", "-l h_vmem=512M")
 
     def test_least(self) -> None:
         """What is not asked for is not mentioned."""
-        assert native_options(DrmaaSettings(processors=1), submission(memory=5)) == ()
+        assert native_options(DrmaaSettings(processors=1), submission(memory=5), OTHER) == ()
+
+    @pytest.mark.parametrize(
+        ("library", "expected"),
+        [
+            (GRID_ENGINE, ("-r n", "-l h_rt=61", "-q x", "-l h_vmem=5M")),
+            (SLURM, ("--no-requeue", "--time=0:2", "--partition=x", "--mem=5")),
+            (PBS, ("-r n", "-l walltime=61", "-q x", "-l mem=5mb")),
+        ],
+        ids=lambda value: value.name if isinstance(value, Library) else None,
+    )
+    def test_what_the_library_takes(self, library: Library, expected: tuple[str, ...]) -> None:
+        """Where the settings say nothing, each library is asked in its own words; slurm-drmaa's time is h:m."""
+        assert native_options(DrmaaSettings(processors=1), submission(queue="x", memory=5), library) == expected
+
+    def test_empty_is_nothing(self) -> None:
+        """An empty specification asks for nothing, whatever the library would take."""
+        settings = DrmaaSettings(processors=1, native_specification="", walltime_specification="")
+        assert native_options(settings, submission(), SLURM) == ()
 
     def test_queue_that_cannot_be_expressed(self) -> None:
         """A queue without a way to name it is refused instead of being ignored."""
         with pytest.raises(LrmRejectedError, match=r"queue_specification"):
-            native_options(DrmaaSettings(processors=1), submission(queue="long.q"))
+            native_options(DrmaaSettings(processors=1), submission(queue="long.q"), OTHER)
 
     def test_unknown_field(self) -> None:
         """A field that nobody fills in is refused when the settings are read, with the known ones."""
         with pytest.raises(ValidationError, match=r"unknown field \{partition\}; known are memory_mib, queue"):
             DrmaaSettings(processors=1, queue_specification="--partition={partition}")
+
+
+class TestLibraries:
+    """The table of what libraries can do."""
+
+    @pytest.mark.parametrize(
+        ("words", "library"),
+        [
+            (("SGE 8.1.9", "SGE 8.1.9"), GRID_ENGINE),
+            (("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0",), GRID_ENGINE),
+            (("SLURM 22.05.8", "DRMAA for SLURM by PSNC"), SLURM),
+            (("PBS Pro", "PSNC DRMAA for PBS"), PBS),
+            (("Torque", ""), PBS),
+            (("/opt/slurm-drmaa/lib/libdrmaa.so.1",), SLURM),
+            (("LSF", "FedStage DRMAA for LSF"), OTHER),
+            (("",), OTHER),
+        ],
+    )
+    def test_recognized(self, words: tuple[str, ...], library: Library) -> None:
+        """By what it calls itself, or by where it lies while it has not been loaded."""
+        assert library_of(*words) is library
+
+    @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+    def test_what_is_not_sure_is_not_stated(self, library: Library) -> None:
+        """Only where a bulk's elements know their numbers, and can be told apart, do they go as a bulk."""
+        settings = DrmaaSettings(processors=1)
+        assert is_bulk(settings, library) == (library is GRID_ENGINE)
+        assert library.suspend == (library is GRID_ENGINE)
+        assert index_variable(settings, library) == ("SGE_TASK_ID" if library is GRID_ENGINE else "KOALA_INDEX")
+
+    def test_the_site_has_the_last_word(self) -> None:
+        """A site that knows better says so; an element of Slurm finds the beginning of its id elsewhere."""
+        settings = DrmaaSettings(processors=1, submission="bulk")
+        assert (index_variable(settings, SLURM), job_id_variable(settings, SLURM)) == (
+            "SLURM_ARRAY_TASK_ID",
+            "SLURM_ARRAY_JOB_ID",
+        )
+        assert job_id_variable(DrmaaSettings(processors=1), SLURM) == "SLURM_JOB_ID"
+        named = DrmaaSettings(processors=1, submission="bulk", array_index_variable="I", job_id_variable="J")
+        assert (index_variable(named, OTHER), job_id_variable(named, OTHER)) == ("I", "J")
 
 
 class TestComplaints:
@@ -116,6 +185,12 @@ class TestComplaints:
             ("DeniedByDrmException", 'queue "x" does not exist', FailureKind.REJECTED),
             ("InvalidJobException", 'denied: job "9" does not exist', FailureKind.NOT_FOUND),
             ("InternalException", "", FailureKind.UNAVAILABLE),
+            ("InternalException", INVALID_ID, FailureKind.NOT_FOUND),
+            ("InternalException", COMPLETING, FailureKind.NOT_FOUND),
+            ("InternalException", "pbs_deljob: Job has finished", FailureKind.NOT_FOUND),
+            ("InvalidJobException", "pbs_deljob: Unknown Job Id", FailureKind.NOT_FOUND),
+            ("InternalException", "pbs_deljob: Request invalid for state of job", FailureKind.REJECTED),
+            ("InternalException", "slurm_terminate_job error: Socket timed out on send/recv", FailureKind.UNAVAILABLE),
             ("SomethingNewException", "job 9 does not exist", FailureKind.NOT_FOUND),
             ("SomethingNewException", "", FailureKind.UNAVAILABLE),
         ],
@@ -123,6 +198,20 @@ class TestComplaints:
     def test_exceptions(self, name: str, text: str, kind: FailureKind) -> None:
         """The class decides, except that a lost connection is one whatever class it comes in."""
         assert kind_of_exception(name, text) is kind
+
+    @pytest.mark.parametrize(
+        ("text", "ending"),
+        [
+            (COMPLETING, True),
+            ("pbs_deljob: Job has finished", True),
+            ("pbs_deljob: Request invalid for state of job", True),
+            (INVALID_ID, False),
+            ("Access/permission denied", False),
+        ],
+    )
+    def test_what_ends_already(self, text: str, ending: bool) -> None:  # noqa: FBT001 - a parameter of the test
+        """A job that ends already need not be ended again; one that is unknown is another matter."""
+        assert is_ending(text) is ending
 
     def test_wording_that_is_not_known(self) -> None:
         """What is not recognized promises nothing: unavailable."""
@@ -166,6 +255,16 @@ class TestStates:
         (job,) = jobs_of_batch(batch, user="me", node="cluster", queue="q")
         assert (job.raw_state, job.array_index, job.name) == (status.value, 1, "k1")
         assert bool(job.nodes) == (job.state in {LrmJobState.RUNNING, LrmJobState.SUSPENDED})
+
+    def test_partly_unknown_outcome(self) -> None:
+        """Of jobs that were submitted one by one, those that have no id are UNKNOWN, and only those."""
+        batch = ListedBatch(key="k", count=3, submitted_at=1.0, jobs=(ListedJob(id="7", status=JobStatus.RUNNING),))
+        jobs = jobs_of_batch(batch, user="me", node="c", queue="q")
+        assert [(job.array_index, job.state) for job in jobs] == [
+            (1, LrmJobState.RUNNING),
+            (2, LrmJobState.UNKNOWN),
+            (3, LrmJobState.UNKNOWN),
+        ]
 
     def test_unknown_outcome(self) -> None:
         """A batch without ids is its count of jobs in state UNKNOWN, whose ids lead back to the key."""

@@ -32,7 +32,7 @@ from koala_drmaa.protocol import (
     Refusal,
     Request,
     Result,
-    SubmitBulk,
+    SubmitJobs,
     Submitted,
     Template,
     encode,
@@ -51,7 +51,8 @@ TEMPLATE = Template(
 )
 REQUESTS: tuple[Request, ...] = (
     OpenSession(contact="c", ledger="/l"),
-    SubmitBulk(template=TEMPLATE, count=50),
+    SubmitJobs(template=TEMPLATE, count=50),
+    SubmitJobs(template=TEMPLATE, count=2, index_variable="KOALA_INDEX"),
     ControlJobs(action=ControlAction.TERMINATE, ids=("1.1", "1.2")),
     ListBatches(prefix="k"),
     AbandonBatches(keys=("k1",)),
@@ -76,7 +77,9 @@ RESULTS: tuple[Result, ...] = (
 )
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
+@pytest.mark.parametrize(
+    "request_", REQUESTS, ids=lambda request: f"{request.op}-{getattr(request, 'index_variable', None)}"
+)
 def test_requests_survive_the_line(request_: Request) -> None:
     """Every kind of request arrives as it was sent, in one line, whatever characters it holds."""
     line = encode(NumberedRequest(number=7, request=request_))

@@ -50,9 +50,7 @@ def context(tmp_path: Path) -> ClusterContext:
 
 def settings_of(fake: FakeSlurm, **changes: object) -> SlurmSettings:
     """Return settings that choose the fake."""
-    return SlurmSettings.model_validate(
-        {"conf": fake.conf, "bin_directory": fake.bin_directory, "use_pyslurm": "never", **changes}
-    )
+    return SlurmSettings.model_validate({"conf": fake.conf, "bin_directory": fake.bin_directory, **changes})
 
 
 async def started(fake: FakeSlurm, context: ClusterContext, **changes: object) -> SlurmLrm:

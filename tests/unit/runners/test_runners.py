@@ -131,7 +131,7 @@ def test_tasks_of_processes_are_ranks() -> None:
 
 # ---- MPI ------------------------------------------------------------------------------------------------------------
 
-PROXY = "HYDRA_LAUNCH: /usr/bin/hydra_pmi_proxy --control-port 10.0.0.1:4711 --rmk user --proxy-id {}\n"
+PROXY = "HYDRA_LAUNCH: /usr/bin/hydra_pmi_proxy --control-port 10.0.0.1:4711 --pgid 0 --retries 10 --proxy-id {}\n"
 PROXIES = "".join(map(PROXY.format, range(3))).encode() + b"HYDRA_LAUNCH_END\n"
 
 
@@ -208,6 +208,42 @@ def test_the_shell_of_a_rank_tells_how_it_ended(status: int, end: TaskEnd) -> No
     """Also behind output that mpiexec merged into the line; there are no signals beyond 64."""
     reaction = printed(mpi(), b"noise koala: rank 2 ended with %d\n" % status)
     assert reaction.events == (RankEnded(time=NOW, job_id=JobId("7"), rank=2, end=end),)
+
+
+SPAWNED = "HYDRA_LAUNCH: /opt/hydra_pmi_proxy --control-port 10.0.0.1:4711 --pgid {} --retries 10 --proxy-id 0 \n"
+ORDERS = {
+    "host first": ["koala: spawn koala2\n", SPAWNED.format(1), "koala: spawn koala1\n", SPAWNED.format(2)],
+    "launch first": [SPAWNED.format(1), "koala: spawn koala2\n", SPAWNED.format(2), "koala: spawn koala1\n"],
+    "two at a time": [SPAWNED.format(1), SPAWNED.format(2), "koala: spawn koala2\n", "koala: spawn koala1\n"],
+}
+
+
+@pytest.mark.parametrize("order", list(ORDERS))
+def test_spawned_proxies_go_where_the_program_wants_them(order: str) -> None:
+    """Each has the number 0 in a process group of its own; how the lines are mixed does not matter."""
+    runner = MpiRunner(application(Launcher.MPI), spawns=True)
+    (launcher,) = runner.launches()
+    argv = launcher.launch.argv
+    assert argv[argv.index("-hosts") + 1] == "koala0", "the others are spawned"
+    first = printed(runner, (text := PROXY.format(0).encode())).launches
+    assert [one.launch.task for one in first] == ["7:0"]
+    launches: list[AddressedLaunch] = []
+    for line in ORDERS[order]:
+        launches += printed(runner, line.encode(), len(text)).launches
+        text += line.encode()
+    assert [(one.placeholder, one.launch.task) for one in launches] == [(placeholder(n), f"7:{n}") for n in (2, 1)]
+    assert [one.launch.argv[one.launch.argv.index("--pgid") + 1] for one in launches] == ["1", "2"]
+    again = MpiRunner(application(Launcher.MPI), spawns=True)
+    assert printed(again, text).launches == (*first, *launches), "also for a runner that is made anew"
+    assert [one.launch.task for one in again.launches()] == ["7:launcher", "7:0", "7:1", "7:2"]
+
+
+def test_spawned_processes_without_a_rank_are_not_started() -> None:
+    """Hosts that are none of the job's, and further proxies of a group; a job that cannot spawn hears of no host."""
+    runner = MpiRunner(application(Launcher.MPI), spawns=True)
+    noise = "koala: spawn koala9\n" + SPAWNED.format(1) + SPAWNED.format(2) + SPAWNED.format(1).replace("id 0", "id 1")
+    assert printed(runner, noise.encode()).launches == ()
+    assert printed(mpi(), ("koala: spawn koala1\n" + SPAWNED.format(1)).encode()).launches == ()
 
 
 def test_what_is_no_word_of_hydra_is_passed_over() -> None:

@@ -121,6 +121,15 @@ def test_those_that_came_last_leave_first_on_that_cluster() -> None:
     assert signals(runner.shrink(request(3), 3, 102.0)) == [("7:1", 2)]
 
 
+def test_nobody_is_asked_who_has_left_already() -> None:
+    """A second wish goes to those that are there, whether the others told of their end or were lost."""
+    runner = WorkersRunner(application(rank(1), rank(2), rank(3), rank(4)))
+    runner.shrink(request(2), 2, 100.0)
+    runner.ended("7:4", WELL, 101.0)
+    runner.departed({3})
+    assert signals(runner.shrink(request(1), 1, 102.0)) == [("7:2", 2)]
+
+
 def test_who_does_not_end_in_time_is_killed() -> None:
     """After the grace, and again after it; whoever has ended or is lost is not."""
     runner = WorkersRunner(application(rank(1), rank(2), rank(3)))

@@ -120,10 +120,16 @@ def recount_changes(state: State) -> None:
         for claim in record.claims:
             if record.state is JobState.RUNNING and record.job.kind is JobKind.MALLEABLE:
                 minimum, maximum = bounds(record, claim)
+                component_ = record.job.component(claim.component)
                 if record.job.runner is RunnerName.WORKERS:  # they may end by themselves
                     minimum = 0
-                if record.job.runner is RunnerName.WORKERS or claim.component in record.sizes_wanted:
-                    maximum = record.job.component(claim.component).maximum  # it may have more than is wanted now
+                elif component_.flexible:
+                    # By the bounds of one claim the others get all that they are offered, which can be too much.
+                    minimum = 0
+                    total = sum(one.processors for one in record.claims if one.component == claim.component)
+                    assert component_.minimum <= total <= component_.maximum, f"job {id_}: out of bounds"
+                if minimum == 0 or claim.component in record.sizes_wanted:
+                    maximum = component_.maximum  # it may have more than is wanted now
                 lost = claim.processors - len(claim.placeholders)  # after their ranks had ended
                 assert 0 <= lost <= len(record.ends), f"job {id_}: size"
                 assert minimum <= claim.processors <= maximum, f"job {id_}: out of bounds"

@@ -83,6 +83,25 @@ def test_mandatory_wish_shrinks_nobody_in_vain() -> None:
     assert granted(actions) == [("1", 2, "the others could not give more")]
 
 
+def test_a_reading_in_which_one_counts_twice() -> None:
+    """A placeholder that started between the listings of jobs and of nodes: the next reading decides."""
+    site = still({"1": 3, "2": 3})
+    site.poll("a", 12, idle=0, ours=5)
+    actions = site.ask("1", 1, mandatory=True)
+    assert (requests(actions), granted(actions)) == ([], [])
+    site.now += 1
+    assert requests(site.poll("a", 12, idle=0, ours=6)) == [("2", 1)]
+
+
+def test_others_who_take_more_than_there_is() -> None:
+    """The second reading that says so ends the wait."""
+    site = still({"1": 3, "2": 3})
+    site.poll("a", 12, idle=0, ours=5)
+    site.ask("1", 1, mandatory=True)
+    site.now += 1
+    assert granted(site.poll("a", 12, idle=0, ours=5)) == [("1", 0, "the others could not give more")]
+
+
 def test_others_that_refuse() -> None:
     """They are asked once; then it gets what is free."""
     site = still({"1": 3, "2": 7})

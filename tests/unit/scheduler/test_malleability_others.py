@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from koala_adapter.model import JobId
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.explain import explain
@@ -65,6 +66,20 @@ def test_it_matters_where_malleable_jobs_run() -> None:
     assert not site.scheduler.shrinks_for_others(A)
 
 
+def test_whether_processors_that_come_free_are_waited_for() -> None:
+    """Where a running job is below its maximum; with approach none only when its owner wants it to be larger."""
+    site = MalleableSite({"a": 2})
+    assert not site.scheduler.growth_waits(A)
+    site.start(malleable("1", part(2, 8)))
+    assert site.scheduler.growth_waits(A)
+    assert not full().scheduler.growth_waits(A)
+    site = MalleableSite({"a": 2}, Approach.NONE)
+    site.start(malleable("1", part(2, 8)))
+    assert not site.scheduler.growth_waits(A)
+    site.post(ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=4))
+    assert site.scheduler.growth_waits(A)
+
+
 def test_what_is_idle_and_on_its_way_out_counts() -> None:
     """Of 5 that others want 1 is idle: 4 are asked for; while they are on their way out nobody is asked again."""
     site = MalleableSite({"a": 9})
@@ -76,6 +91,17 @@ def test_what_is_idle_and_on_its_way_out_counts() -> None:
     assert requests(site.poll("a", 9, idle=1, ours=8, others=(5,))) == []
     site.end_ending()
     assert requests(site.poll("a", 9, idle=5, ours=4, others=(5,))) == []
+
+
+def test_who_is_started_on_what_was_given_up_does_not_wait() -> None:
+    """Between the two questions of one poll the batch system has started them: the next one tells who waits still."""
+    site = full()
+    (request,) = of_kind(RequestProcessors, site.poll("a", 8, idle=0, ours=8, others=(1, 1)))
+    site.answer(request)
+    site.release("1", 2)
+    assert requests(site.poll("a", 8, idle=0, ours=6, others=(1, 1))) == []
+    site.end_ending()
+    assert requests(site.poll("a", 8, idle=0, ours=6, others=(1,))) == [("1", 1)]
 
 
 def test_a_job_that_needs_more_than_all_could_give_shrinks_nobody() -> None:

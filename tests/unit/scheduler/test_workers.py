@@ -182,6 +182,35 @@ def test_the_loss_of_the_head_is_the_loss_of_the_job() -> None:
     assert site.record("1").state is JobState.LOST
 
 
+@pytest.mark.parametrize(("approach", "state"), [(Approach.NONE, JobState.LOST), (Approach.PRA, JobState.RUNNING)])
+def test_without_a_head_the_loss_of_the_last_worker_is_the_end_unless_others_can_come(
+    approach: Approach, state: JobState
+) -> None:
+    """Where sizes change only when the owner says so nothing would ever run again; elsewhere it gets new workers."""
+    site = MalleableSite({"a": 2}, approach)
+    site.start(workers("1", part(2, 3)))
+    for rank in site.record("1").ranks:
+        site.post(ev.PlaceholderEnded(time=site.now, placeholder=rank.placeholder, reason=EndReason.NODE_LOST))
+    assert site.record("1").state is state
+    if state is JobState.LOST:
+        outcome = site.record("1").outcome
+        assert outcome is not None
+        assert "rank 1 (component 'm'): node lost" in outcome.detail.replace("node_lost", "node lost")
+
+
+def test_without_a_head_a_wanted_size_brings_new_workers_when_all_are_lost() -> None:
+    """The owner has said what size it is to have, so it gets what is free."""
+    site = MalleableSite({"a": 2}, Approach.NONE)
+    site.start(workers("1", part(1, 3)))
+    want(site, 1)
+    lost = site.record("1").ranks[0].placeholder
+    before = len(site.actions)
+    site.post(ev.PlaceholderEnded(time=site.now, placeholder=lost, reason=EndReason.NODE_LOST))
+    assert site.record("1").state is JobState.RUNNING
+    site.poll("a", 2)
+    assert [one.count for one in of_kind(SubmitPlaceholders, site.actions[before:])] == [1]
+
+
 def test_a_flexible_component_grows_everywhere_within_its_bounds() -> None:
     """It has a claim on each cluster, and all of them together keep to minimum and maximum."""
     site = MalleableSite({"a": 3, "b": 4, "c": 4})
@@ -292,3 +321,24 @@ def test_without_an_approach_a_wanted_size_is_had_from_what_is_free() -> None:
     site.take(taking)
     assert site.sizes("1") == [1, 3]
     assert site.record("1").size_changes[-1].reason == "its owner wants 5"
+
+
+def test_what_is_about_to_be_given_up_is_not_replaced_before_it_has_gone() -> None:
+    """An owner who wants fewer and then more again gets more when the others have left: never beyond the maximum."""
+    site = MalleableSite({"a": 4, "b": 4}, Approach.NONE)
+    site.start(headed(1, 4, flexible=True))
+    want(site, 4)
+    for taking in of_kind(TakeProcessors, site.hold_stubs()):
+        site.take(taking)
+    assert sum(site.sizes("1")) == 5
+    asked = of_kind(RequestProcessors, want(site, 2))
+    for one in asked:
+        site.answer(one)
+    assert of_kind(SubmitPlaceholders, want(site, 4)) == []
+    for rank in [rank for one in asked for rank in _latest(site, one)]:
+        end(site, rank, TERMINATED)
+    site.end_ending()
+    for _ in range(2):
+        for taking in of_kind(TakeProcessors, site.hold_stubs()):
+            site.take(taking)
+    assert sum(site.sizes("1")) == 5

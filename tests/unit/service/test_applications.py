@@ -150,7 +150,7 @@ def test_a_restart_goes_on_where_mpiexec_was(tmp_path: Path) -> None:
     """Proxies that it asked for before the restart are known from its output; agents get theirs as they come back."""
     launched = Launched(tmp_path, mpi=True)
     (tmp_path / "1").mkdir(exist_ok=True)
-    (tmp_path / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --proxy-id 1\n")
+    (tmp_path / "1" / "launcher.out").write_bytes(b"HYDRA_LAUNCH: proxy --pgid 0 --rmk user --proxy-id 1\n")
     again = Applications(
         tmp_path,
         state=lambda: launched.site.state,

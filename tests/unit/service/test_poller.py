@@ -25,7 +25,12 @@ class Polled:
     """A poller and what it told its owner."""
 
     def __init__(
-        self, *, restless: bool = False, settings: ClusterConfig | None = None, others_matter: bool = False
+        self,
+        *,
+        restless: bool = False,
+        settings: ClusterConfig | None = None,
+        others_matter: bool = False,
+        growth_waits: bool = False,
     ) -> None:
         self.lrm = ScriptedLrm()
         self.readings: list[ClusterReading] = []
@@ -40,6 +45,7 @@ class Polled:
             on_reading=self._take,
             on_failure=self.failures.append,
             others_matter=lambda: others_matter,
+            growth_waits=lambda: growth_waits,
         )
 
     def _take(self, reading: ClusterReading) -> bool:
@@ -128,6 +134,17 @@ async def test_a_restless_cluster_is_polled_again_at_once() -> None:
     """A job that ends soon after a poll does not wait for the pause of a cluster that is polled for hours."""
     polled = Polled(restless=True, settings=config(poll_interval=60, requests_per_minute=60))
     await polled.run_until(3, seconds=4.0)
+
+
+async def test_processors_that_are_waited_for_are_looked_for() -> None:
+    """A running job that would grow does not wait for the end of a long pause; a cluster in trouble is left alone."""
+    settings = config(poll_interval=60, requests_per_minute=60)
+    await Polled(growth_waits=True, settings=settings).run_until(3, seconds=4.0)
+    failing = Polled(growth_waits=True, settings=settings)
+    failing.lrm.errors["jobs"] = LrmUnavailableError("gone")
+    for _ in range(2):
+        assert await failing.poller._poll()
+    assert not await failing.poller._poll()
 
 
 async def test_a_wish_shortens_the_pause() -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import selectors
+import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -12,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koala_adapter.vjm.agent import task as tasks
 from koala_adapter.vjm.agent.launching import LaunchError, task_environment, write_file
 from koala_adapter.vjm.agent.node import clock
 from koala_adapter.vjm.agent.processes import oom_kills, read_bytes, session_of, signal_all
 from koala_adapter.vjm.agent.settings import FatalError, Settings, read_token
 from koala_adapter.vjm.agent.streams import KEPT, Output
 from koala_adapter.vjm.agent.timers import Timers
+from koala_adapter.vjm.agent.workplace import Workplace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -302,3 +306,40 @@ def wait_until_executed(processes: list[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + 10
     while not all(b"KOALA_STDOUT" in read_bytes(f"/proc/{process.pid}/environ") for process in processes):
         assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_end_that_was_ordered_needs_no_explanation(
+    *, ordered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that the control center's signal has ended is over at once; for another cause is waited for a while."""
+    monkeypatch.setattr(tasks, "SETTLE", 3600.0)
+    (tmp_path / "1").mkdir()
+    monkeypatch.setattr(Workplace, "new_directory", lambda _place: str(tmp_path / "1"))  # without a guard over it
+    with selectors.DefaultSelector() as selector:
+        place = Workplace(selector, Timers(), "b", None)
+        task = tasks.Task(place, "t")
+        message: dict[str, object] = {
+            "argv": ["sleep", "600"],
+            "working_directory": None,
+            "files": [],
+            "environment": {},
+        }
+        task.launch({**message, "time_limit": None})
+        assert task.pid is not None
+        task.advance()
+        if ordered:
+            task.order(signal.SIGTERM)
+        else:
+            task.signal(signal.SIGTERM)
+        os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)
+        assert task.look()
+        for key, mask in selector.select(0):
+            key.data(mask)
+        task.advance()
+        assert (task.end is not None) == ordered
+        monkeypatch.setattr(tasks, "SETTLE", 0.0)
+        task.advance()
+        assert task.end == {"reason": "signalled", "exit_code": None, "signal": 15, "detail": ""}
+        task.advance()
+        place.finish()

@@ -11,24 +11,29 @@ import anyio
 import pytest
 
 from koala_adapter.batchsystem.startlog import OriginalRequest, Pin, StartLog
-from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import EndReason, HoldOwner, LrmJobId, LrmJobState, NodeState
+from koala_adapter.plugin import Capabilities
 from koala_adapter.wiki.codec.protocol import Dialect
 from koala_adapter.wiki.earliernotes import take_over_notes
 from tests.unit.wiki.wiki_source import NOW, MemorySource, Server, job, node, running
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from koala_adapter.wiki.sources import SourceListing
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Server:
-    """Return a server with a job of six tasks that waits, and one that runs on n1 and n2."""
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    """Run a server with a job of six tasks that waits, and one that runs on n1 and n2."""
     made = Server(tmp_path)
     made.source.add(job("5", 6), running("7", {"n1": 4, "n2": 2}))
-    return made
+    async with made.running():
+        yield made
 
 
 def on_record(id_: str) -> Pin:
@@ -93,7 +98,7 @@ async def test_a_start_that_shows_late_is_promised(server: Server) -> None:
         ({"nodes_wanted": 2}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "insists on 2"),
         ({"nodes_least": 2, "nodes_most": 3}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "on 2 to 3 nodes"),
         ({"tasks_per_node": 3}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "at most 3 tasks"),
-        ({"excluded_nodes": ("n3",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "excludes n3"),
+        ({"excluded_nodes": ("n3",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "n3 is excluded"),
         ({"requested_nodes": ("n2",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "must run on n2"),
         ({"features": ("fast",)}, "STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3", -930, "features fast"),
         ({"processors_per_task": 2}, "STARTJOB ARG=5 TASKLIST=n1:n1:n1", -913, "6 are wanted"),
@@ -134,16 +139,123 @@ async def test_no_start_on_a_node_that_is_not_up(server: Server, state: NodeStat
     assert (await server.records("GETNODES ARG=0:n3"))["n3"].startswith(f"STATE={word};")
 
 
-async def test_not_started_is_held_again(server: Server) -> None:
-    """A start that does not come about in time is taken back, refused, and can be asked for again, elsewhere."""
+async def test_answered_before_it_runs(server: Server) -> None:
+    """What was released is Starting, and what it is to have is taken, without another look at the batch system."""
     server.source.never_starts = True
-    reply = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
-    assert (reply.status, "held again" in reply.text) == (-913, True)
+    await server.states()
+    reads = server.source.reads
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == 0
+    assert server.source.reads <= reads + 1
+    entry = server.resource.inventory.jobs["5"]
+    assert (entry.job.state, entry.tasks) == (LrmJobState.STARTING, ("n3",) * 6)
+    assert server.resource.inventory.used("n3") == 6
+    server.source.add(job("6", 4))
+    refused = await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3:n3:n3")
+    assert (refused.status, "n3 has 2 free processors" in refused.text) == (-913, True)
+    again = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
+    assert (again.status, "being started" in again.text) == (-700, True)
+
+
+async def test_a_start_that_is_not_accepted_in_time_goes_on(tmp_path: Path) -> None:
+    """The answer does not wait for it longer than it may; nothing is refused that comes about later."""
+    async with Server(tmp_path, reply_within=1.0, start_within=30.0).running() as server:
+        server.source.add(job("5", 2))
+        server.source.starts_after = 3.0
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3")).status == 0
+        assert (await server.states())["5"] == "Starting"
+        await server.seen("5", "Running")
+
+
+async def test_not_started_is_held_again(server: Server) -> None:
+    """A start that does not come about is taken back, told, and can be asked for again, elsewhere."""
+    server.source.never_starts = True
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == 0
+    assert await server.seen("5", "Idle", "Hold") == "Idle"
     assert server.source.job_list["5"].state is LrmJobState.HELD
-    assert (await server.states())["5"] == "Idle"
+    assert server.starts.pins == ()
+    assert server.resource.inventory.used("n3") == 0
     server.source.never_starts = False
     server.source.add(replace(server.source.job_list["5"], requested_nodes=("n3",)))
     assert (await server.ask("STARTJOB ARG=5 TASKLIST=n4:n4:n4:n4:n4:n4")).status == 0
+
+
+async def test_what_the_batch_system_gives_as_a_reason_is_told_at_once(tmp_path: Path) -> None:
+    """A released job that waits for something else than processors is not waited for."""
+    async with Server(tmp_path, start_within=600.0).running() as server:
+        server.source.add(job("5", 2))
+        server.source.never_starts = True
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3")).status == 0
+        server.source.add(replace(server.source.job_list["5"], blocked=True, reason="BadConstraints"))
+        await server.seen("5", "Hold")
+        assert "does not start it_ BadConstraints" in (await server.records("GETJOBS ARG=0:5"))["5"]
+        assert server.source.job_list["5"].state is LrmJobState.HELD
+
+
+async def test_a_job_that_is_refused_again_and_again_is_kept_back_for_longer_and_longer(server: Server) -> None:
+    """Meanwhile it is in hold, with the reason, and nobody tries it."""
+    server.source.start_failure = LrmRejectedError("it does not divide jobs so")
+    for pause in (10, 10, 20):
+        reply = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
+        assert (reply.status, "does not divide jobs so" in reply.text) == (-930, True)
+        record = (await server.records("GETJOBS ARG=0:5"))["5"]
+        assert record.startswith("STATE=Hold;")
+        assert "COMMENT=its last start failed_ it does not divide jobs so;" in record
+        server.now += pause - 1
+        assert (await server.states())["5"] == "Hold"
+        server.now += 2
+        assert (await server.states())["5"] == "Idle"
+    server.source.start_failure = None
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == 0
+
+
+async def test_a_job_that_has_just_been_deleted_is_not_started(tmp_path: Path) -> None:
+    """The listing still has it; that it is gone shows only when the batch system is asked."""
+    async with Server(tmp_path, cache=30.0).running() as server:
+        server.source.add(job("5", 2))
+        await server.states()
+        server.source.start_failure = LrmNotFoundError("job 5 is gone")
+        del server.source.job_list["5"]
+        reply = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3")
+        assert (reply.status, "No such job" in reply.text) == (-700, True)
+        assert (await server.states())["5"] == "Removed"
+
+
+async def test_elements_of_an_array_are_offered_one_by_one_where_they_start_so(tmp_path: Path) -> None:
+    """The next one when the one before runs; the others say why they wait."""
+    source = MemorySource(capabilities=Capabilities(hold=True, pin=True, pin_several=False, pin_elements=False))
+    source.never_starts = True
+    async with Server(tmp_path, source, start_within=60.0).running() as server:
+        source.add(*(job(f"5.{number}", array_index=number) for number in (1, 2, 3)))
+        assert await server.states() == {"5.1": "Idle", "5.2": "Hold", "5.3": "Hold"}
+        assert "one after the other" in (await server.records("GETJOBS ARG=0:5.2"))["5.2"]
+        assert (await server.ask("STARTJOB ARG=5.1 TASKLIST=n3")).status == 0
+        assert await server.states() == {"5.1": "Starting", "5.2": "Hold", "5.3": "Hold"}
+        source.add(replace(running("5.1", {"n3": 1}), array_index=1))
+        assert await server.states() == {"5.1": "Running", "5.2": "Idle", "5.3": "Hold"}
+
+
+async def test_a_job_that_seems_not_held_is_looked_at_once_more(tmp_path: Path) -> None:
+    """An element of an array is for a moment shown as released while another one is."""
+
+    class Flickering(MemorySource):
+        async def read(self) -> SourceListing:
+            listing = await super().read()
+            if self.reads != 2:
+                return listing
+            shown = tuple(replace(one, state=LrmJobState.QUEUED, hold=None) for one in listing.jobs)
+            return replace(listing, jobs=shown)
+
+    async with Server(tmp_path, Flickering()).running() as server:
+        server.source.add(job("5", 2))
+        assert (await server.states())["5"] == "Idle"
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3")).status == 0
+
+
+async def test_a_job_whose_nodes_were_taken_meanwhile_is_not_kept_back_at_once(server: Server) -> None:
+    """A peer that polls cannot know; but what never fits must not keep the others waiting."""
+    for number in range(4):
+        assert (await server.states())["5"] == ("Idle" if number < 3 else "Hold")
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n1:n1:n1:n1:n1:n1")).status == -913
 
 
 async def test_what_the_batch_system_refuses(server: Server) -> None:
@@ -151,8 +263,10 @@ async def test_what_the_batch_system_refuses(server: Server) -> None:
     server.source.start_failure = LrmRejectedError("it does not divide jobs so")
     reply = await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")
     assert (reply.status, "does not divide jobs so" in reply.text) == (-930, True)
+    server.now += 60
     server.source.start_failure = LrmUnavailableError("no answer")
-    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == -913
+    assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3:n3:n3:n3:n3")).status == 0
+    assert await server.seen("5", "Idle", "Hold") in {"Idle", "Hold"}
     server.source.failure = LrmUnavailableError("slurmctld does not answer")
     reply = await server.ask("GETJOBS ARG=0:ALL")
     assert (reply.status, "slurmctld does not answer" in reply.text) == (-700, True)
@@ -175,10 +289,10 @@ async def test_two_starts_do_not_share_room(server: Server) -> None:
 
 async def test_chosen_nodes(tmp_path: Path) -> None:
     """With an empty task list (Moab) the server chooses where there is room."""
-    server = Server(tmp_path, dialect=Dialect.WIKI2)
-    server.source.add(job("5", 12), running("7", {"n1": 8}))
-    assert (await server.ask("STARTJOB ARG=5 TASKLIST=")).status == 0
-    assert server.source.calls == [("start", "5 " + ":".join(["n2"] * 8 + ["n3"] * 4))]
+    async with Server(tmp_path, dialect=Dialect.WIKI2).running() as server:
+        server.source.add(job("5", 12), running("7", {"n1": 8}))
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=")).status == 0
+        assert server.source.calls == [("start", "5 " + ":".join(["n2"] * 8 + ["n3"] * 4))]
 
 
 async def test_ends_are_remembered(server: Server) -> None:
@@ -367,7 +481,7 @@ async def test_interrupted_starts_are_settled(tmp_path: Path, shows: str) -> Non
         source.add(states[shows])
     note(tmp_path, on_record("5"))
     server = Server(tmp_path, source)
-    await server.resource.verbs.reconcile()
+    await server.resource.starts.reconcile()
     assert source.calls == ([] if shows == "running" else [("take back", "5")])
     assert server.starts.pins == ()
     expected = {"released": {"5": "Idle"}, "held": {"5": "Idle"}, "running": {"5": "Running"}, "gone": {}}
@@ -379,7 +493,7 @@ async def test_a_later_job_of_the_same_number_is_left_alone(tmp_path: Path) -> N
     note(tmp_path, replace(on_record("5"), submitted_at=NOW - 5000))
     server = Server(tmp_path)
     server.source.add(job("5", state=LrmJobState.QUEUED))
-    await server.resource.verbs.reconcile()
+    await server.resource.starts.reconcile()
     assert (server.source.calls, server.starts.pins) == ([], ())
 
 
@@ -403,5 +517,5 @@ async def test_notes_of_version_0_1_are_taken_over(tmp_path: Path) -> None:
     assert [(pin.job_id, pin.nodes) for pin in server.starts.pins] == [("5", (("n1", 2), ("n2", 1)))]
     assert list(notes.iterdir()) == []
     server.source.add(job("5", state=LrmJobState.QUEUED))
-    await server.resource.verbs.reconcile()
+    await server.resource.starts.reconcile()
     assert (server.source.calls, server.starts.pins) == ([("take back", "5")], ())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.sources import Source, SourceListing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
+    from typing import Self
 
     from koala_adapter.wiki.runningjobsfile import RunningJobsFile
 
@@ -151,7 +153,7 @@ class Server:
     ) -> None:
         """``options`` of the server."""
         self.source = source or MemorySource()
-        self.options = replace(ServerOptions(cache=0.0, reply_within=1.0), **options)  # type: ignore[arg-type]
+        self.options = replace(ServerOptions(cache=0.0, reply_within=1.0, start_within=1.0), **options)  # type: ignore[arg-type]
         self.key = key
         self.now = NOW
         self.set_by = 0.0
@@ -167,6 +169,21 @@ class Server:
             steady=lambda: self.now - self.set_by,
             memory=memory,
         )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Have starts asked for and followed, as a server does that runs."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.resource.starts.run)
+            yield self
+            tasks.cancel_scope.cancel()
+
+    async def seen(self, id_: str, *states: str) -> str:
+        """Return the state of a job once it is one of these."""
+        with anyio.fail_after(10):
+            while (found := (await self.states())[id_]) not in states:  # noqa: ASYNC110 - it is not announced
+                await anyio.sleep(0.01)
+        return found
 
     def set_clock(self, seconds: float) -> None:
         """Set the time of day forward, or back."""

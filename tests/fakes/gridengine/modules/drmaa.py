@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _ROOT = Path(os.environ["SGE_ROOT"])
 _ENGINE = Engine(_ROOT)
+_NAME = (_ROOT / "library").read_text() if (_ROOT / "library").exists() else "SGE 8.1.9"
+"""What the library calls itself."""
 
 if (_ROOT / "static-tls").exists() and "LD_PRELOAD" not in os.environ:
     _MESSAGE = "libm.so.6: cannot allocate memory in static TLS block"
@@ -67,6 +69,7 @@ class JobTemplate:
     outputPath: str = ""  # noqa: N815
     joinFiles: bool = False  # noqa: N815
     jobSubmissionState: str = ""  # noqa: N815
+    jobEnvironment: dict[str, str] = field(default_factory=dict)  # noqa: N815
     nativeSpecification: str = ""  # noqa: N815
 
 
@@ -87,8 +90,8 @@ _STATES = {"qw": "queued_active", "hqw": "user_on_hold", "r": "running", "s": "u
 class Session:
     """The session."""
 
-    drmsInfo = "SGE 8.1.9"  # noqa: N815 - the library's own name
-    drmaaImplementation = "SGE 8.1.9"  # noqa: N815
+    drmsInfo = _NAME  # noqa: N815 - the library's own name
+    drmaaImplementation = _NAME  # noqa: N815
     version = "1.0"
     contact = "session=fake"
 
@@ -106,6 +109,12 @@ class Session:
 
     def deleteJobTemplate(self, template: JobTemplate) -> None:  # noqa: N802
         """Do nothing."""
+
+    def runJob(self, template: JobTemplate) -> str:  # noqa: N802 - the library's own name
+        """Submit one job."""
+        if (_ROOT / "crash-at-third").exists() and template.jobEnvironment.get("KOALA_INDEX") == "3":
+            os._exit(9)
+        return self.runBulkJobs(template, 1, 1, 1)[0]
 
     def runBulkJobs(self, template: JobTemplate, first: int, last: int, step: int) -> list[str]:  # noqa: N802
         """Submit an array."""
@@ -213,4 +222,6 @@ def _task(template: JobTemplate, options: dict[str, str], number: int, index: in
         state="hqw" if template.jobSubmissionState == JobSubmissionState.HOLD_STATE else "qw",
         submitted_at=time.time(),
         walltime=int(walltime) if walltime else None,
+        variables=dict(template.jobEnvironment),
+        told_index=_NAME.startswith("SGE"),
     )

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes reports of negotiations from what the journal keeps of them. Pure."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from koala_adapter.api.negotiationreports import NegotiationMessageReport, NegotiationReport
+from koala_adapter.errors import NegotiationError
+from koala_adapter.model import JobId, RunnerName
+from koala_adapter.negotiation.template import CPU, Side, Status
+from koala_adapter.scheduler.durations import duration
+from koala_adapter.service.negotiationrecord import course
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.service.negotiationrecord import Course, KeptNegotiation, Message
+    from koala_adapter.service.negotiationstore import NegotiationStore
+
+_NAMES = {Side.RMS: "koala", Side.APPLICATION: "application"}
+_STATES = {
+    Status.NEGOTIATION: "offered",
+    Status.ACCEPTED: "accepted",
+    Status.COMMITTED: "agreed",
+    Status.CONSUMED: "done",
+    Status.REJECTED: "rejected",
+    Status.WITHDRAWN: "withdrawn",
+    Status.EXPIRED: "expired",
+    Status.ERROR: "broken",
+}
+_SAID = {
+    Status.NEGOTIATION: "{who} offers {count}",
+    Status.ACCEPTED: "{who} accepted {count}",
+    Status.COMMITTED: "agreed on {count}, which {leave}",
+    Status.CONSUMED: "{count} {moved}",
+    Status.REJECTED: "{who} rejected it",
+    Status.WITHDRAWN: "{who} withdrew it",
+    Status.EXPIRED: "it expired",
+    Status.ERROR: "{who} ended it as faulty",
+}
+TOLD = 2
+"""So many of the latest negotiations of a job are explained."""
+
+
+@cache
+def negotiation_adapter() -> TypeAdapter[NegotiationReport]:
+    """Return what writes reports of negotiations as JSON."""
+    return TypeAdapter(NegotiationReport)
+
+
+def negotiation_reports(
+    store: NegotiationStore, state: State, *, job_id: str, number: int, limit: int, wall_offset: float
+) -> list[NegotiationReport]:
+    """Return the latest negotiations, oldest first. Raises NegotiationError when there is none of the number."""
+    found = store.latest(job_id=job_id, number=number, limit=limit)
+    if number and not found:
+        raise NegotiationError(f"there is no negotiation {number}", hint="`koala negotiations` lists the latest ones")
+    reports = (_report(one, over=_over(state, one.job_id), wall_offset=wall_offset) for one in found)
+    return [one for one in reports if one is not None]
+
+
+def job_negotiations(store: NegotiationStore, record: JobRecord, now: float) -> str:
+    """Say what came of the latest negotiations of a job; empty when there were none."""
+    if record.job.runner is RunnerName.RANKS:
+        return ""  # such a job keeps its size
+    over, said = record.state.final, []
+    for kept in store.latest(job_id=record.job.id, limit=TOLD):
+        came = course(kept)
+        if came is not None:
+            ago = duration(max(0.0, now - came.at))
+            said.append(f"Negotiation {kept.number}: {_summary(kept, came, over=over)} ({ago} ago).")
+    return " ".join(said)
+
+
+def _over(state: State, job_id: str) -> bool:
+    record = state.jobs.get(JobId(job_id))
+    return record is None or record.state.final
+
+
+def _report(kept: KeptNegotiation, *, over: bool, wall_offset: float) -> NegotiationReport | None:
+    came = course(kept)
+    if came is None:
+        return None
+    return NegotiationReport(
+        number=kept.number,
+        job_id=kept.job_id,
+        component=kept.component,
+        rank=kept.rank,
+        agreement_id=kept.agreement_id,
+        initiator=_NAMES[Side(kept.initiator)],
+        direction="shrink" if came.shrinks else "grow",
+        mandatory=came.mandatory,
+        asked=came.asked,
+        standing=came.standing,
+        state="over" if over and not came.ended else _STATES[came.status],
+        by=_NAMES[came.sender],
+        reason=came.reason,
+        summary=_summary(kept, came, over=over),
+        began_at=kept.messages[0].at + wall_offset,
+        latest_at=came.at + wall_offset,
+        messages=tuple(_message(one, wall_offset) for one in kept.messages),
+    )
+
+
+def _message(message: Message, wall_offset: float) -> NegotiationMessageReport:
+    template = message.read()
+    return NegotiationMessageReport(
+        at=message.at + wall_offset,
+        sender=_NAMES[Side(message.sender)],
+        status=template.status.value,
+        processors=template.quantity(CPU),
+        reason=template.reason,
+        template=message.template,
+    )
+
+
+def _summary(kept: KeptNegotiation, came: Course, *, over: bool) -> str:
+    began = _begun(Side(kept.initiator), came)
+    return f"{began}; {_ended(came, over=over)}"
+
+
+def _begun(initiator: Side, came: Course) -> str:
+    count, must = came.asked, ", which it must have" if came.mandatory and not came.shrinks else ""
+    if initiator is Side.APPLICATION:
+        return f"it wanted to give back {count}" if came.shrinks else f"it asked for {count} more{must}"
+    return f"koala wanted {count} back" if came.shrinks else f"koala offered {count} more"
+
+
+def _ended(came: Course, *, over: bool) -> str:
+    who, why = _NAMES[came.sender], f" ({came.reason})" if came.reason else ""
+    count = f"{came.standing} processor{'s' if came.standing != 1 else ''}"
+    if over and not came.ended:
+        return f"the job ended before it was settled{why}"
+    if came.first:
+        return f"there is no answer yet{why}"
+    said = _SAID[came.status].format(
+        who=who, count=count, leave="still leave" if came.shrinks else "are still to come",
+        moved=f"{'was' if came.standing == 1 else 'were'} {'released' if came.shrinks else 'allocated'}",
+    )  # fmt: skip
+    return f"{said}{why}{', and has no answer yet' if came.status is Status.NEGOTIATION else ''}"

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala_app.py``: the modules of the library as one file, in one namespace, so that a person can read it."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from importlib import resources
+from textwrap import fill, indent
+from typing import TYPE_CHECKING
+
+from koala_adapter.application import library
+from koala_adapter.errors import KoalaError
+from koala_adapter.negotiation import applicationside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import ModuleType
+
+FILE_NAME = "koala_app.py"
+NEGOTIATION_FILE_NAME = "koala_nt.py"
+NEGOTIATION_MODULES = (
+    "values", "messages", "layout", "document", "frames", "machine", "rules", "endpoint", "connection",
+)  # fmt: skip
+"""Each after those that it imports."""
+MODULES = ("notes", "members", "sizes", "process", "bargains", "session", "calls")
+"""Likewise."""
+NAMES = ("Answer", "App", "Change", "KoalaAppError", "Member", "join")
+"""What a program may use."""
+
+_BEGINNING = '''\
+# SPDX-License-Identifier: Apache-2.0
+"""koala_app: for programs that change their number of processes while they run, as koala has processors for them.
+
+    import koala_app
+
+    app = koala_app.join(contact="host:port")
+    change = app.change                  # that of a process that starts later, which stands at the point of the others
+    while change is not None or app.reached < steps:
+        if change is None:
+            change = app.point()
+        if change is not None:
+            ...                          # redistribute the state from change.old to change.members
+            app.done()
+            if change.rank is None:      # this process was taken out
+                app.leave()
+                break
+            change = None
+        ...                              # step number app.reached, as rank app.rank of app.size
+    app.close()
+
+Not under koala the program runs as it is: every call works, and there is never a change.
+Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see docs/malleable.md there.
+"""
+'''
+
+_NEGOTIATION_BEGINNING = '''\
+# SPDX-License-Identifier: Apache-2.0
+"""koala_nt: negotiation templates for programs, over a blocking socket.
+
+    import koala_nt as nt
+
+    connection = nt.connect("head.example.org", 7322, token)
+    connection.send(nt.template("1", "APPLICATION", "node7", "head", [nt.resource("CPU", 4)], direction="grow"))
+    while True:
+        event = connection.recv()
+        if event.kind == "offer":
+            connection.send(nt.decide(event.template, {"CPU": 6}))
+        elif event.kind == "accepted":
+            connection.send(nt.committed(event.template))
+        else:
+            break
+    connection.close()
+
+Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see docs/negotiation.md there.
+"""
+'''
+
+
+@cache
+def library_file() -> str:
+    """Return the text of the library; the same whenever the modules are the same."""
+    return joined({**_texts(applicationside, NEGOTIATION_MODULES), **_texts(library, MODULES)}, _BEGINNING, NAMES)
+
+
+@cache
+def negotiation_file() -> str:
+    """Return the text of its part that negotiates, for programs that do that alone."""
+    return joined(_texts(applicationside, NEGOTIATION_MODULES), _NEGOTIATION_BEGINNING, applicationside.__all__)
+
+
+def _texts(room: ModuleType, modules: Iterable[str]) -> dict[str, str]:
+    return {name: resources.files(room).joinpath(f"{name}.py").read_text(encoding="utf-8") for name in modules}
+
+
+def joined(modules: dict[str, str], beginning: str = _BEGINNING, names: Iterable[str] = NAMES) -> str:
+    """Return the text of modules in one namespace, without what they import from each other.
+
+    Raises KoalaError where two modules define the same name.
+    """
+    imports: set[str] = set()
+    typing_names: set[str] = set()
+    owners: dict[str, str] = {}
+    sections = []
+    for name, text in modules.items():
+        tree = ast.parse(text)
+        dropped: set[int] = set()
+        for number, node in enumerate(tree.body):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str())) if number == 0:
+                    pass
+                case ast.ImportFrom(module="typing", names=aliases):
+                    typing_names.update(alias.name for alias in aliases)
+                case ast.ImportFrom(module=str(module)) if module.startswith("koala_adapter."):
+                    pass
+                case ast.Import() | ast.ImportFrom():
+                    imports.add(ast.unparse(node))
+                case _:
+                    for defined in _defined(node):
+                        if owners.setdefault(defined, name) != name:
+                            raise KoalaError(f"{defined} is defined in both {owners[defined]} and {name}")
+                    continue
+            dropped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        lines = [
+            line
+            for number, line in enumerate(text.splitlines(), start=1)
+            if number not in dropped and not line.startswith("# SPDX")
+        ]
+        sections.append(f"# {name}: {(ast.get_docstring(tree) or '').splitlines()[0]}\n\n" + "\n".join(lines).strip())
+    public = fill(", ".join(f'"{name}"' for name in names), 116)
+    heads = [
+        *sorted(imports),
+        f"from typing import {', '.join(sorted(typing_names))}",
+        "",
+        f"__all__ = [\n{indent(public, '    ')},\n]",
+    ]
+    return "\n\n\n".join([beginning + "\n" + "\n".join(heads), *sections]) + "\n"
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+    return []

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays scenarios of negotiation on live clusters, for ``koala experiment``."""
+
+from __future__ import annotations
+
+import io
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from koala_adapter.api.statedirectory import ownership
+from koala_adapter.cli.innerservice import inner_service
+from koala_adapter.cli.interrupts import Interrupts
+from koala_adapter.cli.liveruns import remove_session
+from koala_adapter.cli.session import Session
+from koala_adapter.cli.temporarysite import temporary_directory, temporary_site
+from koala_adapter.errors import KoalaError, SimulationError
+from koala_adapter.liveworkload.localsite import site_text
+from koala_adapter.liveworkload.negotiatingjobs import COMPONENT, application, played, rigid, steps_done
+from koala_adapter.model import JobId
+from koala_adapter.plugin.commands import login_name
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.simulation.live_negotiations import ALL, Said
+from koala_adapter.simulation.platform import ClusterModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from koala_adapter.api.client import Client
+    from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.negotiationreports import NegotiationReport
+    from koala_adapter.api.reports import JobReport
+    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.scheduler.malleable.approaches import Approach
+    from koala_adapter.simulation.live_negotiations import Pace, Played, Scenario
+
+PREFIX = "koala-live-"
+LOOK = 0.1
+"""Seconds between two looks at the jobs."""
+PATIENCE = 240.0
+"""Seconds in which whatever is waited for must have happened."""
+SEEN = 60.0
+"""Seconds within which each cluster must have answered."""
+LONG = 3600.0
+"""Seconds that a rigid job would run which is ended by hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a scenario is played: on one cluster the application begins, on the other (or the same) it grows."""
+
+    home: str
+    other: str
+
+    @property
+    def apart(self) -> bool:
+        """Whether these are two clusters."""
+        return self.home != self.other
+
+
+def play_scenario(scenario: Scenario, pace: Pace, site: str) -> Played:
+    """See PlaysScenarios."""
+    with Interrupts() as interrupts, _session(scenario.approach, site, interrupts) as session:
+        session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
+        with ownership(session.directory, "koala experiment"):
+            places = Places(home="local", other="local")
+            if site:
+                with inner_service(session, interrupts):
+                    session.client.wait_until_seen(SEEN)
+                    found = session.client.clusters()
+                session.site, places = fitted(session.site, found, scenario.initial)
+            with inner_service(session, interrupts):
+                session.client.wait_until_seen(SEEN)
+                return Stage(session.client, session.directory, places).play(scenario, pace)
+
+
+@contextmanager
+def _session(approach: Approach, site: str, interrupts: Interrupts) -> Iterator[Session]:
+    if not site:
+        with temporary_site(interrupts, partial(_local, approach), prefix=PREFIX) as session:
+            yield session
+        return
+    session = Session(site_option=Path(site), state_option=temporary_directory(PREFIX))
+    scheduler = session.site.scheduler.model_copy(update={"approach": approach})
+    session.site = session.site.model_copy(update={"scheduler": scheduler})
+    try:
+        yield session
+    finally:
+        with interrupts.deferred():
+            remove_session(session)
+
+
+def _local(approach: Approach, directory: Path) -> Mapping[str, str]:
+    eight = ClusterModel(name="local", nodes=ALL)
+    return {"site.toml": site_text([eight], approach, "egs-repeated", str(directory))}
+
+
+def fitted(site: SiteConfig, found: Sequence[ClusterReport], initial: int) -> tuple[SiteConfig, Places]:
+    """Return a site of which eight processors can be had, on one cluster or on two, and where a scenario is played.
+
+    ``initial``: of those, as many as the application begins with. Raises SimulationError when there are not so many.
+    """
+    idle = sorted(((one.available, one.name) for one in found if one.closed is None), reverse=True)
+    rest = ALL - initial
+    if idle and idle[0][0] >= ALL:
+        wanted, places = {idle[0][1]: ALL}, Places(home=idle[0][1], other=idle[0][1])
+    elif len(idle) > 1 and idle[0][0] >= rest and idle[1][0] >= initial:
+        (_, other), (_, home) = idle[:2]
+        wanted, places = {home: initial, other: rest}, Places(home=home, other=other)
+    else:
+        free = ", ".join(f"{many} on {name}" for many, name in idle) or "none"
+        hint = f"{ALL} on one cluster will do, or {rest} and {initial} on two: see `koala clusters`"
+        raise SimulationError(f"too few processors can be had: {free}", hint=hint)
+    available = {name: many for many, name in idle}
+    clusters = tuple(
+        one.model_copy(
+            update={
+                "threshold": one.parameters.threshold + available[one.name] - wanted[one.name],
+                "malleability": None,
+            }
+        )
+        for one in site.clusters
+        if one.name in wanted
+    )
+    return site.model_copy(update={"clusters": clusters}), places
+
+
+class Stage:
+    """A service on which scenarios are played, one after the other."""
+
+    def __init__(self, client: Client, state: Path, places: Places) -> None:
+        """``state``: the directory of the service."""
+        self._client = client
+        self._state = state
+        self._places = places
+        self._user = login_name()
+
+    def play(self, scenario: Scenario, pace: Pace) -> Played:
+        """Play a scenario to its end; nothing of it is left then, whatever comes between. Raises KoalaError."""
+        submitted: list[str] = []
+        begin = time.time()
+        try:
+            self._begin(scenario, pace, submitted)
+            job, *beside = submitted
+            self._end_one_by_one(job, beside if len(beside) > 1 else [])
+            ended = self._wait(job, lambda one: one.over, "is over")
+            for one in beside:
+                self._wait(one, lambda report: report.over, "is over")
+        finally:
+            for one in submitted:
+                self._client.cancel(one)
+            for one in submitted:
+                self._wait(one, lambda report: report.over, "is over")
+        if ended.state is not JobState.COMPLETED:
+            raise KoalaError(f"{scenario.name} did not complete: {ended.explanation}")
+        return played(
+            scenario,
+            self._output(job),
+            begin=begin,
+            end=ended.finished_at or begin,
+            beside=[_span(self._client.job(one)) for one in beside],
+            messages=_messages(self._client.negotiations(job_id=job), begin),
+        )
+
+    def _begin(self, scenario: Scenario, pace: Pace, submitted: list[str]) -> None:
+        """Submit the jobs, the application first; it begins when all others run."""
+        apart, wait = self._places.apart, "runs"
+        seconds = pace.rest if len(scenario.beside) == 1 else LONG
+        beside = [
+            self._client.submit(rigid(many, seconds, user=self._user, cluster=self._places.other))
+            for many in scenario.beside
+        ]
+        # So that it begins where it is to: on the cluster on which most is idle.
+        rest = ALL - scenario.initial
+        filler = [
+            self._client.submit(rigid(rest, LONG, user=self._user, cluster=self._places.other))
+            for _ in range(apart and not scenario.beside)
+        ]
+        submitted.extend(beside + filler)
+        for one in submitted:
+            self._wait(one, lambda report: report.state is JobState.RUNNING, wait)
+        job = self._client.submit(application(scenario, pace, user=self._user, anywhere=apart))
+        submitted.insert(0, job)
+        self._wait(job, lambda report: report.state is JobState.RUNNING, wait)
+        for one in filler:
+            self._client.cancel(one)
+            submitted.remove(one)
+
+    def _end_one_by_one(self, job: str, beside: list[str]) -> None:
+        """End rigid jobs one after the other, each when the application has declined what came free before."""
+        for number, one in enumerate(beside):
+            self._until(lambda: steps_done(self._output(job)) > 1, f"job {job} computes")
+            self._until(lambda number=number: self._declined(job) >= number, f"job {job} declines")  # type: ignore[misc]
+            self._client.cancel(one)
+            self._wait(one, lambda report: report.over, "is over")
+
+    def _declined(self, job: str) -> int:
+        reports = self._client.negotiations(job_id=job)
+        return max((one.asked for one in reports if one.state == "rejected"), default=0)
+
+    def _output(self, job: str) -> bytes:
+        path = self._state / "jobs" / job / COMPONENT / "0.out"
+        return path.read_bytes() if path.exists() else b""
+
+    def _wait(self, job: str, true: Callable[[JobReport], bool], what: str) -> JobReport:
+        found: list[JobReport] = []
+
+        def met() -> bool:
+            found[:] = [self._client.job(JobId(job))]
+            if found[0].over and not true(found[0]):
+                raise KoalaError(f"job {job} ended too early: {found[0].explanation}")
+            return true(found[0])
+
+        self._until(met, f"job {job} {what}")
+        return found[0]
+
+    @staticmethod
+    def _until(true: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while not true():
+            if time.monotonic() > until:
+                raise KoalaError(f"gave up waiting until {what}", hint="is the machine very busy?")
+            time.sleep(LOOK)
+
+
+def _span(report: JobReport) -> tuple[int, float, float]:
+    processors = sum(one.processors for one in report.components)
+    return processors, report.launched_at or report.submitted_at, report.finished_at or report.reported_at
+
+
+def _messages(reports: list[NegotiationReport], begin: float) -> list[Said]:
+    return [
+        Said(
+            negotiation=report.number,
+            at=one.at - begin,
+            sender=one.sender,
+            status=one.status,
+            processors=one.processors,
+            reason=one.reason,
+            template=one.template,
+        )
+        for report in reports
+        for one in report.messages
+    ]

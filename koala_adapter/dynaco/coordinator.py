@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DYNACO, execute, for processes that compute in step: all of them change at the same point of progress (AFPAC). Pure.
+
+Each process counts the adaptation points that it has reached. The point of a change is one that none has reached yet:
+the largest count that any has told, and one (PAPERS section 1.3). Nobody stops while it is being agreed upon; who has
+passed it meanwhile says so, and it is put further away, each time twice as far, as the points of a program may come
+faster than messages.
+
+What travels between koala and a process may get lost with a connection. A process says where it is on each new one,
+and is then told what it still has to know. What must not be forgotten is in the scheduler's records: that all stand at
+the point (before anybody is told to change), and that all are done (before anybody is told to go on). So after a
+restart a change that was begun is finished, and one that was not is agreed on anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from koala_adapter.dynaco.adaptation import (
+    AllDone,
+    AllStand,
+    Complaint,
+    GivenUp,
+    Membership,
+    Overdue,
+    Report,
+    Tell,
+    WantedChange,
+)
+from koala_adapter.dynaco.notes import note
+from koala_adapter.dynaco.processes import Process, Stand, process_of
+from koala_adapter.dynaco.tidings import change_note, welcome_note
+from koala_adapter.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from koala_adapter.dynaco.notes import Note
+
+LAST_WORDS = 2.0
+"""Seconds in which the processes can tell people why their job is about to end."""
+
+_ACTIVE = (Stand.RUNNING, Stand.ARMED, Stand.WAITING)
+
+
+class _Stage(IntEnum):
+    """How far the change is that is under way."""
+
+    GATHERING = 0
+    """Members or newcomers are not all in contact yet."""
+    ASKING = 1
+    """How far are you?"""
+    ARMING = 2
+    """The point is set; not all stand there."""
+    RECORDING = 3
+    """All stand there; that is being written down."""
+    CHANGING = 4
+    CLOSING = 5
+    """All are done; that is being written down."""
+
+
+@dataclass(slots=True)
+class _Current:
+    wanted: WantedChange
+    since: float
+    stage: _Stage = _Stage.GATHERING
+    number: int = 0
+    at: int = 0
+    distance: int = 1
+    counts: dict[int, int] = field(default_factory=dict)
+    told: bool = False
+    """Those who stand have been told the change."""
+    warned: bool = False
+    """They have been told who holds it up."""
+    overdue: Overdue | None = None
+    """The process that is taken as lost for that."""
+
+
+class Coordinator:
+    """Brings the processes of one component from one size to another, one change at a time."""
+
+    def __init__(self, patience: float, done_patience: float = 600.0) -> None:
+        """``patience``: seconds in which all must stand at a point, or have joined, before a change is given up.
+
+        ``done_patience``: seconds in which all must have carried it out; who has not is taken as lost then.
+        """
+        self._patience = patience
+        self._done_patience = done_patience
+        self._membership = Membership(members=(), places={})
+        self._processes: dict[int, Process] = {}
+        """Those that have said where they are since they came, or came back, into contact."""
+        self._away: set[int] = set()
+        """Those whose agents are out of contact: others watch over how long that may last."""
+        self._current: _Current | None = None
+        self._given_up: dict[int, str] = {}
+        """Reasons by the numbers of changes that the records still have."""
+        self._highest = 0
+        self._tells: list[Tell] = []
+        self._reports: list[Report] = []
+
+    # ---- what happens ---------------------------------------------------------------------------------------------
+
+    def update(self, membership: Membership, now: float) -> None:
+        """Take in what the scheduler's records say."""
+        if membership == self._membership:
+            return
+        self._membership = membership
+        wanted = {one.number for one in membership.wanted}
+        self._given_up = {number: reason for number, reason in self._given_up.items() if number in wanted}
+        for rank in self._processes.keys() - membership.places.keys():
+            del self._processes[rank]
+        self._away.intersection_update(membership.places)
+        self._go_on(now)
+
+    def heard(self, rank: int, said: Note, now: float) -> None:
+        """Take in what a process says. Raises ProtocolError when it says what it may not say."""
+        if said.verb == "hello":
+            self._processes[rank] = process = process_of(said)
+            self._highest = max(self._highest, process.change)
+            self._welcome()
+            self._remind(rank, process)
+            self._report_again()
+        elif said.verb == "error":
+            self._reports.append(Complaint(rank=rank, text=said.text("text")))
+        else:
+            process_known = self._processes.get(rank)
+            if process_known is None:
+                return  # it was on its way when the contact was lost: the hello that comes says it, too
+            self._take(rank, process_known, said)
+        self._go_on(now)
+
+    def lost(self, rank: int) -> None:
+        """The agent of a process is out of contact: where it is will be known when it comes back."""
+        self._processes.pop(rank, None)
+        self._away.add(rank)
+
+    def back(self, rank: int, now: float) -> None:
+        """The agent of a process is in contact, perhaps anew: the process is about to say where it is."""
+        self._processes.pop(rank, None)
+        self._away.discard(rank)
+        if self._current is not None and self._current.stage is _Stage.CHANGING:
+            self._current.since = now
+
+    def time_passed(self, now: float) -> None:
+        """Give a change up whose time is over."""
+        self._go_on(now)
+
+    def next_deadline(self) -> float | None:
+        """Return when `time_passed` is to be called at the latest; None: not for now."""
+        current = self._current
+        if current is None or current.stage in {_Stage.RECORDING, _Stage.CLOSING}:
+            return None
+        if current.stage < _Stage.RECORDING:
+            return current.since + self._patience
+        if self._away or current.overdue is not None:
+            return None
+        return current.since + self._done_patience + LAST_WORDS * current.warned
+
+    # ---- what follows ---------------------------------------------------------------------------------------------
+
+    def take_tells(self) -> list[Tell]:
+        """Return what is to be said, once."""
+        tells, self._tells = self._tells, []
+        return tells
+
+    def take_reports(self) -> list[Report]:
+        """Return what the scheduler must know, once."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    @property
+    def joined(self) -> bool:
+        """Tell whether all members are in contact and take part."""
+        known = [self._processes.get(rank) for rank in self._membership.speakers]
+        return bool(known) and all(one is not None and one.stand is not Stand.NEW for one in known)
+
+    @property
+    def changing(self) -> bool:
+        """Tell whether processes are being brought to another size."""
+        return self._current is not None
+
+    def process(self, rank: int) -> Process | None:
+        """Return what is known of a process; None: it is out of contact."""
+        return self._processes.get(rank)
+
+    # ---- what a process says --------------------------------------------------------------------------------------
+
+    def _take(self, rank: int, process: Process, said: Note) -> None:
+        match said.verb:
+            case "reached":
+                self._reached(rank, process, said.number("change"), said.number("point"))
+            case "armed":
+                process.move(Stand.ARMED, said.number("change"), said.number("at"))
+            case "passed":
+                self._passed(rank, process, said.number("change"), said.number("reached"))
+            case "waiting":
+                process.move(Stand.WAITING, said.number("change"), said.number("at"))
+                process.reached = max(process.reached, process.at)
+            case "done":
+                self._done(rank, process, said.number("change"))
+            case "leaving":
+                process.leaving = True
+            case _:
+                raise ProtocolError(f"{said.verb} is not known here")
+
+    def _reached(self, rank: int, process: Process, number: int, point: int) -> None:
+        process.reached = max(process.reached, point)
+        current = self._current
+        if current is not None and current.stage is _Stage.ASKING and number == current.number:
+            current.counts[rank] = point
+
+    def _passed(self, rank: int, process: Process, number: int, reached: int) -> None:
+        process.reached = max(process.reached, reached)
+        current = self._current
+        if current is None or current.stage is not _Stage.ARMING or number != current.number:
+            return
+        process.move(Stand.RUNNING, 0)
+        if reached >= current.at:
+            current.distance *= 2
+            current.at = max(one.reached for one in self._speakers()) + current.distance
+            self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
+        else:  # it passed an earlier one: that it is to stop at this one is on its way
+            self._tells.append(Tell(rank, note("stop", change=current.number, at=current.at)))
+
+    def _done(self, rank: int, process: Process, number: int) -> None:
+        process.move(Stand.DONE, number, process.at)
+        self._remind(rank, process)
+
+    # ---- what a process has to know -------------------------------------------------------------------------------
+
+    def _remind(self, rank: int, process: Process) -> None:
+        """Tell a process what it may have missed."""
+        current = self._current
+        number = current.number if current is not None and current.stage > _Stage.GATHERING else 0
+        if process.stand in {Stand.ARMED, Stand.WAITING} and process.change != number:
+            self._tells.append(Tell(rank, note("abandon", change=process.change)))
+            process.move(Stand.RUNNING, 0)
+        if process.stand is Stand.DONE and process.change != number:
+            self._resume(rank, process)
+        if current is None:
+            return
+        old = rank in self._membership.speakers
+        if current.stage is _Stage.ASKING and old and rank not in current.counts:
+            self._tells.append(Tell(rank, note("when", change=number)))
+        elif current.stage is _Stage.ARMING and old and process.at != current.at:
+            self._tells.append(Tell(rank, note("stop", change=number, at=current.at)))
+        elif current.stage is _Stage.CHANGING and current.told:
+            self._tell_change(current, rank, process)
+
+    def _report_again(self) -> None:
+        """Say once more what the records do not have: it may have been set aside; twice does no harm."""
+        self._reports.extend(GivenUp(number=number, reason=reason) for number, reason in self._given_up.items())
+        current = self._current
+        if current is not None and current.stage is _Stage.RECORDING:
+            self._reports.append(_all_stand(current))
+        elif current is not None and current.stage is _Stage.CLOSING:
+            self._reports.append(AllDone(number=current.wanted.number))
+        elif current is not None and current.overdue is not None:
+            self._reports.append(current.overdue)
+
+    def _resume(self, rank: int, process: Process) -> None:
+        self._tells.append(Tell(rank, note("resume", change=process.change)))
+        leaves = any(rank in one.leaving and one.adaptation for one in self._membership.wanted)
+        process.move(Stand.LEFT if leaves else Stand.RUNNING, process.change)
+
+    def _tell_change(self, current: _Current, rank: int, process: Process) -> None:
+        newcomer = rank in self._membership.awaited(current.wanted)
+        again = process.begun_anew and process.in_change(current.number, Stand.DONE)
+        joins = newcomer and process.stand is Stand.NEW
+        if not (joins or again or process.in_change(current.number, Stand.WAITING)):
+            return
+        process.begun_anew = False
+        told = change_note(self._membership, current.wanted, self._contacts(), rank)
+        self._tells.append(Tell(rank, told))
+
+    def _contacts(self) -> dict[int, str]:
+        return {rank: process.contact for rank, process in self._processes.items()}
+
+    def _say(self, ranks: Iterable[int], said: Note) -> None:
+        self._tells.extend(Tell(rank, said) for rank in ranks if rank in self._processes)
+
+    def _welcome(self) -> None:
+        """Begin with the first members when all of them have come; tell again who has missed it."""
+        members = self._membership.speakers
+        known = [self._processes[rank] for rank in members if rank in self._processes]
+        if len(known) + len(self._membership.ended.intersection(members)) < len(members):
+            return
+        for rank in members:
+            process = self._processes.get(rank)
+            if process is not None and process.stand is Stand.NEW:
+                self._tells.append(Tell(rank, welcome_note(self._membership, self._contacts(), rank)))
+                process.move(Stand.RUNNING, 0)
+
+    # ---- the course of a change -----------------------------------------------------------------------------------
+
+    def _go_on(self, now: float) -> None:
+        self._welcome()
+        self._follow_records(now)
+        if self._current is None:
+            self._begin(now)
+        while self._current is not None and self._step(self._current, now):
+            pass
+        current = self._current
+        if current is not None and current.stage < _Stage.RECORDING:
+            problem = self._problem(current, now)
+            if problem:
+                self._give_up(current, problem)
+                self._go_on(now)
+        elif current is not None and current.stage is _Stage.CHANGING:
+            self._await_done(current, now)
+
+    def _follow_records(self, now: float) -> None:
+        """Take note of what the records say of the change that is under way."""
+        current = self._current
+        if current is None:
+            return
+        found = next((one for one in self._membership.wanted if one.number == current.wanted.number), None)
+        if current.stage <= _Stage.RECORDING:
+            if found is None:
+                self._release(current)
+            elif found.adaptation:
+                current.wanted, current.stage, current.since = found, _Stage.CHANGING, now
+            elif current.stage < _Stage.ASKING:
+                current.wanted = found
+        elif current.stage is _Stage.CLOSING and (found is None or found.made):
+            self._close(current)
+
+    def _begin(self, now: float) -> None:
+        open_ = [one for one in self._membership.wanted if not one.made and one.number not in self._given_up]
+        if not open_:
+            return
+        wanted = min(open_, key=lambda one: (not one.adaptation, one.number))
+        self._current = current = _Current(wanted=wanted, since=now)
+        if wanted.adaptation:
+            current.stage, current.number, current.at = _Stage.CHANGING, wanted.adaptation, wanted.point
+            self._highest = max(self._highest, wanted.adaptation)
+
+    def _step(self, current: _Current, now: float) -> bool:
+        """Go on by one stage; False: something must happen first."""
+        everybody = (*self._membership.speakers, *self._membership.awaited(current.wanted))
+        match current.stage:
+            case _Stage.GATHERING:
+                if not self._ready(current.wanted):
+                    return False
+                self._highest += 1
+                current.number, current.stage, current.since = self._highest, _Stage.ASKING, now
+                self._say(self._membership.speakers, note("when", change=current.number))
+            case _Stage.ASKING:
+                if any(rank not in current.counts for rank in self._membership.speakers):
+                    return False
+                current.at = max(current.counts.values()) + current.distance
+                current.stage = _Stage.ARMING
+                self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
+            case _Stage.ARMING:
+                standing = self._speakers()
+                here = [
+                    one for one in standing if one.in_change(current.number, Stand.WAITING) and one.at == current.at
+                ]
+                newcomers = [self._processes.get(rank) for rank in self._membership.awaited(current.wanted)]
+                if len(here) < len(self._membership.speakers) or None in newcomers:
+                    return False
+                current.stage = _Stage.RECORDING
+                self._reports.append(_all_stand(current))
+            case _Stage.CHANGING:
+                return self._change(current, everybody)
+            case _:
+                return False
+        return True
+
+    def _ready(self, wanted: WantedChange) -> bool:
+        members = self._speakers()
+        if len(members) < len(self._membership.speakers) or any(one.stand not in _ACTIVE for one in members):
+            return False
+        newcomers = [self._processes.get(rank) for rank in self._membership.awaited(wanted)]
+        return all(one is not None and one.stand is Stand.NEW for one in newcomers)
+
+    def _change(self, current: _Current, everybody: tuple[int, ...]) -> bool:
+        if not current.told:
+            if self._unfinished(current, everybody):
+                return False
+            current.told = True
+            for rank in everybody:
+                if rank in self._processes:
+                    self._tell_change(current, rank, self._processes[rank])
+        if self._unfinished(current, everybody):
+            return False
+        current.stage = _Stage.CLOSING
+        self._reports.append(AllDone(number=current.wanted.number))
+        return True
+
+    def _unfinished(self, current: _Current, everybody: tuple[int, ...]) -> list[int]:
+        """Return for whom a change waits: to be in contact and, once it was told, to be done."""
+        waited_for = []
+        for rank in everybody:
+            process = self._processes.get(rank)
+            done = process is not None and (
+                not current.told or process.in_change(current.number, Stand.DONE) or process.past(current.number)
+            )
+            if not done and rank not in self._membership.ended:
+                waited_for.append(rank)
+        return waited_for
+
+    def _await_done(self, current: _Current, now: float) -> None:
+        """Say who holds a change up; then take it as lost, and its part of the data with it."""
+        due = self.next_deadline()
+        if due is None or now < due:
+            return
+        everybody = (*self._membership.speakers, *self._membership.awaited(current.wanted))
+        late = self._unfinished(current, everybody)
+        missing = "called done()" if current.told else "come back"
+        within = f"within {self._done_patience:g} s of the change at point {current.at}"
+        text = f"{_who_has(late)} not {missing} {within}"
+        if current.warned:
+            current.overdue = Overdue(rank=late[0], reason=text)
+            self._reports.append(current.overdue)
+            return
+        current.warned = True
+        self._say(everybody, note("error", text=f"{text}; its part of the data is lost, and the job ends"))
+
+    def _close(self, current: _Current) -> None:
+        """Let the processes go on: those that stay first."""
+        self._current = None
+        leaving = set(current.wanted.leaving)
+        for rank, process in sorted(self._processes.items(), key=lambda one: (one[0] in leaving, one[0])):
+            if process.in_change(current.number, Stand.DONE):
+                self._tells.append(Tell(rank, note("resume", change=current.number)))
+                process.move(Stand.LEFT if rank in leaving else Stand.RUNNING, current.number)
+
+    # ---- changes that are not made --------------------------------------------------------------------------------
+
+    def _problem(self, current: _Current, now: float) -> str:
+        """Return why a change that nobody has been told yet cannot be made; nothing when it can."""
+        members = self._membership.speakers
+        for rank in members:
+            process = self._processes.get(rank)
+            if rank in self._membership.ended:
+                return f"process {rank} has ended"
+            if process is not None and process.leaving:
+                return f"process {rank} is about to exit"
+        if now < current.since + self._patience:
+            return ""
+        within = f"within {self._patience:g} s"
+        for rank in members:
+            if rank not in self._processes:
+                return f"process {rank} was out of contact, and has not come back {within}"
+        for rank in self._membership.awaited(current.wanted):
+            if rank not in self._processes:
+                return f"the new process {rank} has not joined {within}"
+        late = [
+            rank
+            for rank in members
+            if not (self._processes[rank].in_change(current.number, Stand.WAITING) and current.number)
+        ]
+        return f"{_who_has(late)} not reached an adaptation point {within}"
+
+    def _give_up(self, current: _Current, reason: str) -> None:
+        self._given_up[current.wanted.number] = reason
+        self._reports.append(GivenUp(number=current.wanted.number, reason=reason))
+        self._release(current)
+
+    def _release(self, current: _Current) -> None:
+        """Let everybody go on as if nothing had been asked."""
+        self._current = None
+        if current.stage is _Stage.GATHERING:
+            return
+        for rank in self._membership.speakers:
+            process = self._processes.get(rank)
+            if process is not None:
+                self._tells.append(Tell(rank, note("abandon", change=current.number)))
+                if process.stand in {Stand.ARMED, Stand.WAITING}:
+                    process.move(Stand.RUNNING, 0)
+
+    def _speakers(self) -> list[Process]:
+        return [self._processes[rank] for rank in self._membership.speakers if rank in self._processes]
+
+
+def _who_has(ranks: Sequence[int]) -> str:
+    return f"process {ranks[0]} has" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))} have"
+
+
+def _all_stand(current: _Current) -> AllStand:
+    return AllStand(
+        number=current.wanted.number,
+        adaptation=current.number,
+        point=current.at,
+        leaving=current.wanted.leaving,
+    )

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of an adaptive program whose steps take the less time the more processes it has: it sleeps its share.
+
+python3 stepper.py STEPS WORK SIZES WISH GOAL
+
+WORK: seconds that a step takes on one process. SIZES: on how many processes it can run, as koala_app.join has it.
+WISH: so many more it asks for after a third of its steps; 0: none. It ends when its steps are done and a third of them
+was done on GOAL processes; without that, after twenty times as many. The process of rank 0 prints what it asked for,
+and each step, with the time.
+
+It is sent to the nodes as an input file, and needs koala_app.py, which koala brings along.
+"""
+
+import json
+import sys
+import time
+
+import koala_app  # type: ignore[import-not-found] # it is there where this runs
+
+LONGEST = 20
+
+
+def compute(app: koala_app.App, steps: int, work: float, wish: int, goal: int) -> None:
+    """Compute as one process of the program, for as long as it is one."""
+    if app.change is not None:
+        app.done()
+    since = app.reached
+    tell(app, "begins", app.reached, app.size)
+    while not over(app, steps, since, goal):
+        if wish and app.rank == 0 and app.reached == steps // 3:
+            answer = app.request(wish)
+            tell(app, "asks", wish, answer.granted, answer.reason)
+        size = app.size
+        time.sleep(work / size)
+        change = app.point()
+        tell(app, "step", app.reached, size)
+        if change is not None:
+            app.done()
+            if change.rank is None:
+                app.leave()
+                return
+            since = app.reached
+            tell(app, "resized", app.reached, app.size)
+    app.close()
+
+
+def over(app: koala_app.App, steps: int, since: int, goal: int) -> bool:
+    """Tell whether enough has been done; all processes find the same. ``since``: points at the last change."""
+    at_goal = app.size == goal and app.reached - since >= steps // 3
+    return bool(app.reached >= steps * (1 if at_goal else LONGEST))
+
+
+def tell(app: koala_app.App, *what: object) -> None:
+    """Print something that happened."""
+    if app.rank == 0:
+        print(json.dumps([time.time(), *what]), flush=True)  # noqa: T201 - its output is what it is run for
+
+
+if __name__ == "__main__":
+    numbers = [float(one) for one in sys.argv[1:3] + sys.argv[4:6]]
+    compute(koala_app.join(sizes=sys.argv[3]), int(numbers[0]), numbers[1], int(numbers[2]), int(numbers[3]))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Negotiations over sockets that block."""
+
+import socket
+import time
+from typing import List, Optional, Tuple
+
+from koala_adapter.negotiation.applicationside.endpoint import Endpoint, Event
+from koala_adapter.negotiation.applicationside.frames import frame
+from koala_adapter.negotiation.applicationside.values import Template
+
+GREETING = b"KOALA-NT 1 "
+"""Begins the first frame of a connection by TCP; the one-time token follows."""
+
+
+class Connection:
+    """Negotiations with one peer over a socket, which blocks. Not to be used by two threads at once."""
+
+    def __init__(self, stream: socket.socket, endpoint: Optional[Endpoint] = None) -> None:
+        """``endpoint`` is that of an earlier connection with the same peer, to go on where that ended."""
+        self.endpoint = endpoint or Endpoint()
+        self._stream = stream
+        self._events: List[Event] = []
+        if endpoint is not None:
+            endpoint.resumed()
+            self._flush()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for `select`."""
+        return self._stream.fileno()
+
+    def send(self, value: Template) -> Tuple[str, str]:
+        """Say something. Returns which negotiation it belongs to. Raises NegotiationStepError, OSError."""
+        key = self.endpoint.send(value, time.monotonic())
+        self._flush()
+        return key
+
+    def recv(self, timeout: Optional[float] = None) -> Optional[Event]:
+        """Return what happens next; None: nothing within ``timeout`` seconds. After "closed" nothing else comes."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._events:
+            now = time.monotonic()
+            self._events += self.endpoint.time_passed(now)
+            try:
+                self._flush()
+                if self._events or (until is not None and now >= until):
+                    break
+                alive = self._receive(now, until)
+            except OSError:
+                alive = False
+            if not alive:
+                self.close()
+                self._events += [*self.endpoint.disconnected(time.monotonic()), Event("closed")]
+        return self._events.pop(0) if self._events else None
+
+    def _receive(self, now: float, until: Optional[float]) -> bool:
+        """Wait for something from the peer, to the next deadline at most. Return whether the connection goes on."""
+        ends = [moment for moment in (until, self.endpoint.next_deadline()) if moment is not None]
+        self._stream.settimeout(max(0.001, min(ends) - now) if ends else None)
+        try:
+            data = self._stream.recv(65536)
+        except socket.timeout:  # another class than TimeoutError before Python 3.10
+            return True
+        self._events += self.endpoint.receive(data, time.monotonic())
+        self._flush()
+        return bool(data) and not self.endpoint.unreadable
+
+    def _flush(self) -> None:
+        data = self.endpoint.data_to_send()
+        if data:
+            self._stream.settimeout(30.0)
+            self._stream.sendall(data)
+
+    def close(self) -> None:
+        """End the connection. What is agreed on stays so."""
+        self._stream.close()
+
+
+def connect(host: str, port: int, token: str = "", endpoint: Optional[Endpoint] = None) -> Connection:
+    """Connect by TCP, and show the one-time token if there is one. Raises OSError."""
+    stream = socket.create_connection((host, port), timeout=30.0)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if token:
+        stream.sendall(frame(GREETING + token.encode("ascii")))
+    return Connection(stream, endpoint)
+
+
+def connect_unix(path: str, endpoint: Optional[Endpoint] = None) -> Connection:
+    """Connect to a Unix socket. Raises OSError."""
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        stream.connect(path)
+    except OSError:
+        stream.close()
+        raise
+    return Connection(stream, endpoint)
+
+
+def accept(listening: socket.socket, endpoint: Optional[Endpoint] = None) -> Connection:
+    """Wait for a peer on a listening socket that only it can reach. Raises OSError."""
+    stream, _ = listening.accept()
+    return Connection(stream, endpoint)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A template and its resources as immutable values, and what may stand in them. Pure."""
+
+import re
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
+
+LARGEST_TEMPLATE = 65536
+LARGEST_QUANTITY = 2147483647
+LONGEST_ANSWER_TIME = 9999999.999
+LONGEST_REASON = 500
+MOST_RESOURCES = 64
+MOST_ROUNDS = 9999
+NAMESPACE = "urn:koala-adapter:negotiation"
+
+
+STATUSES = (
+    "NT_NEGOTIATION", "NT_ACCEPTED", "NT_COMMITTED", "NT_CONSUMED", "NT_REJECTED", "NT_WITHDRAWN", "NT_EXPIRED",
+    "NT_ERROR",
+)  # fmt: skip
+OTHER_SIDE = {"RMS": "APPLICATION", "APPLICATION": "RMS"}
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z")
+_HOST = re.compile(r"[A-Za-z0-9._:-]{1,255}\Z")
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}\Z")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}\Z")
+NOT_IN_REASON = re.compile("[^ -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class NegotiationError(Exception):
+    """What came, or is to be said, is no template; the text names the field."""
+
+
+class NegotiationStepError(NegotiationError):
+    """What was to be said does not follow; nothing was sent, and nothing has changed."""
+
+
+class Resource(NamedTuple):
+    """One resource of a template."""
+
+    type: str
+    quantity: int
+    usage: str = "NT_REQUIRED"
+    negotiability: str = "NT_NEGOTIABLE"
+    status: str = "NT_NEGOTIATION"
+    minimum: Optional[int] = None
+    maximum: Optional[int] = None
+    cluster: str = ""
+    component: str = ""
+
+    @property
+    def key(self) -> Tuple[str, str, str]:
+        """What tells it from the others: type, cluster and component."""
+        return self.type, self.cluster, self.component
+
+    @property
+    def declined(self) -> bool:
+        """Nothing of it will be in the agreement."""
+        return self.status == "NT_REJECTED"
+
+
+class Template(NamedTuple):
+    """One negotiation template; empty and None: it does not say."""
+
+    agreement_id: str
+    initiator: str
+    source: str
+    dest: str
+    status: str = "NT_NEGOTIATION"
+    resources: Tuple[Resource, ...] = ()
+    direction: str = ""
+    obligation: str = ""
+    answer_within: Optional[float] = None
+    round: Optional[int] = None
+    reason: str = ""
+
+    @property
+    def key(self) -> Tuple[str, str]:
+        """Which negotiation it belongs to: initiator and id."""
+        return self.initiator, self.agreement_id
+
+    def quantities(self) -> Dict[Tuple[str, str, str], int]:
+        """Return how much of each resource it is about, without those that are declined."""
+        return {one.key: one.quantity for one in self.resources if not one.declined}
+
+    def quantity(self, type_: str) -> int:
+        """Return how much of a resource it is about, over all clusters and components."""
+        return sum(one.quantity for one in self.resources if one.type == type_ and not one.declined)
+
+
+def resource(type_: str, quantity: int, **more: Any) -> Resource:  # noqa: ANN401 - fields of several types
+    """Return a resource: CPU in processors, MEM in MiB, or another; ``more`` are the fields of `Resource`."""
+    return Resource(type_, quantity, **more)
+
+
+def template(agreement_id: str, initiator: str, source: str, dest: str, resources: Iterable[Resource],
+             **more: Any) -> Template:  # fmt: skip  # noqa: ANN401 - fields of several types
+    """Return a first offer; ``more`` are the fields of `Template`. Raises NegotiationError."""
+    return checked(Template(agreement_id, initiator, source, dest, resources=tuple(resources), **more))
+
+
+def checked(value: Template) -> Template:
+    """Return a template that may be written. Raises NegotiationError."""
+    require(bool(_ID.match(value.agreement_id)), "NT_AgreementID", value.agreement_id)
+    require(value.initiator in OTHER_SIDE, "NT_Initiator", value.initiator)
+    require(bool(_HOST.match(value.source)), "NT_Source", value.source)
+    require(bool(_HOST.match(value.dest)), "NT_Dest", value.dest)
+    require(value.status in STATUSES, "NT_Status", value.status)
+    require(value.direction in ("", "grow", "shrink"), "Direction", value.direction)
+    require(value.obligation in ("", "voluntary", "mandatory"), "Obligation", value.obligation)
+    within = value.answer_within
+    right = within is None or (0 < within <= LONGEST_ANSWER_TIME and round(within, 3) == within)
+    require(right, "AnswerWithin", within)
+    require(value.round is None or 1 <= value.round <= MOST_ROUNDS, "Round", value.round)
+    right = len(value.reason) <= LONGEST_REASON and not NOT_IN_REASON.search(value.reason)
+    require(right, "Reason", value.reason)
+    for one in value.resources:
+        _check_resource(one)
+    return check_together(value)
+
+
+def check_together(value: Template) -> Template:
+    """Return a template each of whose fields may be written. Raises NegotiationError where the resources clash."""
+    keys = {one.key for one in value.resources}
+    require(len(keys) == len(value.resources) <= MOST_RESOURCES, "number of different Resources", len(keys))
+    require(bool(keys) or value.status == "NT_ERROR", "number of Resources", 0)
+    standing = value.status in ("NT_NEGOTIATION", "NT_ACCEPTED", "NT_COMMITTED", "NT_CONSUMED")
+    if standing and any(one.declined and one.usage == "NT_REQUIRED" for one in value.resources):
+        raise NegotiationError("a required resource is declined: reject the whole")
+    return value
+
+
+def _check_resource(value: Resource) -> None:
+    require(bool(_TYPE.match(value.type)), "Type", value.type)
+    for name, number in (("Quantity", value.quantity), ("Minimum", value.minimum), ("Maximum", value.maximum)):
+        require(number is None or 1 <= number <= LARGEST_QUANTITY, name, number)
+    require((value.minimum or 1) <= value.quantity <= (value.maximum or LARGEST_QUANTITY), "Quantity", value.quantity)
+    require(value.usage in ("NT_REQUIRED", "NT_OPTIONAL"), "Usage", value.usage)
+    require(value.negotiability in ("NT_NEGOTIABLE", "NT_FIXED"), "Negotiability", value.negotiability)
+    require(value.status in STATUSES, "Status", value.status)
+    for name, word in (("Cluster", value.cluster), ("Component", value.component)):
+        require(not word or bool(NAME.match(word)), name, word)
+
+
+def require(right: bool, name: str, value: object) -> None:  # noqa: FBT001 - a condition
+    """Raise NegotiationError for a field that is not right."""
+    if not right:
+        raise NegotiationError("{} is {:.70}".format(name, repr(value)))

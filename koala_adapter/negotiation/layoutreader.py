@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads templates that stand in the layout in which koala and its application library write them, in one pass. Pure.
+
+What it reads is a template by the schema, and means what the XML parser and the schema would make of it; anything else
+(another layout, an escaped character, a number out of range) it leaves to them. Tests hold both together. The published
+instance stands in this layout, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.negotiation.applicationside.layout import LAYOUT_END, LAYOUT_HEAD, LAYOUT_RESOURCE
+from koala_adapter.negotiation.template import (
+    LARGEST_QUANTITY,
+    MOST_RESOURCES,
+    Direction,
+    Negotiability,
+    Obligation,
+    Resource,
+    Side,
+    Status,
+    Template,
+    Usage,
+    unchecked_resource,
+    unchecked_template,
+)
+
+if TYPE_CHECKING:
+    import re
+
+_SIDES = {one.value: one for one in Side}
+_STATUSES = {one.value: one for one in Status}
+_USAGES = {one.value: one for one in Usage}
+_NEGOTIABILITIES = {one.value: one for one in Negotiability}
+_DIRECTIONS = {one.value: one for one in Direction}
+_OBLIGATIONS = {one.value: one for one in Obligation}
+
+
+def read(data: bytes) -> Template | None:
+    """Return the template that a document is; None: not in this layout, or not one at all.
+
+    Raises NegotiationError where the resources do not go together.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    head = LAYOUT_HEAD.match(text)
+    if head is None:
+        return None
+    agreement_id, extended, direction, obligation, within, number, reason, initiator, source, dest, said = head.groups()
+    answer_within, round_ = float(within) if within else None, int(number) if number else None
+    if answer_within == 0 or round_ == 0:
+        return None
+    resources: list[Resource] = []
+    place = head.end()
+    while (found := LAYOUT_RESOURCE.match(text, place)) is not None:
+        resource = _resource(found, extended=bool(extended))
+        if resource is None or len(resources) == MOST_RESOURCES:
+            return None
+        resources.append(resource)
+        place = found.end()
+    if text[place:] != LAYOUT_END:
+        return None
+    template = unchecked_template(
+        agreement_id, _SIDES[initiator], source, dest, _STATUSES[said], tuple(resources),
+        _DIRECTIONS[direction] if direction else None, _OBLIGATIONS[obligation] if obligation else None,
+        answer_within, round_, reason or "", data,
+    )  # fmt: skip
+    template.check_resources()
+    return template
+
+
+def _resource(found: re.Match[str], *, extended: bool) -> Resource | None:
+    added, least, most, cluster, component, type_, number, usage, negotiability, said = found.groups()
+    quantity = int(number)
+    minimum, maximum = int(least) if least else None, int(most) if most else None
+    if (added and not extended) or not 1 <= quantity <= LARGEST_QUANTITY:
+        return None
+    if minimum is not None and not 1 <= minimum <= quantity:
+        return None
+    if maximum is not None and not quantity <= maximum <= LARGEST_QUANTITY:
+        return None
+    return unchecked_resource(
+        type_, quantity, _USAGES[usage], _NEGOTIABILITIES[negotiability], _STATUSES[said], minimum, maximum,
+        cluster or "", component or "",
+    )  # fmt: skip

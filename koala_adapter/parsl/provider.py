@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The provider: Parsl asks it for blocks of workers, and it asks a koala service for jobs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parsl.jobs.states import JobState, JobStatus
+from parsl.providers.base import ExecutionProvider
+from parsl.providers.errors import SubmitException
+from parsl.utils import RepresentationMixin
+
+from koala_adapter.api.client import Client
+from koala_adapter.api.standby import stand_by
+from koala_adapter.api.statedirectory import check_directory
+from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.config.locations import find_site_file, state_directory
+from koala_adapter.config.sitefile import load_site
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ServiceUnavailableError
+from koala_adapter.model import JobId
+from koala_adapter.parsl.blocks import COMPONENT, SOURCE, BlockShape, block_state, in_our_words, job_text
+from koala_adapter.plugin import load_plugins
+from koala_adapter.plugin.commands import login_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from koala_adapter.api.reports import JobReport
+    from koala_adapter.model import Job
+
+
+PAUSE = 30.0
+"""Seconds until it is tried again to start a service that did not come up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What is kept of a block."""
+
+    job_id: str
+    status: JobStatus
+
+
+class KoalaProvider(ExecutionProvider, RepresentationMixin):
+    """Blocks of workers on every cluster of a koala site, with one executor for all of them.
+
+    A block is a koala job of ``nodes_per_block`` processors. Each of them is a placeholder, wherever koala found one
+    idle, and to Parsl it is a node of one core, on which one worker runs.
+
+    The service is that of the state directory; one is started in the background when none answers, and goes on when
+    Parsl has ended: what was cancelled is ended by it in any case.
+    """
+
+    def __init__(  # noqa: PLR0913 - Parsl's providers take these by name
+        self,
+        *,
+        site: str | Path | None = None,
+        state: str | Path | None = None,
+        cluster: str | None = None,
+        placement: str | None = None,
+        priority: int = 0,
+        walltime: str | int = "01:00:00",
+        worker_init: str = "",
+        nodes_per_block: int = 1,
+        init_blocks: int = 1,
+        min_blocks: int = 0,
+        max_blocks: int = 1,
+        parallelism: float = 1,
+        status_polling_interval: int = 5,
+    ) -> None:
+        """Check everything against the site; no service is started yet.
+
+        ``site``, ``state``: site file and state directory, by default where the command line has them. ``cluster``: the
+        one on which blocks must run, by default any. ``placement``, ``priority``, ``walltime``: as in a job file; a
+        ``walltime`` that is a number is in seconds. ``worker_init``: shell lines that are run before the workers start.
+        ``nodes_per_block``: processors of a block; with a placement policy that splits, they may be on several
+        clusters. ``init_blocks``, ``min_blocks``, ``max_blocks``, ``parallelism``: how Parsl scales, see there.
+        ``status_polling_interval``: seconds between two questions of Parsl.
+
+        Raises ConfigurationError that names what is wrong, and what is allowed.
+        """
+        self.site = site
+        self.state = state
+        self.cluster = cluster
+        self.placement = placement
+        self.priority = priority
+        self.walltime = walltime
+        self.worker_init = worker_init
+        self.nodes_per_block = nodes_per_block
+        self.init_blocks = init_blocks
+        self.min_blocks = min_blocks
+        self.max_blocks = max_blocks
+        self.parallelism = parallelism
+        self.cores_per_node = 1
+        self.mem_per_node = None
+        self.script_dir = None
+        self.resources: dict[object, Any] = {}
+        self._interval = status_polling_interval
+        self._failed_start: tuple[float, KoalaError] | None = None
+        self._site_file = find_site_file(None if site is None else Path(site))
+        self._site = load_site(self._site_file, load_plugins())
+        directory = state_directory(None if state is None else Path(state))
+        check_directory(directory)
+        self._client = Client(directory)
+        self._shape = BlockShape(
+            processors=nodes_per_block,
+            walltime=walltime,
+            cluster=cluster,
+            placement=placement,
+            priority=priority,
+            worker_init=worker_init,
+        )
+        self._job("true", "parsl")
+
+    @property
+    def label(self) -> str:
+        """What Parsl calls it."""
+        return "koala"
+
+    @property
+    def status_polling_interval(self) -> int:
+        """Seconds between two calls of :meth:`status`."""
+        return self._interval
+
+    def submit(self, command: str, tasks_per_node: int, job_name: str = "parsl.koala") -> str:
+        """Submit a block whose processors each run ``command``, and return the id of its job.
+
+        Raises SubmitException, with the message of koala, when it is refused or no service can be had.
+        """
+        if tasks_per_node != 1:
+            raise _refused(job_name, f"koala runs one task on each processor, not {tasks_per_node}")
+        try:
+            job = self._job(command, job_name)
+            # Asked first: a submission that is repeated after an error may have arrived before, too.
+            if not self._client.running():
+                self._stand_by()
+            job_id = self._client.submit(job)
+        except KoalaError as error:
+            raise _refused(job_name, str(error)) from error
+        self.resources[job_id] = Block(job_id=job_id, status=JobStatus(JobState.PENDING))
+        return job_id
+
+    def status(self, job_ids: Sequence[object]) -> list[JobStatus]:
+        """Return the state of blocks; UNKNOWN, with the reason, where no service can be had."""
+        for job_id in job_ids:
+            block = self.resources.get(job_id)
+            if block is None or not block.status.terminal:
+                self.resources[job_id] = Block(job_id=str(job_id), status=self._status(str(job_id)))
+        return [self.resources[job_id].status for job_id in job_ids]
+
+    def cancel(self, job_ids: Sequence[object]) -> list[bool]:
+        """Cancel blocks; True where that is certain to be done: the service has noted it, or the block has ended."""
+        return [self._cancel(str(job_id)) for job_id in job_ids]
+
+    def _job(self, command: str, name: str) -> Job:
+        """Return the job of a block, checked against the site. Raises ConfigurationError."""
+        try:
+            return load_job_text(
+                job_text(self._shape, command, name),
+                directory=Path.cwd(),
+                job_id=JobId("0"),
+                user=login_name(),
+                submitted_at=0.0,
+                source=SOURCE,
+                site=self._site,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(in_our_words(error.message), hint="see help(KoalaProvider)") from None
+
+    def _status(self, job_id: str) -> JobStatus:
+        try:
+            return _status_of(self._report(job_id))
+        except JobNotFoundError as error:
+            return JobStatus(JobState.MISSING, str(error))
+        except KoalaError as error:
+            return JobStatus(JobState.UNKNOWN, str(error))
+
+    def _report(self, job_id: str) -> JobReport:
+        try:
+            return self._client.job(job_id)
+        except ServiceUnavailableError:
+            self._stand_by()
+            return self._client.job(job_id)
+
+    def _stand_by(self) -> None:
+        """See to it that a service answers, where that has not been in vain a moment ago."""
+        if self._failed_start is not None and time.monotonic() < self._failed_start[0] + PAUSE:
+            raise self._failed_start[1]
+        try:
+            stand_by(self._client, self._site_file)
+        except KoalaError as error:
+            self._failed_start = time.monotonic(), error
+            raise
+
+    def _cancel(self, job_id: str) -> bool:
+        try:
+            try:
+                self._client.cancel(job_id)
+            except ServiceUnavailableError:
+                self._stand_by()
+                self._client.cancel(job_id)
+        except JobNotFoundError:
+            return True
+        except KoalaError:
+            return False
+        return True
+
+
+def _refused(name: str, why: str) -> SubmitException:
+    return SubmitException(name, why)  # type: ignore[no-untyped-call] # Parsl's, which has no types
+
+
+def _status_of(report: JobReport) -> JobStatus:
+    said = report.explanation if report.outcome is None else report.outcome.detail
+    output = Path(report.output_directory) / COMPONENT
+    return JobStatus(
+        block_state(report),
+        said or None,
+        None if report.outcome is None else report.outcome.exit_code,
+        str(output / "0.out"),
+        str(output / "0.err"),
+    )

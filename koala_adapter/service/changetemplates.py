@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of size that are in the scheduler's records, as templates. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.dynaco.decide import rule_named
+from koala_adapter.negotiation.template import (
+    CPU,
+    MEMORY,
+    Direction,
+    Obligation,
+    Resource,
+    Side,
+    Status,
+    Template,
+    Usage,
+)
+from koala_adapter.scheduler.changes import ChangePhase
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.service.negotiationparties import Party
+
+HOST = "koala"
+"""Our name in templates."""
+
+
+def offer_of(
+    record: JobRecord, party: Party, claim: Claim, change: Change, host: str, *, answer_within: float
+) -> Template | None:
+    """Return the offer, or the request, that a change begins with; None: nothing can be taken, or given up, here."""
+    grows = change.processors > 0
+    component = record.job.component(claim.component)
+    rule, size = rule_named(component.sizes), party.size(claim.component)
+    quantity = most = abs(change.processors)
+    if grows:
+        quantity = most = rule.accept(size, quantity, component.minimum, component.maximum)
+    else:
+        most = party.able_to_leave(record, claim)
+        quantity = min(rule.release(size, quantity, component.minimum), most)
+    if quantity < 1:
+        return None
+    return Template(
+        agreement_id=str(change.number),
+        initiator=Side.RMS,
+        source=HOST,
+        dest=_named(host),
+        direction=Direction.GROW if grows else Direction.SHRINK,
+        obligation=Obligation.VOLUNTARY if grows else Obligation.MANDATORY,
+        answer_within=answer_within,
+        reason=change.reason,
+        resources=(
+            Resource(
+                type=CPU,
+                quantity=quantity,
+                minimum=1,
+                maximum=most,
+                cluster=claim.cluster or "",
+                component=claim.component,
+            ),
+        ),
+    )
+
+
+def restored_template(claim: Claim, change: Change, host: str) -> Template:
+    """Return what stands in the negotiation of a change, as far as the records tell."""
+    own = bool(change.agreement)
+    grows = change.processors > 0
+    waits = change.phase is ChangePhase.PROMISED
+    quantity = (
+        change.wish if waits else abs(change.processors) if change.phase is ChangePhase.ASKED else change.accepted
+    )
+    return Template(
+        agreement_id=change.agreement or str(change.number),
+        initiator=Side.APPLICATION if own else Side.RMS,
+        source=_named(host) if own else HOST,
+        dest=HOST if own else _named(host),
+        status=Status.NEGOTIATION,
+        direction=Direction.GROW if grows else Direction.SHRINK,
+        resources=(
+            Resource(
+                type=CPU,
+                quantity=max(1, quantity),
+                cluster="" if own else claim.cluster or "",
+                component="" if own else claim.component,
+            ),
+            *((Resource(type=MEMORY, quantity=change.memory_mib),) if change.memory_mib else ()),
+        ),
+    )
+
+
+def round_of(change: Change) -> int:
+    """Return which offer it was that stands: the first, or the counter-offer to it."""
+    if change.phase is ChangePhase.PROMISED:
+        return 1
+    if change.agreement:
+        return 2 if change.countered else 1
+    return 1 if change.accepted == abs(change.processors) else 2
+
+
+def memory_wanted(template: Template) -> tuple[int, bool]:
+    """Return how much memory an application wants with each processor in MiB, and whether it is required."""
+    wanted = [one for one in template.resources if one.type == MEMORY and not one.declined]
+    return (wanted[0].quantity, wanted[0].usage is Usage.REQUIRED) if wanted else (0, False)
+
+
+def _named(host: str) -> str:
+    return "".join(one if one.isascii() and (one.isalnum() or one in "._:-") else "-" for one in host)[:255] or HOST
+
+
+def problem_of(template: Template) -> str:
+    """Return why an offer of an application is refused whatever is free; empty when it is not."""
+    required = [one for one in template.resources if one.usage is Usage.REQUIRED and not one.declined]
+    shrinks = template.direction is Direction.SHRINK
+    for one in required:
+        if one.type == MEMORY and (shrinks or not template.quantity(CPU)):
+            return "memory comes and goes with processors: a batch system does not change that of a process that runs"
+        if one.type not in {CPU, MEMORY}:
+            return f"{one.type} cannot be had: processors, and memory with them, are settled while a job runs"
+    if not template.quantity(CPU):
+        return "it asks for no processors"
+    if sum(one.type == MEMORY and not one.declined for one in template.resources) > 1:
+        return "it asks for memory more than once"
+    if sum(one.type == CPU and not one.declined for one in template.resources) != 1:
+        return "it asks for processors more than once"
+    return ""

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was said in a negotiation, as it is kept in the journal, and what that came to. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from koala_adapter.negotiation import templatexml
+from koala_adapter.negotiation.template import CPU, Direction, Side, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from koala_adapter.negotiation.template import Template
+
+_ENDS = frozenset({Status.REJECTED, Status.WITHDRAWN, Status.EXPIRED, Status.ERROR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message."""
+
+    at: float
+    """By the service clock."""
+    sender: str
+    """A side."""
+    template: str
+    """As it was written: XML."""
+
+    def read(self) -> Template:
+        """Return it as a value. Raises NegotiationError."""
+        return templatexml.parse(self.template.encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptNegotiation:
+    """One negotiation from its first message on."""
+
+    number: int = 0
+    """What people call it."""
+    job_id: str
+    component: str
+    rank: int
+    """Of the process that negotiated."""
+    initiator: str
+    """The side that began."""
+    agreement_id: str
+    messages: tuple[Message, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a negotiation was about, and how far it came."""
+
+    status: Status
+    """Of the message that decided; an offer, an acceptance or an agreement stands as long as nothing ended it."""
+    sender: Side
+    """Who said that."""
+    at: float
+    shrinks: bool
+    mandatory: bool
+    asked: int
+    """Processors in the first offer."""
+    standing: int
+    """Processors in the last offer, and then in what was agreed on."""
+    reason: str
+    """The last that was given."""
+    first: bool
+    """Nothing but the first offer has been said."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can come of it."""
+        return self.status in _ENDS or self.status is Status.CONSUMED
+
+
+def course(kept: KeptNegotiation) -> Course | None:
+    """Return how far a negotiation came; None: none of its messages is there."""
+    found: Course | None = None
+    for message, template in _read(kept):
+        if found is None:
+            found = Course(
+                status=template.status,
+                sender=Side(message.sender),
+                at=message.at,
+                shrinks=template.direction is Direction.SHRINK,
+                mandatory=template.obligation is not None and template.obligation.value == "mandatory",
+                asked=template.quantity(CPU),
+                standing=template.quantity(CPU),
+                reason=template.reason,
+                first=True,
+            )
+        elif found.status not in _ENDS:
+            found = _followed(found, message, template)
+    return found
+
+
+def _followed(so_far: Course, message: Message, template: Template) -> Course:
+    stands = template.status not in _ENDS
+    return Course(
+        status=template.status,
+        sender=Side(message.sender),
+        at=message.at,
+        shrinks=so_far.shrinks,
+        mandatory=so_far.mandatory,
+        asked=so_far.asked,
+        standing=template.quantity(CPU) if stands else so_far.standing,
+        reason=template.reason or so_far.reason,
+        first=False,
+    )
+
+
+def _read(kept: KeptNegotiation) -> Iterator[tuple[Message, Template]]:
+    for message in kept.messages:
+        yield message, message.read()
+
+
+def is_committed(kept: KeptNegotiation | None) -> bool:
+    """Tell whether one side has committed itself to what the other accepted, as far as is known."""
+    return kept is not None and any(template.status is Status.COMMITTED for _, template in _read(kept))

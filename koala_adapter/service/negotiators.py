@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that negotiate for jobs by TCP: for those whose processes change together, and for those with workers.
+
+While one is connected, what koala offers and wants back is settled with it. Workers come and go without being asked, so
+for a job of that kind nothing is needed but this. While none is connected, it is as if there were no such programs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import JobRefusedError, NegotiationError
+from koala_adapter.model import JobKind, RunnerName
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.service.negotiationparties import NEGOTIATOR, WorkersParty
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.model import JobId
+    from koala_adapter.scheduler import actions as act
+    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.service.adaptations import Adaptations
+    from koala_adapter.service.negotiationport import NegotiationPort
+    from koala_adapter.service.workersresizing import WorkersResizing
+
+
+def check_negotiable(record: JobRecord) -> None:
+    """Raise JobRefusedError unless a program can negotiate for a job."""
+    job = record.job
+    if record.state.final:
+        raise JobRefusedError(f"job {job.id} has ended", hint="`koala status` shows the jobs that run")
+    able = [one.name for one in job.components if job.changes_size(one.name)]
+    if job.kind is not JobKind.MALLEABLE or not able:
+        raise JobRefusedError(f"job {job.id} keeps its size", hint='only jobs of kind = "malleable" negotiate it')
+    if len(able) > 1:
+        raise JobRefusedError(f"job {job.id}: several components can change: {', '.join(able)}", hint="one is allowed")
+
+
+class Negotiators:
+    """Between the port and the negotiation manager; a Resizer of jobs with workers."""
+
+    def __init__(
+        self,
+        port: NegotiationPort,
+        *,
+        adaptations: Adaptations,
+        workers: WorkersResizing,
+        state: Callable[[], State],
+    ) -> None:
+        """``workers`` serves jobs for which no program negotiates."""
+        self._port = port
+        self._adaptations = adaptations
+        self._negotiations = adaptations.negotiations
+        self._workers = workers
+        self._state = state
+        self._jobs: set[JobId] = set()
+        """Jobs for which a program has negotiated."""
+
+    # ---- what a program does ----------------------------------------------------------------------------------------
+
+    def heard(self, job_id: JobId, data: bytes) -> None:
+        """Take in what a program says for a job. Raises NegotiationError when it is none, or the job does not run."""
+        found = self._adaptations.party_of(job_id)
+        if found is None:
+            raise NegotiationError("the job does not run")
+        self._negotiations.heard(*found, NEGOTIATOR, data)
+        self._carry_on(job_id)
+        self._adaptations.look_again()
+
+    def came(self, job_id: JobId) -> None:
+        """Say to a program that has connected what may not have arrived, and what is offered now."""
+        self._jobs.add(job_id)
+        self._negotiations.in_contact(job_id, NEGOTIATOR)
+        self._follow(job_id)
+
+    def went(self, job_id: JobId) -> None:
+        """What was not agreed on with a program is lost with its connection."""
+        found = self._adaptations.party_of(job_id)
+        if found is not None:
+            self._negotiations.out_of_contact(*found, NEGOTIATOR)
+            self._adaptations.look_again()
+
+    def handled(self) -> None:
+        """The scheduler has handled an event: see what it means for those for whom programs negotiate."""
+        for job_id in list(self._jobs):
+            if self._adaptations.party_of(job_id) is not None:
+                self._follow(job_id)
+            elif job_id not in self._state().jobs or self._state().jobs[job_id].state.final:
+                self._jobs.discard(job_id)
+                self._negotiations.forget(job_id)
+                self._port.close(job_id)
+
+    def _follow(self, job_id: JobId) -> None:
+        found = self._adaptations.party_of(job_id)
+        if found is not None:
+            self._negotiations.follow(*found)
+            self._adaptations.look_again()
+
+    def _carry_on(self, job_id: JobId) -> None:
+        """Have workers leave that a program has agreed to give up."""
+        record = self._state().jobs.get(job_id)
+        if record is not None and record.job.runner is RunnerName.WORKERS:
+            self._workers.carry_on(record)
+
+    # ---- what the scheduler wants of jobs with workers: see Resizer -------------------------------------------------
+
+    def offer(self, action: act.OfferProcessors) -> None:
+        """See Resizer."""
+        if self._port.represents(action.job_id):
+            self._follow(action.job_id)
+        else:
+            self._workers.offer(action)
+
+    def request(self, action: act.RequestProcessors) -> None:
+        """See Resizer."""
+        if self._port.represents(action.job_id):
+            self._follow(action.job_id)
+        else:
+            self._workers.request(action)
+
+    def take(self, action: act.TakeProcessors) -> None:
+        """See Resizer."""
+        self._workers.take(action)
+        if action.job_id in self._jobs:
+            self._follow(action.job_id)
+
+    def withdraw(self, action: act.WithdrawOffer) -> None:
+        """See Resizer."""
+        self._negotiations.withdraw(action.job_id, action.number, action.reason)
+
+    def grant(self, action: act.GrantProcessors) -> None:
+        """See Resizer."""
+        self._negotiations.grant(action)
+        self._carry_on(action.job_id)
+        self._follow(action.job_id)
+
+    def resume(self) -> None:
+        """See Resizer. What was agreed on with a program is taken up first: it is not for others to answer."""
+        for record in list(self._state().jobs.values()):
+            if record.state is JobState.RUNNING and record.job.runner is RunnerName.WORKERS:
+                self._jobs.add(record.job.id)
+                self._negotiations.restore(record, WorkersParty(record, represented=False))
+        self._workers.resume()

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs with workers grow and shrink: between the scheduler's messages and their runners.
+
+An application that nobody can tell to change declines. After a restart of the service, whatever the records say is
+under way is taken up where it was: an answer is given again, and workers that have not ended are asked again.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import anyio
+import structlog
+
+from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
+from koala_adapter.model import RunnerName
+from koala_adapter.scheduler import actions as act
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.scheduler.roster import bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from koala_adapter.model import ClusterName, JobId
+    from koala_adapter.runners.workers import Order, WorkersRunner
+    from koala_adapter.scheduler.records import Claim, JobRecord, State
+
+K = TypeVar("K", GrowOffer, ShrinkRequest)
+
+log = structlog.get_logger()
+
+
+class ResizedApplications(Protocol):
+    """The running applications, as far as they are brought to other sizes."""
+
+    def workers(self, record: JobRecord) -> WorkersRunner | None:
+        """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
+
+    def resized(self, record: JobRecord) -> WorkersRunner | None:
+        """Return the runner of a job that has been asked to change since this process began."""
+
+    def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
+        """Start the processes of ranks that a running job has got."""
+
+    def order(self, orders: Iterable[Order]) -> None:
+        """Have agents start or signal processes."""
+
+
+class WorkersResizing:
+    """Has workers come and go."""
+
+    def __init__(
+        self,
+        applications: ResizedApplications,
+        *,
+        state: Callable[[], State],
+        clock: Callable[[], float],
+        report: Callable[[ev.Event], None],
+    ) -> None:
+        """``report`` takes the answers of applications in."""
+        self._applications = applications
+        self._state = state
+        self._clock = clock
+        self._report = report
+        self._asked = anyio.Event()
+
+    # ---- what the scheduler wants -----------------------------------------------------------------------------------
+
+    def offer(self, action: act.OfferProcessors) -> None:
+        """Ask an application how many further processors it takes."""
+        found = self._find(action.job_id, action.component, action.cluster)
+        accepted = 0
+        if found is not None:
+            runner, record, claim = found
+            accepted = runner.accepted(_observed(GrowOffer, record, claim, action.processors))
+        self._answer(action.job_id, action.number, accepted)
+
+    def request(self, action: act.RequestProcessors) -> None:
+        """Ask an application to give processors up, and have it begin."""
+        found = self._find(action.job_id, action.component, action.cluster)
+        if found is None:
+            self._answer(action.job_id, action.number, 0)
+            return
+        runner, record, claim = found
+        runner.departed(record.departed)
+        request = _observed(ShrinkRequest, record, claim, action.processors)
+        accepted = min(runner.accepted(request), max(0, claim.processors - bounds(record, claim)[0]))
+        # Told first: a worker that ends at once must be known to have been asked.
+        self._answer(action.job_id, action.number, accepted)
+        self._retire(runner, request, accepted)
+
+    def take(self, action: act.TakeProcessors) -> None:
+        """Start the processes of new ranks."""
+        record = self._state().jobs.get(action.job_id)
+        if record is not None:
+            log.info("a job grows", job=action.job_id, component=action.component, by=len(action.ranks))
+            self._applications.grow(record, [rank.rank for rank in action.ranks])
+
+    def withdraw(self, action: act.WithdrawOffer) -> None:
+        """Workers are not told of an offer before they are started, so there is nothing to undo."""
+
+    def grant(self, action: act.GrantProcessors) -> None:
+        """What is granted comes by itself."""
+
+    # ---- what is under way ------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Go on with what the records say is under way, after a restart."""
+        for record in list(self._state().jobs.values()):
+            if record.state is JobState.RUNNING and record.job.runner is RunnerName.WORKERS:
+                for claim in record.claims:
+                    self._resume(record, claim)
+
+    def _resume(self, record: JobRecord, claim: Claim) -> None:
+        change, cluster = claim.change, claim.cluster
+        if change is None or cluster is None:
+            return
+        if change.phase is ChangePhase.ASKED and change.agreement:
+            return  # it is for the program to answer that has asked
+        if change.phase is ChangePhase.ASKED:
+            kind = act.OfferProcessors if change.processors > 0 else act.RequestProcessors
+            action = kind(
+                job_id=record.job.id,
+                component=claim.component,
+                cluster=cluster,
+                number=change.number,
+                processors=abs(change.processors),
+            )
+            if isinstance(action, act.OfferProcessors):
+                self.offer(action)
+            else:
+                self.request(action)
+        else:
+            self._carry_on(record, claim)
+
+    def carry_on(self, record: JobRecord) -> None:
+        """Have the workers of a job leave that it has agreed to give up; nobody is asked twice."""
+        for claim in record.claims:
+            self._carry_on(record, claim)
+
+    def _carry_on(self, record: JobRecord, claim: Claim) -> None:
+        change, runner = claim.change, self._applications.workers(record)
+        if change is not None and change.phase is ChangePhase.RELEASING and runner is not None:
+            left = change.accepted - change.done
+            self._retire(runner, _observed(ShrinkRequest, record, claim, left), left)
+
+    async def run(self) -> None:
+        """Kill workers that were asked to end and take too long, until cancelled."""
+        while True:
+            asked = self._asked
+            due = self.kill_overdue()
+            with anyio.move_on_after(max(0.0, due - self._clock())):
+                await asked.wait()
+
+    def kill_overdue(self) -> float:
+        """Kill workers whose grace is over; return when that is to be looked at next, infinity: nobody is asked."""
+        now, due = self._clock(), inf
+        for record in list(self._state().jobs.values()):
+            runner = self._applications.resized(record)
+            if runner is not None:
+                runner.departed(record.departed)
+                self._applications.order(runner.kills(now))
+                due = min(due, inf if runner.next_kill is None else runner.next_kill)
+        return due
+
+    def _retire(self, runner: WorkersRunner, request: ShrinkRequest, count: int) -> None:
+        self._applications.order(runner.shrink(request, count, self._clock()))
+        self._asked.set()
+        self._asked = anyio.Event()
+
+    def _find(
+        self, job_id: JobId, component: str, cluster: ClusterName
+    ) -> tuple[WorkersRunner, JobRecord, Claim] | None:
+        record = self._state().jobs.get(job_id)
+        runner = None if record is None else self._applications.workers(record)
+        if record is None or runner is None:
+            log.warning("declined, as the application keeps its size", job=job_id)
+            return None
+        claims = [one for one in record.claims if (one.component, one.cluster) == (component, cluster)]
+        return (runner, record, claims[0]) if claims else None
+
+    def _answer(self, job_id: JobId, number: int, accepted: int) -> None:
+        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted))
+
+
+def _observed(kind: type[K], record: JobRecord, claim: Claim, processors: int) -> K:
+    component = record.job.component(claim.component)
+    size = sum(one.processors for one in record.claims if one.component == claim.component)
+    if claim.cluster is None:
+        raise AssertionError("a claim that changes is on a cluster")
+    return kind(
+        component=claim.component,
+        cluster=claim.cluster,
+        processors=processors,
+        size=size,
+        minimum=component.minimum,
+        maximum=component.maximum,
+    )

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live runs of KOALA's workloads in small, with the simulator's prediction of each beside it: figures, table, findings.
+
+That is the check of the simulator against reality. The prediction is made twice: with the delays that were measured in
+the live run, and without any, which is what the experiments on DAS-3 assume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from koala_adapter.simulation.experiments.framework import Figure, Finding, Series, Table
+from koala_adapter.simulation.koala_workloads import WORKLOADS
+from koala_adapter.simulation.live_runs import predicted
+from koala_adapter.simulation.malleable_report import NAMES, POLICIES, combination
+from koala_adapter.simulation.malleable_runs import BINS, Case, axis_to, record_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from koala_adapter.scheduler.malleable.approaches import Approach
+    from koala_adapter.simulation.live_runs import LiveOutcome, LiveRun
+    from koala_adapter.simulation.malleable_runs import Record
+
+NEAR = 0.15
+"""A prediction is called near when it differs from the live run by at most this share."""
+MEASURES = (
+    ("used", "used processors", "processors used while jobs were submitted"),
+    ("execution", "execution (s)", "mean execution time"),
+    ("response", "response (s)", "mean response time"),
+)
+"""What is compared: property of a record, heading with unit, words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One live run and what the simulator says of it."""
+
+    run: LiveRun
+    outcome: LiveOutcome
+    live: Record
+    simulated: Record
+    """With the delays that were measured."""
+    undelayed: Record
+    """Without any."""
+
+    @property
+    def label(self) -> str:
+        """Policy, workload and approach."""
+        case = self.live.case
+        return f"{case.approach.value.upper()} {combination(case.malleability, case.workload)}"
+
+    def difference(self, what: str, simulated: Record | None = None) -> float:
+        """Return by which share the simulator exceeds the live run in a property."""
+        found, live = float(getattr(simulated or self.simulated, what)), float(getattr(self.live, what))
+        if live == 0.0:  # of so short a run that nothing of it was measured
+            return 0.0 if found == 0.0 else 1.0
+        return found / live - 1.0
+
+
+def compare(run: LiveRun, workload: str, seed: int, outcome: LiveOutcome) -> Compared:
+    """Return a live run with both predictions."""
+    case = Case(
+        approach=run.approach, malleability=run.malleability, workload=workload, seed=seed, detailed=True
+    )  # fmt: skip
+    last = run.jobs[-1].submitted_at
+    axis = axis_of(workload, len(run.jobs))
+    outcomes = (outcome.outcome, predicted(run, outcome, delays=True), predicted(run, outcome, delays=False))
+    live, simulated, undelayed = (record_of(case, one, last, axis) for one in outcomes)
+    return Compared(run=run, outcome=outcome, live=live, simulated=simulated, undelayed=undelayed)
+
+
+LONGEST = 600.0
+"""Execution time of the longest job at its first size, in seconds."""
+
+
+def axis_of(workload: str, jobs: int) -> list[float]:
+    """Return the time axis of a workload: to the end of a last job that does not grow."""
+    return axis_to(jobs * WORKLOADS[workload].interarrival + LONGEST)
+
+
+class LiveRecords:
+    """The live records of one approach, as the six figures of the paper show them."""
+
+    def __init__(self, compared: Sequence[Compared], workloads: Sequence[str]) -> None:
+        """``compared``: all of the approach."""
+        self.workloads = workloads
+        self.processors = sum(one.processors for one in compared[0].outcome.clusters)
+        self._compared = compared
+
+    def axis(self, workload: str) -> Sequence[float]:
+        """See ShownRecords."""
+        jobs = next(len(one.run.jobs) for one in self._compared if one.live.case.workload == workload)
+        return axis_of(workload, jobs)
+
+    def of(self, policy: str, workload: str) -> Sequence[Record]:
+        """See ShownRecords."""
+        wanted = (policy, workload)
+        return [one.live for one in self._compared if (one.live.case.malleability, one.live.case.workload) == wanted]
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def comparison_table(compared: Sequence[Compared]) -> Table:
+    """Return live and simulated values of each run, with the difference in per cent."""
+    columns = ["approach", "policy", "workload"]
+    for _, heading, _ in MEASURES:
+        columns += [f"{heading} live", "simulated", "difference (%)"]
+    columns += ["wait (s) live", "simulated wait (s)", "messages live", "simulated messages"]
+    rows = []
+    for one in compared:
+        row: list[str | float] = [*_names(one)]
+        for what, _, _ in MEASURES:
+            row += [_of(one.live, what), _of(one.simulated, what), round(100.0 * one.difference(what), 1)]
+        row += [one.live.wait, one.simulated.wait, one.live.messages, one.simulated.messages]
+        rows.append(row)
+    caption = (
+        "Means over the jobs of each live run, and of the simulator with the delays measured in that run. A negative "
+        "difference: the simulator says less than there was."
+    )
+    return Table(
+        name="live-and-simulated", title="Live runs and their simulation", columns=_unique(columns), rows=rows,
+        caption=caption,
+    )  # fmt: skip
+
+
+def delays_table(compared: Sequence[Compared]) -> Table:
+    """Return the delays that were measured, and how far the simulator is off that knows of none."""
+    columns = [
+        "approach", "policy", "workload", "until held (s)", "until it computes (s)", "until its end is known (s)",
+        "until free again (s)",
+        *(f"{heading}: difference without delays (%)" for _, heading, _ in MEASURES),
+    ]  # fmt: skip
+    rows: list[list[str | float]] = [
+        [
+            *_names(one),
+            one.outcome.held_after,
+            one.outcome.computes_after,
+            one.outcome.known_after,
+            one.outcome.free_after,
+            *(round(100.0 * one.difference(what, one.undelayed), 1) for what, _, _ in MEASURES),
+        ]
+        for one in compared
+    ]
+    caption = (
+        "Means of the live run, in seconds of the workload: from the submission of a placeholder until it is held, "
+        "from the launch of a process until it works, from the end of a job's work until that is known, from the end "
+        "of a process until its processor is known to be idle."
+    )
+    return Table(name="delays", title="What the live system takes its time for", columns=columns, rows=rows,
+                 caption=caption)  # fmt: skip
+
+
+def _names(one: Compared) -> tuple[str, str, str]:
+    case = one.live.case
+    return case.approach.value.upper(), NAMES[case.malleability], case.workload
+
+
+def _of(record: Record, what: str) -> float:
+    return float(getattr(record, what))
+
+
+def _unique(columns: Sequence[str]) -> list[str]:
+    """Return headings of which those that stand for another measure each are told apart, as JSON needs it."""
+    found: list[str] = []
+    before = ""
+    for column in columns:
+        before = column.removesuffix(" live") if column.endswith(" live") else before
+        plain = column in {"simulated", "difference (%)"}
+        found.append(f"{before} {column}" if plain else column)
+    return found
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def comparison_figures(compared: Sequence[Compared]) -> list[Figure]:
+    """Return bars of live and simulated means, and the used processors over time of each run, live and simulated."""
+    by_label: dict[str, list[Compared]] = {}
+    for one in compared:
+        by_label.setdefault(one.label, []).append(one)
+    return [
+        *(_bars(by_label, what, words) for what, _, words in MEASURES),
+        *(_used(label, runs) for label, runs in by_label.items()),
+    ]
+
+
+def _bars(by_label: dict[str, list[Compared]], what: str, words: str) -> Figure:
+    picks: tuple[tuple[str, Callable[[Compared], Record]], ...] = (
+        ("live", lambda one: one.live),
+        ("simulated", lambda one: one.simulated),
+        ("simulated without delays", lambda one: one.undelayed),
+    )
+    series = [
+        Series(label=label, y=[fmean(_of(pick(one), what) for one in runs) for runs in by_label.values()])
+        for label, pick in picks
+    ]
+    unit = "processors" if what == "used" else "s"
+    return Figure(
+        name=f"compared-{what}",
+        title=f"Live and simulated: {words}",
+        x_label="approach, policy and workload",
+        y_label=f"{words} ({unit})" if unit == "s" else words,
+        kind="bars",
+        categories=list(by_label),
+        series=series,
+        caption="Means over the jobs and the repetitions.",
+    )
+
+
+def _used(label: str, runs: Sequence[Compared]) -> Figure:
+    case = runs[0].live.case
+    axis = [0.0, *axis_of(case.workload, len(runs[0].run.jobs))]
+    series = [
+        Series(label=name, x=axis, y=[0.0, *(fmean(column) for column in zip(*columns, strict=True))])
+        for name, columns in (
+            ("live", [one.live.used_over_time for one in runs]),
+            ("simulated", [one.simulated.used_over_time for one in runs]),
+        )
+    ]
+    stem = case.workload.replace("'", "-high-")
+    return Figure(
+        name=f"used-{case.approach.value}-{case.malleability}-{stem}",
+        title=f"{label}: used processors, live and simulated",
+        x_label="time since the first submission (s of the workload)",
+        y_label="used processors",
+        series=series,
+        caption=f"Means over intervals of 1/{BINS} of the axis, and over the repetitions.",
+    )
+
+
+# ---- findings -------------------------------------------------------------------------------------------------------
+
+
+def prediction_findings(compared: Sequence[Compared]) -> list[Finding]:
+    """Judge, for each measure, whether the simulator predicts the live runs."""
+    return [_prediction(compared, what, words) for what, _, words in MEASURES]
+
+
+def _prediction(compared: Sequence[Compared], what: str, words: str) -> Finding:
+    differences = {one.label: one.difference(what) for one in compared}
+    farthest = max(differences, key=lambda label: abs(differences[label]))
+    undelayed = [one.difference(what, one.undelayed) for one in compared]
+    typical = fmean(abs(one) for one in differences.values())
+    return Finding(
+        claim=f"The simulator predicts the live runs: {words}, within {100 * NEAR:.0f} %.",
+        outcome="; ".join(f"{label}: {100 * value:+.1f} %" for label, value in differences.items())
+        + f". Without the measured delays: {100 * min(undelayed):+.1f} % to {100 * max(undelayed):+.1f} %.",
+        holds=all(abs(one) <= NEAR for one in differences.values()),
+        margin=f"{100 * typical:.1f} % on average, {100 * differences[farthest]:+.1f} % at most ({farthest})",
+    )
+
+
+def order_finding(compared: Sequence[Compared], approach: Approach) -> Finding:
+    """Judge whether combinations that the simulator tells apart are in the same order live."""
+    mine = [one for one in compared if one.live.case.approach is approach]
+    ranked = sorted(mine, key=lambda one: one.simulated.execution)
+    apart = [
+        (low, high)
+        for low, high in pairwise(ranked)
+        if high.simulated.execution > (1.0 + NEAR / 2) * low.simulated.execution
+    ]
+    wrong = [(low, high) for low, high in apart if low.live.execution > high.live.execution]
+    said = " < ".join(f"{one.label} ({one.live.execution:.0f} s live)" for one in ranked)
+    return Finding(
+        claim=f"Under {approach.value.upper()}, combinations whose simulated execution times differ clearly are in the "
+        "same order live.",
+        outcome=f"Simulated: {said}.",
+        holds=None if not apart else not wrong,
+        margin=f"{len(apart) - len(wrong)} of {len(apart)} neighbours that differ by {100 * NEAR / 2:.1f} % or more",
+    )
+
+
+__all__ = [
+    "POLICIES",
+    "Compared",
+    "LiveRecords",
+    "compare",
+    "comparison_figures",
+    "comparison_table",
+    "delays_table",
+    "order_finding",
+    "prediction_findings",
+]

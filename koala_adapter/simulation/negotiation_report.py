@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came of scenarios of negotiation, as findings, figures, a table and the templates themselves. Pure."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from koala_adapter.simulation.experiments.framework import Figure, Finding, Listing, Series, Table
+from koala_adapter.simulation.live_negotiations import ALL, COUNTERED, DECLINING, EVOLVING, MALLEABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from koala_adapter.simulation.live_negotiations import Played
+
+NEAR = 0.25
+"""So far from the ratio of the sizes may that of the rates be."""
+APPLICATION, KOALA = "application", "koala"
+OFFER = "NT_NEGOTIATION"
+
+
+CLAIMS = {
+    EVOLVING.name: "An evolving application on 2 processors asks for 2 more after a third of its steps, gets them, and "
+    "runs on 4.",
+    COUNTERED.name: "It asks for 14 more, is counter-offered the 6 that are idle, accepts, and runs on 8.",
+    MALLEABLE.name: "A malleable application on 4 beside a rigid one on 4 is offered the 4 when that ends, accepts, "
+    "and runs on 8.",
+    DECLINING.name: "It takes offers only while its total is a power of two: those that would make it 5, 6 or 7 are "
+    "declined.",
+}
+_DIALOGUES = {
+    EVOLVING.name: ([], [2], []),
+    COUNTERED.name: ([6], [6], []),
+    MALLEABLE.name: ([4], [4], []),
+    DECLINING.name: ([1, 2, 3, 4], [4], [0, 0, 0]),
+}
+"""What koala offered, what was accepted, and what the application rejected."""
+
+
+def as_published(one: Played) -> bool:
+    """Tell whether a scenario went as the paper says, sizes and messages."""
+    offers, accepted, declined = _DIALOGUES[one.scenario.name]
+    return (
+        one.course == [one.scenario.initial, one.scenario.goal]
+        and one.said(OFFER, KOALA) == offers
+        and one.said("NT_ACCEPTED", KOALA) + one.said("NT_ACCEPTED", APPLICATION) == accepted
+        and one.said("NT_REJECTED", APPLICATION) == declined
+    )
+
+
+def findings(played: Sequence[Played]) -> list[Finding]:
+    """Return the claims of the paper beside what came out."""
+    told = [Finding(claim=CLAIMS[one.scenario.name], outcome=course_of(one), holds=as_published(one)) for one in played]
+    return [*told, _faster(played)]
+
+
+def course_of(one: Played) -> str:
+    """Say which sizes an application had, and what was said."""
+    sizes = " → ".join(str(size) for size in one.course)
+    said = "; ".join(
+        f"{message.sender} {message.status.removeprefix('NT_').lower()} {message.processors or ''}".strip()
+        for message in one.messages
+    )
+    return f"sizes {sizes}; {said}"
+
+
+def _faster(played: Sequence[Played]) -> Finding:
+    ratios = [(one, _ratio(one)) for one in played]
+    told = [
+        f"{one.scenario.initial} to {one.scenario.goal}: {ratio:.2f} times as many"
+        for one, ratio in ratios
+        if ratio is not None
+    ]
+    off = [abs(ratio / (one.scenario.goal / one.scenario.initial) - 1) for one, ratio in ratios if ratio is not None]
+    return Finding(
+        claim="It does more steps per second with more processors: as many times more as it has processors.",
+        outcome="; ".join(told),
+        holds=max(off) <= NEAR if len(off) == len(played) else None,
+        margin=f"at most {100 * max(off):.0f} % off" if off else "",
+    )
+
+
+def _ratio(one: Played) -> float | None:
+    before, after = one.rate(one.scenario.initial), one.rate(one.scenario.goal)
+    return None if before is None or after is None else after / before
+
+
+def timeline(one: Played) -> Figure:
+    """Return who had which processor when. Which of them are whose is not told by batch systems: they are in order."""
+    parts = {
+        "the application": list(_own_bars(one)),
+        "agreed on, and being brought to it": list(_coming_bars(one)),
+        "rigid jobs": list(_other_bars(one)),
+    }
+    end = max(at for bars in parts.values() for _, _, at in bars)
+    return Figure(
+        name=f"timeline-{one.scenario.name}",
+        title=one.scenario.title,
+        x_label="time (s)",
+        y_label="processor",
+        kind="timeline",
+        categories=[str(number) for number in range(1, ALL + 1)],
+        series=[_bars(label, bars) for label, bars in parts.items() if bars],
+        x_range=(0.0, end),
+        caption=f"{one.scenario.title}. The application has a processor from when it computes on it; until then its "
+        "placeholder is gathered, its process is started, and all processes come to one point.",
+    )
+
+
+def _bars(label: str, bars: Sequence[tuple[int, float, float]]) -> Series:
+    return Series(
+        label=label, y=[row for row, _, _ in bars], x=[since for _, since, _ in bars], high=[end for _, _, end in bars]
+    )
+
+
+def _own_bars(one: Played) -> Iterator[tuple[int, float, float]]:
+    held: dict[int, float] = {}
+    for at, size in one.sizes:
+        for row in [row for row in held if row >= size]:
+            yield row, held.pop(row), at
+        for row in range(size):
+            held.setdefault(row, at)
+
+
+def _coming_bars(one: Played) -> Iterator[tuple[int, float, float]]:
+    """Yield what was agreed on until the application went on with it."""
+    agreed = [message.at for message in one.messages if message.status == "NT_COMMITTED"]
+    for (_, before), (at, after) in pairwise(one.sizes):
+        begun = max((time for time in agreed if time < at), default=at)
+        yield from ((row, begun, at) for row in range(before, after))
+
+
+def _other_bars(one: Played) -> Iterator[tuple[int, float, float]]:
+    row = one.scenario.initial
+    for processors, since, until in one.beside:
+        for number in range(row, row + processors):
+            yield number, since, until
+        row += processors
+
+
+def rates(played: Sequence[Played]) -> Figure:
+    """Return the steps per second before and after the change of each scenario."""
+    return Figure(
+        name="steps-per-second",
+        title="Steps per second before and after",
+        x_label="",
+        y_label="steps per second",
+        kind="bars",
+        categories=[f"{one.scenario.name} ({one.scenario.initial} → {one.scenario.goal})" for one in played],
+        series=[
+            Series(label="before", y=[one.rate(one.scenario.initial) or 0.0 for one in played]),
+            Series(label="after", y=[one.rate(one.scenario.goal) or 0.0 for one in played]),
+        ],
+        caption="Steps during which the size changed are left out.",
+    )
+
+
+def messages_table(played: Sequence[Played]) -> Table:
+    """Return who said what when."""
+    return Table(
+        name="messages",
+        title="Who said what when",
+        columns=("scenario", "negotiation", "time (s)", "who", "status", "processors", "reason"),
+        rows=[
+            (
+                one.scenario.name,
+                message.negotiation,
+                round(message.at, 3),
+                message.sender,
+                message.status,
+                message.processors,
+                message.reason,
+            )
+            for one in played
+            for message in one.messages
+        ],
+        caption="NT_NEGOTIATION is an offer or a counter-offer. Times are those at the service.",
+    )
+
+
+def templates(played: Sequence[Played]) -> list[Listing]:
+    """Return the templates that were exchanged, as they were written."""
+    return [
+        Listing(
+            name=f"templates-{one.scenario.name}",
+            title=f"Templates exchanged: {one.scenario.title}",
+            text="\n".join(
+                f"{message.at:.3f} s, {message.sender} says:\n{message.template.rstrip()}\n" for message in one.messages
+            ),
+        )
+        for one in played
+    ]

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Unix socket by which the process of a task speaks with koala: whole frames are handed on, both ways.
+
+A frame is a size in eight digits, a line feed, and so many bytes. What is in it is nobody's business here.
+"""
+
+import collections
+import contextlib
+import os
+import re
+import selectors
+import socket
+import struct
+
+from koala_adapter.vjm.agent.node import clock, raw, say
+from koala_adapter.vjm.agent.timers import Timers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Deque, Optional, Set
+
+LARGEST = 65536  # bytes of what a frame holds
+HEADER = 9
+SAID = 256 * 1024  # bytes of frames that may wait for the control center, beyond which the process is not read
+UNREAD = 1024 * 1024  # bytes that may wait for the process, beyond which it is cut off
+SPELL, MOST = 10.0, 5000  # so many frames in so many seconds are a flood
+PARTING = 1.0  # seconds for the last word to somebody who is cut off
+LONGEST_PATH = 107  # bytes of a path that the kernel takes for a socket, unix(7)
+NAME = "application"
+
+
+class ApplicationSocket:
+    """Listens for the process of one task. The first that connects is it for as long as its connection lasts."""
+
+    def __init__(self, selector: selectors.BaseSelector, timers: Timers, directory: str) -> None:
+        """``directory`` is private, and exists."""
+        self.path = os.path.join(directory, NAME)
+        self._selector = selector
+        self._timers = timers
+        self._said: "Deque[bytes]" = collections.deque()
+        self._size = 0
+        self._peer: "Optional[Peer]" = None
+        self._turned_away: "Set[Peer]" = set()  # those that still read why
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.setblocking(False)  # noqa: FBT003 - the library's own way
+        try:
+            self._bind(directory)
+            self._listening.listen(8)
+        except OSError:
+            self._listening.close()
+            raise
+        selector.register(self._listening, selectors.EVENT_READ, self._accept)
+
+    @property
+    def said(self) -> bool:
+        """Whether something waits for the control center."""
+        return bool(self._said)
+
+    def next(self) -> bytes:
+        """Return the next frame for the control center."""
+        frame = self._said.popleft()
+        self._size -= len(frame)
+        if self._peer is not None and self._size < SAID:
+            self._peer.listen()
+        return frame
+
+    def tell(self, frame: bytes) -> None:
+        """Hand a frame to the process, if it is there."""
+        if self._peer is not None:
+            self._peer.send(frame)
+
+    def close(self) -> None:
+        """Listen no more; the process is gone."""
+        if self._listening.fileno() >= 0:
+            self._selector.unregister(self._listening)
+            self._listening.close()
+        if self._peer is not None:
+            self._peer.close()
+        for peer in list(self._turned_away):
+            peer.close()
+
+    def take(self, frame: bytes) -> bool:
+        """Keep a frame for the control center; False: nothing more is to be read for now."""
+        self._said.append(frame)
+        self._size += len(frame)
+        return self._size < SAID
+
+    def gone(self, peer: "Peer") -> None:
+        """Be free for another connection."""
+        self._turned_away.discard(peer)
+        if self._peer is peer:
+            self._peer = None
+
+    def _bind(self, directory: str) -> None:
+        before = os.umask(0o177)
+        try:
+            if len(raw(self.path)) <= LONGEST_PATH:
+                self._listening.bind(raw(self.path))
+                return
+            place = os.open(raw(directory), os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._listening.bind(f"/proc/self/fd/{place}/{NAME}")
+            finally:
+                os.close(place)
+        finally:
+            os.umask(before)
+
+    def _accept(self, _mask: int) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:
+            return
+        connection.setblocking(False)  # noqa: FBT003 - the library's own way
+        size = struct.calcsize("3i")
+        _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if user != os.geteuid():
+            say("another user's process was turned away from a task's socket")
+            connection.close()
+            return
+        peer = Peer(self._selector, self._timers, connection, self)
+        if self._peer is not None:
+            self._turned_away.add(peer)
+            peer.cut_off("another process of this task speaks with koala already")
+        else:
+            self._peer = peer
+            peer.listen()
+
+
+class Peer:
+    """One connection of a process."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, timers: Timers, connection: socket.socket, owner: ApplicationSocket
+    ) -> None:
+        self._selector = selector
+        self._timers = timers
+        self._connection = connection
+        self._owner = owner
+        self._in = bytearray()
+        self._out = bytearray()
+        self._interest = 0
+        self._reading = False
+        self._parting = False
+        self._spell = clock()
+        self._frames = 0
+
+    def listen(self) -> None:
+        """Read what it says."""
+        self._reading = not self._parting
+        self._cut()
+
+    def send(self, frame: bytes) -> None:
+        """Have it read a frame."""
+        if len(self._out) + len(frame) > UNREAD:
+            say("a process that does not read what koala says was cut off")
+            self.close()
+            return
+        self._out += frame
+        self._write()
+
+    def cut_off(self, text: str) -> None:
+        """Tell it why, and end the connection."""
+        self._parting = True
+        self._reading = False
+        quoted = "".join(one if one.isalnum() else f"%{ord(one):02X}" for one in text)
+        note = b"fail text=" + quoted.encode()
+        self.send(b"%08d\n" % len(note) + note)
+        self._timers.after(PARTING, self.close)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._watch(0)
+        self._reading = False
+        self._connection.close()
+        self._owner.gone(self)
+
+    def _watch(self, interest: int) -> None:
+        if interest == self._interest:
+            return
+        if self._interest:
+            self._selector.unregister(self._connection)
+        if interest:
+            self._selector.register(self._connection, interest, self._ready)
+        self._interest = interest
+
+    def _listen_on(self) -> None:
+        if self._connection.fileno() >= 0:
+            self._watch(selectors.EVENT_READ * self._reading | selectors.EVENT_WRITE * bool(self._out))
+
+    def _ready(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._write()
+        if mask & selectors.EVENT_READ and self._reading:
+            self._read()
+
+    def _write(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self._connection.send(bytes(self._out[:65536]))]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        if self._parting and not self._out:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_WR)
+        self._listen_on()
+
+    def _read(self) -> None:
+        try:
+            data = self._connection.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._in += data
+        self._cut()
+
+    def _cut(self) -> None:
+        """Hand whole frames on, as long as there is room for them."""
+        while self._reading:
+            if not re.match(rb"[0-9]{0,8}\Z|[0-9]{8}\n", self._in[:HEADER]):
+                self.cut_off("a frame begins with its size in eight digits and a line feed")
+                return
+            size = int(self._in[:8]) if len(self._in) >= HEADER else 1
+            if not 1 <= size <= LARGEST:
+                self.cut_off(f"a frame holds 1 to {LARGEST} bytes, not {size}")
+                return
+            if len(self._in) < HEADER + size:
+                break
+            if self._floods():
+                self.cut_off(f"more than {MOST} frames in {SPELL:g} s")
+                return
+            frame = bytes(self._in[: HEADER + size])
+            del self._in[: HEADER + size]
+            self._reading = self._owner.take(frame)
+        self._listen_on()
+
+    def _floods(self) -> bool:
+        if clock() - self._spell > SPELL:
+            self._spell, self._frames = clock(), 0
+        self._frames += 1
+        return self._frames > MOST

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plugin ``pbs``: OpenPBS and PBS Professional, through their own commands."""
+
+from __future__ import annotations
+
+from koala_adapter.plugin import PluginDefinition
+from koala_pbs.lrm import CAPABILITIES, PbsLrm, make_lrm
+from koala_pbs.settings import PbsSettings
+
+__all__ = ["PLUGIN", "PbsLrm", "PbsSettings"]
+
+PLUGIN = PluginDefinition(
+    name="pbs",
+    summary="OpenPBS and PBS Professional 19 to 23.",
+    settings=PbsSettings,
+    capabilities=CAPABILITIES,
+    factory=make_lrm,
+    identified_by=("conf", "server", "bin_directory"),
+)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Having one held job start on chosen vnodes, in one of two ways.
+
+As anybody: the job is tied to its vnodes (``qalter -l select=1:ncpus=2:vnode=n3``) and released; PBS's scheduler starts
+it when there is room, and a job that runs is put in hold for the case that it is queued again. As an operator: ``qrun
+-H`` starts it at once, with the hold that it is in, which is still there when it is queued again. That takes no look at
+what is free, so we do.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
+from koala_adapter.model import LrmJobState
+from koala_pbs import control
+from koala_pbs.jobids import array_index, array_of
+from koala_pbs.jobs import shape_of
+from koala_pbs.selection import assign, tied_place
+from koala_pbs.states import hold_owner
+from koala_pbs.tiednotes import TiedNote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from koala_adapter.model import LrmJob
+    from koala_pbs.client import PbsCommands
+    from koala_pbs.tiednotes import TiedNotes
+
+WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
+OURS = "u"
+SITES = "o"
+
+
+class Starting(Protocol):
+    """One way to start jobs. All raise LrmError; see the methods of Lrm."""
+
+    async def start_on(self, job: str, nodes: Sequence[str]) -> None:
+        """Have a held job start on these vnodes; return when that is accepted."""
+
+    async def confirm(self, job: str) -> None:
+        """Hear that a job was seen to run."""
+
+    async def take_back(self, job: str) -> None:
+        """Hold a job that did not start, or waits again, and untie it from its vnodes."""
+
+    def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
+        """Return jobs of a whole listing with what their users asked for."""
+
+
+async def _look(commands: PbsCommands, job: str) -> tuple[LrmJob, tuple[str, str, str]]:
+    """Return a job, and its select, place and holds. Raises LrmNotFoundError when it has ended."""
+    jobs, requests = await commands.job(job)
+    found = next((one for one in jobs if one.id == job), None)
+    if found is None or found.state is LrmJobState.ENDED:
+        raise LrmNotFoundError(f"job {job} has gone", hint="it has ended, or never was")
+    return found, requests[job]
+
+
+class ByScheduler:
+    """Ties jobs and releases them: PBS's scheduler starts them."""
+
+    def __init__(self, commands: PbsCommands, notes: TiedNotes) -> None:
+        """``notes``: of the jobs that are tied."""
+        self._commands = commands
+        self._notes = notes
+
+    async def start_on(self, job: str, nodes: Sequence[str]) -> None:
+        """See Starting. Elements of arrays cannot be altered, and so not be started so."""
+        seen, (select, place, holds) = await _look(self._commands, job)
+        if array_index(job) is not None:
+            message = f"{job} is an element of an array, which PBS can alter and release only as a whole"
+            raise LrmRejectedError(message, hint="set operator = true where koala is an operator of PBS")
+        kept = self._notes.notes.get(job)
+        if kept is not None and kept.is_of(seen):
+            select, place = kept.select, kept.place
+        assignment = assign(job, select, nodes)
+        before = TiedNote(job=job, select=select, place=place, holds=holds, submitted_at=seen.submitted_at)
+        self._notes.write(before)
+        try:
+            await self._change(control.set_selection(job, assignment.select, tied_place(place)))
+            await self._change(control.release([job], holds if hold_owner(holds) is not None else OURS))
+        except (LrmRejectedError, LrmNotFoundError):
+            with anyio.CancelScope(shield=True), suppress(LrmRejectedError, LrmNotFoundError):
+                await self._untie(before)
+            self._notes.remove(job)
+            raise
+
+    async def confirm(self, job: str) -> None:
+        """See Starting: it is held while it runs."""
+        await self._hold(job)
+
+    async def take_back(self, job: str) -> None:
+        """See Starting."""
+        note = self._notes.notes.get(job)
+        try:
+            await self._hold(job)
+            seen, _ = await _look(self._commands, job)
+        except LrmNotFoundError:
+            self._notes.remove(job)
+            return
+        # What has started meanwhile stays as it is, and tied.
+        if note is not None and seen.state in WAITING:
+            if note.is_of(seen):
+                await self._untie(note)
+            self._notes.remove(job)
+
+    def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
+        """See Starting; notes of jobs that are over are dropped."""
+        jobs = tuple(jobs)
+        if not self._notes.notes:
+            return jobs
+        there = {str(job.id): job for job in jobs if job.state is not LrmJobState.ENDED}
+        for id_, note in list(self._notes.notes.items()):
+            if id_ not in there or not note.is_of(there[id_]):
+                self._notes.remove(id_)
+        return tuple(self._as_asked(job) for job in jobs)
+
+    def _as_asked(self, job: LrmJob) -> LrmJob:
+        note = self._notes.notes.get(job.id)
+        if note is None or job.state not in WAITING:
+            return job
+        return replace(shape_of(job, note.select, note.place), tied=True)
+
+    async def _hold(self, job: str) -> None:
+        note = self._notes.notes.get(job)
+        holds = note.holds if note is not None and hold_owner(note.holds) is not None else OURS
+        await self._change(control.hold([array_of(job)], holds))
+
+    async def _untie(self, note: TiedNote) -> None:
+        await self._change(control.set_selection(note.job, note.select, note.place))
+
+    async def _change(self, command: Sequence[str]) -> None:
+        await self._commands.change(command, action="start_on")
+
+
+class ByOperator:
+    """Starts jobs by qrun; one at a time, so that the look at what is free is still true."""
+
+    def __init__(self, commands: PbsCommands) -> None:
+        """Nothing is run yet."""
+        self._commands = commands
+        self._one_at_a_time = anyio.Lock()
+
+    async def start_on(self, job: str, nodes: Sequence[str]) -> None:
+        """See Starting."""
+        seen, (select, _, _) = await _look(self._commands, job)
+        if seen.state not in WAITING:
+            raise LrmRejectedError(f"job {job} is {seen.state}, and does not wait")
+        assignment = assign(job, select, nodes)
+        async with self._one_at_a_time:
+            await self._require_room(job, assignment.processors)
+            await self._commands.change(control.run_on(job, assignment, self._commands.dialect), action="start_on")
+
+    async def _require_room(self, job: str, processors: Mapping[str, int]) -> None:
+        idle = {node.name: node.processors_idle for node in await self._commands.nodes()}
+        for name, count in processors.items():
+            if name not in idle:
+                raise LrmRejectedError(f"there is no vnode {name}", hint="name vnodes that pbsnodes -av shows")
+            if idle[name] < count:
+                raise LrmRejectedError(f"job {job} wants {count} processors of {name}, where {idle[name]} are idle")
+
+    async def confirm(self, job: str) -> None:
+        """See Starting: the job still has the hold that it was in."""
+
+    async def take_back(self, job: str) -> None:
+        """See Starting: nothing ties it, and it is held unless somebody has released it meanwhile."""
+        try:
+            seen, _ = await _look(self._commands, job)
+            if seen.state is LrmJobState.QUEUED:
+                held = array_of(job) if self._commands.dialect.only_whole_arrays else job
+                await self._commands.change(control.hold([held], SITES), action="take_back")
+        except LrmNotFoundError:
+            return
+
+    def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
+        """See Starting: nothing is tied."""
+        return tuple(jobs)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that uses KoalaCluster while it runs as a process of its own: see tests/daskprograms.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROGRAMS = Path(__file__).with_name("daskprograms.py")
+LIVENESS = 240.0
+LEAKS = ("ResourceWarning", "Task was destroyed", "never retrieved", "never awaited")
+"""What Python says of what a program has left behind."""
+OWN = frozenset({"sum", "during", "scattered", "executor", "lost", "none", "another", "closed"})
+"""Words with which lines of the programs begin that are the same each time."""
+
+
+class DaskProgram:
+    """One of these programs while it runs; what it prints goes into a file."""
+
+    def __init__(
+        self, directory: Path, environment: Mapping[str, str], name: str, *arguments: object, site: Path, state: Path
+    ) -> None:
+        """Start it."""
+        self.output = directory / f"{name}.output"
+        options = ["-W", "default::ResourceWarning", str(PROGRAMS), name, *map(str, arguments)]
+        with self.output.open("wb") as output:
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                [sys.executable, *options],
+                env={**environment, "KOALA_SITE": str(site), "KOALA_STATE": str(state)},
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> list[str]:
+        """The lines that it has printed."""
+        return self.output.read_text(errors="replace").splitlines()
+
+    @property
+    def results(self) -> list[str]:
+        """The lines that are its own, without what Dask logs beside them."""
+        return [line for line in self.said if line.partition(" ")[0] in OWN]
+
+    def until_said(self, beginning: str) -> str:
+        """Return what follows the beginning of a line, as soon as there is one."""
+        end = time.monotonic() + LIVENESS
+        while True:
+            gone = self.process.poll() is not None
+            for line in self.said:
+                if line.startswith(beginning):
+                    return line.removeprefix(beginning).strip()
+            assert not gone, f"it ended with {self.process.returncode} and never said {beginning!r}: {self.said}"
+            assert time.monotonic() < end, f"it never said {beginning!r}: {self.said}"
+            time.sleep(0.05)
+
+    def ended(self) -> int:
+        """Return its status once it has ended by itself; it leaks nothing, and leaves nothing undone."""
+        status = self.process.wait(LIVENESS)
+        assert not any(sign in line for line in self.said for sign in LEAKS), self.said
+        return status
+
+    def __enter__(self) -> Self:
+        """Stay for a block, and not longer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+
+
+def sum_of_squares(first: int, last: int) -> str:
+    """Return what a program prints of the sum of the squares from ``first`` to before ``last``."""
+    return f"sum {sum(number * number for number in range(first, last))}"

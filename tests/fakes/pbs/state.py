@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fake server remembers: its settings and its jobs, in files that all commands share under one lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NO_ELEMENT = -1
+WAITING = "QW"
+ALIVE = "RSE"
+OVER = "XF"
+
+
+class Settings(TypedDict):
+    """Contents of the fake's pbs.conf."""
+
+    server: str
+    release: str
+    nodes: dict[str, int]
+    """Processors of each vnode."""
+    queue: str
+    max_array_size: int
+    history: bool
+    operators: list[str]
+    site_hook: bool
+    """conf/pbs_queuejob.py is at work: jobs come in with an operator's hold."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One job or array element."""
+
+    number: int
+    element: int
+    """-1 for a job that is no array."""
+    name: str
+    user: str
+    select: str
+    place: str
+    walltime: int
+    output: str
+    rerunnable: bool
+    submitted: float
+    arguments: str
+    environment: dict[str, str]
+    """Of -v."""
+    letter: str = "Q"
+    substate: int = 10
+    exec_vnode: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    status: int | None = None
+    runs: int = 0
+    begin: float = 0.0
+    runner: int = 0
+    """Process id of the process that runs the script and waits for it."""
+    fate: str = ""
+    """What has come of it by our doing: deleted, requeued."""
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """Everything that changes."""
+
+    next_number: int = 1
+    jobs: list[Job] = field(default_factory=list)
+    holds: dict[str, str] = field(default_factory=dict)
+    """Kinds of hold of each job, and array, by its number."""
+    scheduling: bool = True
+    offline: list[str] = field(default_factory=list)
+
+    def siblings(self, job: Job) -> list[Job]:
+        """Return the elements of a job's array, or the job alone."""
+        return [other for other in self.jobs if other.number == job.number]
+
+
+class Store:
+    """The directory of one fake server; the commands find it through PBS_CONF_FILE, as the real ones do."""
+
+    def __init__(self, conf: Path) -> None:
+        """``conf`` is the fake's pbs.conf, which is JSON."""
+        self.directory = conf.parent
+        self.settings: Settings = json.loads(conf.read_text())
+
+    @classmethod
+    def of_environment(cls) -> Store:
+        """Return the server that the environment chooses."""
+        return cls(Path(os.environ["PBS_CONF_FILE"]))
+
+    @property
+    def down(self) -> bool:
+        """True while the server plays dead."""
+        return (self.directory / "down").exists()
+
+    def identity(self, job: Job) -> str:
+        """Return the id as PBS prints it."""
+        element = "" if job.element == NO_ELEMENT else f"[{job.element}]"
+        return f"{job.number}{element}.{self.settings['server']}"
+
+    def array(self, job: Job) -> str:
+        """Return the id of a job's array."""
+        return f"{job.number}[].{self.settings['server']}"
+
+    def script(self, job: Job) -> Path:
+        """Copy of the job's script, private to its user."""
+        return self.directory / "spool" / f"{job.number}.SC"
+
+    def process(self, job: Job) -> Path:
+        """File with the process group of the running script."""
+        return self.directory / "spool" / f"{job.number}.{job.element}.pid"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[State]:
+        """Give the state, and write it back if nothing went wrong; one process at a time."""
+        file = self.directory / "state.json"
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            state = _read(file)
+            yield state
+            new = file.with_suffix(".new")
+            new.write_text(json.dumps(asdict(state)))
+            new.replace(file)
+
+
+def _read(file: Path) -> State:
+    if not file.exists():
+        return State()
+    raw = json.loads(file.read_text())
+    return State(**{**raw, "jobs": [Job(**job) for job in raw["jobs"]]})

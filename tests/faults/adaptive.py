@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adaptive applications of a service in the simulated world: its own code for them, up to their simulated processes."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import weakref
+from math import inf
+from typing import TYPE_CHECKING
+
+from koala_adapter.negotiation.framing import HEADER_SIZE
+from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.scheduler.outcome import LAUNCHED_STATES, PlaceholderState
+from koala_adapter.service.adaptations import Adaptations
+from koala_adapter.service.negotiationkeeper import NegotiationKeeper
+from koala_adapter.service.negotiationport import NegotiationPort
+from koala_adapter.service.negotiationstore import NegotiationStore
+from tests.faults.agents import TO_AGENT
+from tests.faults.programs import Program, Traits
+from tests.faults.workers import application_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from koala_adapter.application.library.process import Process
+    from koala_adapter.model import JobId, PlaceholderId
+    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.service.applications import ApplicationListener
+    from tests.faults.agents import SimulatedAgent, Task
+    from tests.faults.driver import SimulatedService
+
+STEP_LASTS = (0.3, 6.0)
+"""Seconds between two points of a program, at least and at most."""
+
+
+class Adaptive:
+    """The adaptive applications of one service: what that service knows of them, and their processes.
+
+    It has the place of the service's Applications.
+    """
+
+    def __init__(self, service: SimulatedService) -> None:
+        """Talk through the service."""
+        self._service = service
+        self._runners: dict[JobId, AdaptiveRunner] = {}
+        self.listener: ApplicationListener | None = None
+        self.calm = False
+        """Whether programs do as they should."""
+        self.programs: dict[tuple[str, int], Program] = {}
+        self.adapted: dict[tuple[str, str, int], set[tuple[object, ...]]] = {}
+        """By job, component and number of a change: its point and its members, as the processes were told."""
+        self.carried_out: dict[tuple[str, str, int], set[int]] = {}
+        """Ranks whose processes were told of a change."""
+        database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, database.close)
+        self._store = NegotiationStore(database.execute, read_only=False)
+        self.resizing = self._new_resizing()
+        self._look = inf
+
+    def _new_resizing(self) -> Adaptations:
+        service = self._service
+        return Adaptations(
+            self,  # type: ignore[arg-type] # it is all that is asked of them
+            state=lambda: service.state,
+            clock=lambda: service.now,
+            report=service.post,
+            tell=self._tell,
+            keeper=NegotiationKeeper(self._store, state=lambda: service.state, clock=lambda: service.now),
+            negotiators=NegotiationPort("127.0.0.1"),  # nobody asks it to listen
+        )
+
+    def begin(self) -> None:
+        """Be a new process of the service, which knows what the records tell."""
+        self._runners.clear()
+        self._look = inf
+        self.resizing = self._new_resizing()
+        self.resizing.resume()
+        self._look_again()
+
+    # ---- what the service does ------------------------------------------------------------------------------------
+
+    def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
+        """See Applications."""
+        if record.state not in LAUNCHED_STATES:
+            return None
+        if record.job.id not in self._runners:
+            self._runners[record.job.id] = AdaptiveRunner(application_of(record))
+        return self._runners[record.job.id]
+
+    def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
+        """See Applications."""
+        runner = self.adaptive(record)
+        for addressed in () if runner is None else runner.grow(application_of(record), ranks):
+            self._service.effector.start_in(addressed.placeholder)
+
+    def finished(self, job_id: JobId) -> None:
+        """Forget an application that is over."""
+        self._runners.pop(job_id, None)
+
+    def handled(self) -> None:
+        """Follow the records after an event."""
+        self.resizing.handled()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        due = self.resizing.next_deadline()
+        if due < self._look:
+            self._look = due
+            self._service.later(max(0.0, due - self._service.now), self._give_up_overdue)
+
+    def _give_up_overdue(self) -> None:
+        self._look = inf
+        self.resizing.give_up_overdue()
+        self._look_again()
+
+    # ---- agents ---------------------------------------------------------------------------------------------------
+
+    def _found(self, placeholder: PlaceholderId) -> tuple[JobRecord, AdaptiveRunner, int] | None:
+        """Return whose process is in a placeholder: job, runner and rank."""
+        state = self._service.state
+        one = state.placeholders.get(placeholder)
+        if one is None or one.state is not PlaceholderState.LAUNCHED:
+            return None
+        record = state.jobs[one.job_id]
+        runner = self._runners.get(record.job.id)
+        rank = None if runner is None else runner.application.ranks_in.get(placeholder)
+        return None if runner is None or rank is None else (record, runner, rank.rank)
+
+    def registered(self, placeholder: PlaceholderId) -> None:
+        """An agent is in contact, perhaps again."""
+        if (found := self._found(placeholder)) is not None and self.listener is not None:
+            self.listener.in_contact(*found)
+            self._look_again()
+
+    def disconnected(self, placeholder: PlaceholderId) -> None:
+        """An agent is out of contact."""
+        if (found := self._found(placeholder)) is not None and self.listener is not None:
+            _, runner, rank = found
+            self.listener.out_of_contact(runner, rank)
+
+    def _tell(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        agent = self._service.connected.get(placeholder)
+        if agent is None or agent.connection is None:
+            return False
+        job_id, _, rank = task.partition(":")
+
+        def arrive() -> None:
+            program = self.programs.get((job_id, int(rank)))
+            if program is not None and program.agent is agent:
+                program.heard(data[HEADER_SIZE:])
+
+        agent.connection.send(TO_AGENT, arrive)
+        return True
+
+    def _said(self, agent: SimulatedAgent, task: Task, data: bytes) -> None:
+        """Take a frame from a process, if the service has such a one there."""
+        record = self._service.state.jobs.get(task.job)  # type: ignore[call-overload]
+        if record is None or task.rank >= len(record.ranks) or record.ranks[task.rank].placeholder != agent.id:
+            return
+        runner = self.adaptive(record)
+        if runner is not None and self.listener is not None:
+            self.listener.said(record, runner, task.rank, data)
+            self._look_again()
+
+    # ---- processes ------------------------------------------------------------------------------------------------
+
+    def start(self, agent: SimulatedAgent, task: Task, record: JobRecord) -> None:
+        """Begin the program of a process that an agent has started."""
+        service, job = self._service, record.job
+        of_job = random.Random(f"program/{service.faults.seed}/{job.id}")
+        pace = of_job.uniform(*STEP_LASTS)
+        of_process = random.Random(f"process/{service.faults.seed}/{job.id}/{task.rank}")
+        seconds, _ = service.runs[job.id]
+        component = record.ranks[task.rank].component
+
+        def say(data: bytes) -> None:
+            agent.say(lambda: service.receive(lambda: self._said(agent, task, data)))
+
+        self.programs[task.job, task.rank] = Program(
+            agent=agent,
+            task=task,
+            chance=of_process,
+            traits=Traits() if self.calm else Traits.drawn(of_process),
+            points=int(seconds / pace) + 1,
+            pace=pace,
+            sizes=of_job.choice([job.component(component).sizes, "function"]),
+            say=say,
+            changed=lambda process: self._changed(task, component, process),
+        )
+
+    def _changed(self, task: Task, component: str, process: Process) -> None:
+        """Check that whoever takes part in a change does so at the same point, with the same members."""
+        change = process.change
+        if change is None:
+            return
+        which = (task.job, component, change.number)
+        told = (change.at, tuple(one.rank for one in change.old), tuple(one.rank for one in change.members))
+        self.adapted.setdefault(which, set()).add(told)
+        assert len(self.adapted[which]) == 1, f"{which}: processes are told different changes {self.adapted[which]}"
+        done = self.carried_out.setdefault(which, set())
+        assert task.rank not in done, f"{which}: process {task.rank} changes twice"
+        done.add(task.rank)
+        for rank in told[1]:
+            if rank == task.rank or rank in done:
+                continue
+            other = self.programs.get((task.job, rank))
+            if other is not None and other.alive:
+                assert other.process.state in {"waiting", "changing", "done"}, f"{which}: {rank} does not stand there"
+                assert other.process.at == change.at, f"{which}: {rank} stands elsewhere"

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adaptive jobs in a schedule of faults: how they are drawn, and what must hold for them at any moment."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from koala_adapter.model import JobKind, RunnerName
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.outcome import JobState
+from tests.unit.scheduler.scheduler_site import component
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from koala_adapter.model import ClusterName, Component, Job, TaskEnd
+    from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.records import JobRecord, State
+
+PATIENCE = 30
+"""Seconds in which the processes of a component must meet."""
+LONGEST_CHANGE = 4.0 * PATIENCE
+"""Seconds within which a change that nobody can be brought to is given up, while nothing happens to the service."""
+_MOVING = (ChangePhase.TAKING, ChangePhase.RELEASING)
+
+
+def adaptive_job(one: Job, clusters: Sequence[ClusterName], *, seed: int) -> Job:
+    """Return a job of one or two components that adapt, perhaps beside one that does not, in the place of another."""
+    chance = random.Random(f"adaptive/{seed}/{one.id}")
+    parts = [component("fixed", chance.choice([1, 2]), cluster=chance.choice([None, *clusters]))]
+    parts = parts if chance.random() < 0.3 else []
+    for number in range(chance.choice([1, 1, 1, 2])):
+        minimum = chance.randint(1, 3)
+        maximum = minimum + chance.randint(1, 6)
+        part = component(f"grid{number}", minimum, maximum, cluster=chance.choice([None, None, *clusters]))
+        part = replace(
+            part,
+            flexible=part.cluster is None and chance.random() < 0.7,
+            initial=chance.choice([None, maximum]),
+            sizes=chance.choice(["any", "any", "any", "power-of-two", "multiple-of-2"]),
+            point_patience=PATIENCE,
+        )
+        parts.append(part)
+    return replace(
+        one, kind=JobKind.MALLEABLE, runner=RunnerName.ADAPTIVE, components=tuple(parts), placement="worst-fit"
+    )
+
+
+class AdaptiveLaws:
+    """What must hold for adaptive jobs, from one moment to the next."""
+
+    def __init__(self) -> None:
+        """Know of no change yet."""
+        self._since: dict[tuple[str, int], float] = {}
+        """When changes were seen first that are still open."""
+
+    def check(self, state: State, now: float, undisturbed_since: float) -> None:
+        """Check what must hold now. ``undisturbed_since``: when something happened to the service last."""
+        open_: dict[tuple[str, int], float] = {}
+        for record in state.jobs.values():
+            if record.job.runner is not RunnerName.ADAPTIVE or record.state is not JobState.RUNNING:
+                continue
+            _check_placeholders(record)
+            for part in record.job.components:
+                _check_size(record, part)
+                changes = _moving(record, part)
+                for number, change in enumerate(changes, start=1):
+                    which = record.job.id, change.number
+                    open_[which] = self._since.get(which, now)
+                    since = max(open_[which], undisturbed_since)
+                    if not any(one.adaptation for one in changes):
+                        late = f"job {record.job.id}: change {change.number} is neither made nor given up"
+                        assert now < since + number * LONGEST_CHANGE, late
+        self._since = open_
+
+
+def _moving(record: JobRecord, part: Component) -> list[Change]:
+    claims = (claim for claim in record.claims if claim.component == part.name)
+    return [claim.change for claim in claims if claim.change is not None and claim.change.phase in _MOVING]
+
+
+def _check_size(record: JobRecord, part: Component) -> None:
+    id_ = record.job.id
+    claims = [claim for claim in record.claims if claim.component == part.name]
+    size = sum(claim.processors for claim in claims)
+    gathered = sum(
+        claim.change.accepted
+        for claim in claims
+        if claim.change is not None and claim.change.phase is ChangePhase.GATHERING
+    )
+    assert part.minimum <= size, f"job {id_}: {part.name} is below its minimum"
+    assert size + gathered <= part.maximum, f"job {id_}: {part.name} is beyond its maximum"
+    joining = sum(len(one.ranks) for one in _moving(record, part) if one.phase is ChangePhase.TAKING)
+    leaving = sum(
+        one.accepted - one.done
+        for one in _moving(record, part)
+        if one.phase is ChangePhase.RELEASING and (one.adaptation or not record.job.adapts(part.name))
+    )
+    assert size - leaving >= part.minimum, f"job {id_}: {part.name} is about to be below its minimum"
+    assert joining == 0 or record.job.adapts(part.name), f"job {id_}: {part.name} keeps its size"
+
+
+def _check_placeholders(record: JobRecord) -> None:
+    """Check that no processor has two processes."""
+    here = [rank.placeholder for rank in record.ranks if rank.rank not in record.departed]
+    assert len(here) == len(set(here)), f"job {record.job.id}: a processor is promised twice"
+
+
+def check_outcome(record: JobRecord, ends: Mapping[tuple[str, int], TaskEnd], starts: Mapping[int, int]) -> None:
+    """Check that a job completed only if all that belonged to it did."""
+    outcome, job = record.outcome, record.job
+    assert outcome is not None
+    if outcome.state is JobState.COMPLETED:
+        for rank in record.ranks:
+            if rank.rank not in record.departed:
+                end = ends.get((job.id, rank.rank))
+                assert starts.get(rank.rank) == 1, f"job {job.id}: completed without having run everywhere"
+                assert end is not None, f"job {job.id}: completed before process {rank.rank} has ended"
+                assert end.ok, f"job {job.id}: completed although process {rank.rank} failed"

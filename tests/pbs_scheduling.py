@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala schedule`` of a cluster ``p`` as a process of its own, and what it says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tests.real.systems.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECONDS = 60.0
+SITE = """\
+[[clusters]]
+name = "p"
+plugin = "pbs"
+requests_per_minute = {requests}
+poll_interval = 0.5
+[clusters.settings]
+conf = "{conf}"
+bin_directory = "{bin_directory}"
+operator = true
+"""
+
+
+def koala(site: Path, *arguments: str) -> list[str]:
+    """Return a command line of koala."""
+    state = site.with_name("state")
+    return [sys.executable, "-m", "koala_adapter.cli", "--site", str(site), "--state", str(state), *arguments]
+
+
+class Lines:
+    """What ``koala schedule --json`` has printed."""
+
+    def __init__(self, file: Path) -> None:
+        """``file``: its standard output."""
+        self._file = file
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return all whole lines."""
+        return [json.loads(line) for line in self._file.read_text().rpartition("\n")[0].splitlines()]
+
+    def told(self, kind: str) -> list[str]:
+        """Return the jobs of one kind of line, in order."""
+        return [line["job_id"] for line in self.all() if line["kind"] == kind]
+
+    def wait(self, kind: str, jobs: set[str]) -> None:
+        """Wait until something was told of all these jobs."""
+        wait_until(
+            lambda: jobs <= set(self.told(kind)),
+            seconds=SECONDS,
+            what=f"{kind}: {jobs}",
+            details=self._file.read_text,
+        )
+
+
+@contextmanager
+def scheduling(site: Path, *options: str) -> Iterator[Lines]:
+    """Run ``koala schedule`` during the block."""
+    output = site.with_name("lines")
+    argv = koala(site, "schedule", "--cluster", "p", "--json", *options)
+    with output.open("wb") as file, site.with_name("errors").open("wb") as errors:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=errors)
+    try:
+        yield Lines(output)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsl over Slurm and Grid Engine with one executor: what is busy is passed over, and all blocks end with Parsl."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.parsl import KoalaProvider
+from koala_adapter.scheduler.outcome import JobState
+from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
+from tests.real.lrms import local_job, placeholders
+from tests.real.systems.processes import wait_until
+from tests.real.user import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.real.conftest import NewUser
+    from tests.real.systems import GridEngineCell, SlurmCluster
+
+pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
+
+
+SQUARES = {number * number for number in range(8)}
+
+
+def test_parsl_computes_where_processors_are_idle(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
+) -> None:
+    """While a local user has all of Slurm, all tasks finish on Grid Engine; afterwards both compute."""
+    user = new_user(slurm_a, sge_cell)
+    blocks = KoalaProvider(
+        site=user.site,
+        state=user.state,
+        walltime="00:10:00",
+        worker_init=TASKS_ARE_FOUND,
+        init_blocks=2,
+        min_blocks=2,
+        max_blocks=sge_cell.slots + 2,
+        status_polling_interval=1,
+    )
+    with parsl_over(blocks, user.directory) as kernel:
+        with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes)):
+            first = [one.result(PATIENCE) for one in squares(kernel, 20, seconds=0.1)]
+        assert {where for _, where in first} == {sge_cell.name}
+        second = [one.result(PATIENCE) for one in squares(kernel, 4, seconds=0.1)]
+        until = time.monotonic() + PATIENCE
+        while {where for _, where in second} != set(user.systems):  # blocks start when their batch system lets them
+            assert time.monotonic() < until, user.details()
+            second += [one.result(PATIENCE) for one in squares(kernel, 8, seconds=0.2)]
+    assert all(number in SQUARES for number, _ in second)
+    wait_until(
+        lambda: not any(placeholders(system) for system in user.systems.values()),
+        seconds=PATIENCE,
+        what="no block is left",
+    )
+    assert {one.state for one in user.client.jobs()} == {JobState.CANCELLED}

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs whose processes change together, on local clusters, with the application library as it travels."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.local_koala import LIVENESS, Koala, eventually
+from tests.stepsum import expected_result, write_stepsum
+from tests.wishes import write_wishes
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters of four processors, and end all of it afterwards."""
+    one = Koala(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def size(koala: Koala, job: str = "1") -> int:
+    """Return how many processors a job has."""
+    return sum(one.processors for one in koala.report(job).components)
+
+
+def outcome(koala: Koala, job: str = "1") -> dict[str, Any]:
+    """Return how a job ended, once it has."""
+    eventually(lambda: koala.json("status", job)["outcome"] is not None)
+    found: dict[str, Any] = koala.json("status", job)["outcome"]
+    return found
+
+
+def printed(koala: Koala, job: str = "1") -> list[str]:
+    """Return what the process of rank 0 printed."""
+    return (koala.state / "jobs" / job / "sum" / "0.out").read_text().splitlines()
+
+
+def test_processes_come_and_go_and_the_result_is_the_same(koala: Koala) -> None:
+    """It grows to all that is idle on two clusters, makes room for a rigid job, and computes what it would alone."""
+    koala.serve()
+    koala.run("submit", write_stepsum(koala.directory, steps=300))
+    eventually(lambda: size(koala) == 6)
+    koala.run("submit", koala.job("sleep 3", name="rigid", processors=3))
+    assert outcome(koala, "2")["exit_code"] == 0
+    assert outcome(koala)["exit_code"] == 0, koala.run("explain", "1").stdout
+    sizes, result = printed(koala)[-2:]
+    assert result == expected_result(300)
+    assert {"1", "2", "6"} <= set(sizes.split()[1:]), sizes
+    eventually(lambda: koala.placeholders() == [])
+
+
+def wait_for_phase(koala: Koala, words: str, job: str = "1") -> None:
+    """Wait until the service says that a job is in some phase of a change."""
+    until = time.monotonic() + LIVENESS
+    while words not in koala.report(job).explanation:
+        report = koala.report(job)
+        assert report.outcome is None, report.explanation
+        assert time.monotonic() < until, report.explanation
+        time.sleep(0.01)
+
+
+def restart(koala: Koala, service: subprocess.Popen[str]) -> None:
+    """Kill the service, and begin another."""
+    os.kill(service.pid, signal.SIGKILL)
+    service.wait()
+    koala.serve()
+
+
+def expect_right(koala: Koala, steps: int, job: str = "1") -> list[int]:
+    """Wait for the end of the program: its result is right and nothing is left; return its sizes."""
+    ended = outcome(koala, job)
+    assert ended["exit_code"] == 0, koala.run("explain", job).stdout
+    sizes, result = printed(koala, job)[-2:]
+    assert result == expected_result(steps)
+    eventually(lambda: koala.placeholders() == [])
+    return [int(one) for one in sizes.split()[1:]]
+
+
+@pytest.mark.nightly
+def test_a_service_that_is_killed_while_a_program_grows(koala: Koala) -> None:
+    """The program goes on, and has the same result; the growth is made, or given up and made later.
+
+    tests/real has it for each phase of a change.
+    """
+    service = koala.serve()
+    koala.run("submit", write_stepsum(koala.directory, steps=50, seconds=0.4, maximum=4))
+    wait_for_phase(koala, "it is taking in")
+    restart(koala, service)
+    eventually(lambda: size(koala) == 4 or koala.state_of("1") == "completed")
+    assert 4 in expect_right(koala, 50)
+
+
+@pytest.mark.nightly
+def test_a_service_that_is_killed_while_a_program_shrinks(koala: Koala) -> None:
+    """The program goes on, and has the same result; the one who waits gets the processors."""
+    service = koala.serve()
+    koala.run("submit", write_stepsum(koala.directory, steps=70, seconds=0.4, minimum=2, maximum=6))
+    eventually(lambda: size(koala) == 6 and "taking in" not in koala.report("1").explanation)
+    submitting = koala.start("submit", koala.job("sleep 1", name="rigid", processors=3))
+    wait_for_phase(koala, "it is giving up")  # it may be over before the command is
+    restart(koala, service)
+    submitting.communicate()
+    assert outcome(koala, "2")["exit_code"] == 0
+    assert min(expect_right(koala, 70)) == 2
+
+
+def said(koala: Koala, job: str) -> list[list[Any]]:
+    """Return what the process of rank 0 wrote of its wishes and of its sizes."""
+    path = koala.state / "jobs" / job / "sum" / "0.out"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def without_approach(koala: Koala) -> None:
+    """Let sizes change only when somebody asks for it."""
+    text = koala.site_file.read_text()
+    koala.site_file.write_text(text.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n'))
+
+
+def end(koala: Koala, *names: str) -> None:
+    """Have programs end, and wait until nothing of them is left."""
+    for name in names:
+        (koala.directory / name / "stop").touch()
+    eventually(lambda: koala.placeholders() == [])
+
+
+def test_a_program_asks_for_more_and_gives_back(koala: Koala) -> None:
+    """It gets what is free of what it asks for, with the reason in writing why not all; then it gives some back."""
+    without_approach(koala)
+    service = koala.serve()
+    more = 'minimum = 1\nmaximum = 8\ncluster = "alpha"\n'
+    wishes = ("voluntary=1", "voluntary=5", "give-back=2")
+    koala.run("submit", write_wishes(koala.directory, *wishes, name="one", more=more))
+    eventually(lambda: koala.state_of("1") == "running")
+    (koala.directory / "one" / "go").touch()
+    eventually(lambda: len(said(koala, "1")) == 6)
+    assert said(koala, "1") == [
+        ["voluntary", 1, 1, ""],
+        ["size", 2],
+        ["voluntary", 5, 2, "no more is free"],
+        ["size", 4],
+        ["give-back", 2, 2, ""],
+        ["size", 2],
+    ]
+    assert "the application gives them back" in koala.run("explain", "1").stdout
+    end(koala, "one")
+    assert outcome(koala, "1")["exit_code"] == 0
+    expect_negotiations(koala, service)
+
+
+def expect_negotiations(koala: Koala, service: subprocess.Popen[str]) -> None:
+    """What was said is told by the service, by the next one, and without one."""
+    summaries = [
+        "it asked for 1 more; 1 processor was allocated",
+        "it asked for 5 more; 2 processors were allocated (no more is free)",
+        "it wanted to give back 2; 2 processors were released",
+    ]
+    found = koala.client.negotiations(job_id="1")
+    assert [one.summary for one in found] == summaries
+    shown = koala.inside("negotiations", "2").stdout
+    for said in (
+        "application asks for 5",
+        "koala offers 2 (no more is free)",
+        "application accepts 2",
+        "koala commits to 2",
+    ):
+        assert said in shown
+    assert "<NT NT_AgreementID=" in koala.inside("negotiations", "--templates").stdout
+    assert summaries[2] in koala.report("1").explanation
+    restart(koala, service)
+    assert koala.client.negotiations() == found
+    koala.client.stop()
+    eventually(lambda: not koala.client.running())
+    assert [one["summary"] for one in json.loads(koala.inside("negotiations", "--json").stdout)] == summaries
+    assert "no negotiation 7" in koala.inside("negotiations", "7", check=1).stderr
+
+
+@pytest.mark.nightly
+def test_a_mandatory_wish_makes_another_program_shrink(koala: Koala) -> None:
+    """It is granted when the other has really given its processors back; a voluntary one then gets nothing."""
+    without_approach(koala)
+    koala.serve()
+    more = 'minimum = 1\nmaximum = 4\ncluster = "alpha"\n'
+    koala.run("submit", write_wishes(koala.directory, name="rich", more=more + "initial = 3\n"))
+    eventually(lambda: koala.state_of("1") == "running" and size(koala) == 3)
+    koala.run("submit", write_wishes(koala.directory, "mandatory=2", "voluntary=1", name="poor", more=more))
+    eventually(lambda: koala.state_of("2") == "running")
+    (koala.directory / "poor" / "go").touch()
+    eventually(lambda: ["size", 3] in said(koala, "2"))
+    assert ["mandatory", 2, 2, ""] in said(koala, "2")
+    assert ["size", 1] in said(koala, "1")
+    eventually(lambda: any(one[0] == "voluntary" for one in said(koala, "2")))
+    refused = next(one for one in said(koala, "2") if one[0] == "voluntary")
+    assert refused[2] == 0
+    assert refused[3]
+    assert "job 2 asked for 2 more" in koala.run("explain", "1").stdout
+    end(koala, "rich", "poor")
+
+
+def test_an_application_that_never_answers(koala: Koala) -> None:
+    """Its processes do not even take part: it keeps its size, others are not kept waiting, and it ends as it would."""
+    koala.serve()
+    path = koala.directory / "deaf.toml"
+    path.write_text(
+        'kind = "malleable"\nrunner = "adaptive"\nwalltime = 300\n'
+        '[[components]]\nname = "sum"\ncommand = ["sleep", "8"]\nminimum = 1\nmaximum = 4\ncluster = "alpha"\n'
+    )
+    koala.run("submit", str(path))
+    eventually(lambda: koala.state_of("1") == "running")
+    koala.run("submit", koala.job("true", name="rigid", processors=1))
+    assert outcome(koala, "2")["exit_code"] == 0
+    assert outcome(koala, "1")["exit_code"] == 0
+    eventually(lambda: koala.placeholders() == [])

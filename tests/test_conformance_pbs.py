@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance kit on the plugin ``pbs`` with a fake PBS: runs on every machine."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from koala_adapter.errors import LrmRejectedError
+from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
+from koala_pbs import PLUGIN, PbsSettings
+from tests.fakes.pbs import FakePbs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from koala_adapter.model import BatchKey
+    from koala_adapter.testing import Trial
+
+OPTIONS = ("-C", "", "-o", "/dev/null", "-j", "oe", "-l", "walltime=600")
+SLEEPER = "#!/bin/sh\nexec sleep 600\n"
+
+
+def foreign_job(fake: FakePbs) -> Callable[[int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which a job of another user runs."""
+
+    @contextlib.asynccontextmanager
+    async def running(processors: int) -> AsyncIterator[None]:
+        job = fake.run("qsub", *OPTIONS, "-l", f"select=1:ncpus={processors}", stdin=SLEEPER)
+        yield
+        fake.run("qdel", job)
+
+    return running
+
+
+def namesake_job(fake: FakePbs) -> Callable[[BatchKey, int], AbstractAsyncContextManager[None]]:
+    """Return what makes a context in which another user's array of a name is held."""
+
+    @contextlib.asynccontextmanager
+    async def held(name: BatchKey, count: int) -> AsyncIterator[None]:
+        job = fake.run("qsub", *OPTIONS, "-h", "-N", name, "-J", f"1-{count}", stdin=SLEEPER)
+        yield
+        fake.run("qdel", job)
+
+    return held
+
+
+class FakeConformance(LrmConformance):
+    """The conformance kit on a fake with two vnodes of two processors."""
+
+    operator = False
+
+    @pytest.fixture
+    async def fake(self, tmp_path: Path) -> AsyncIterator[FakePbs]:
+        """Give a fake server of its own."""
+        fake = FakePbs(tmp_path / "fake", operators=None if self.operator else ())
+        yield fake
+        await anyio.to_thread.run_sync(fake.close)
+
+    @pytest.fixture
+    async def under_test(self, fake: FakePbs, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+        """Give the plugin on it."""
+        settings = PbsSettings(conf=fake.conf, bin_directory=fake.bin_directory, operator=self.operator)
+        context = new_context(tmp_path)
+        lrm = PLUGIN.factory(context, settings)
+        await lrm.start()
+
+        async def stop() -> None:
+            fake.stop_server()
+
+        async def start() -> None:
+            fake.start_server()
+
+        yield LrmUnderTest(
+            definition=PLUGIN,
+            settings=settings,
+            context=context,
+            lrm=lrm,
+            scratch=tmp_path,
+            processors=fake.processors,
+            unknown_id=LrmJobId("999999[1].vm"),
+            real=False,
+            foreign_job=foreign_job(fake),
+            namesake_job=namesake_job(fake),
+            stop_lrm=stop,
+            start_lrm=start,
+            walltime_precision=5,
+        )
+        await lrm.close()
+
+
+class TestAsUser(FakeConformance):
+    """As an ordinary user, whose jobs PBS's scheduler starts."""
+
+
+class TestAsOperator(FakeConformance):
+    """As an operator, who starts jobs by qrun."""
+
+    operator = True
+
+    async def test_start_on_a_busy_node_is_accepted(self, live_trial: Trial) -> None:
+        """It is refused: qrun would put more onto the node than it has. The job is held as before, and starts later."""
+        trial = live_trial
+        full = await trial.submit(count=trial.under_test.processors)
+        await trial.wait_running(full)
+        node = (await trial.jobs(full))[full.ids[0]].nodes[0]
+        batch = await trial.submit(held=True)
+        await trial.wait_states(batch, LrmJobState.HELD)
+        with pytest.raises(LrmRejectedError, match="where 0 are idle"):
+            await trial.lrm.start_on(batch.ids[0], [node])
+        for _ in range(2):
+            await trial.lrm.take_back(batch.ids[0])
+            await trial.wait_states(batch, LrmJobState.HELD)
+        full.go()
+        await trial.wait_ended(full)
+        await trial.lrm.start_on(batch.ids[0], [node])
+        await trial.wait_running(batch)

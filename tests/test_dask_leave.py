@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Dask worker does when it is asked to leave: real schedulers and workers, as processes of Dask's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from distributed import Client, LocalCluster, get_worker
+from distributed.client import wait
+
+from koala_adapter.dask import leave
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow]
+
+LIVENESS = 120.0
+
+
+class Workers:
+    """A scheduler in this process, and workers that are processes started one by one."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        """Start the scheduler."""
+        quiet = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "protocol": "tcp://"}
+        self.cluster = stack.enter_context(LocalCluster(n_workers=0, **quiet))
+        self.client = stack.enter_context(Client(self.cluster))
+        self._directory = directory
+        self._stack = stack
+
+    def start(self, name: str, *, patience: float = 15) -> subprocess.Popen[bytes]:
+        """Start a worker that can leave; return once it is there."""
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", self.cluster.scheduler_address]
+        command += ["--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", leave.__file__]
+        there = len(self.cluster.scheduler_info["workers"])
+        with (self._directory / f"{name}.log").open("wb") as log:
+            environment = {**os.environ, "DASK_LEAVE_SECONDS": str(patience), "TMPDIR": str(self._directory)}
+            process = subprocess.Popen(command, stderr=log, env=environment)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        self.client.wait_for_workers(there + 1, timeout=LIVENESS)
+        return process
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Give a scheduler; end it and all its workers afterwards."""
+    with ExitStack() as stack:
+        yield Workers(tmp_path, stack)
+
+
+def begin(path: str, seconds: float) -> str:
+    """Note that the task begins, take some time, return where it was done."""
+    with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - the worker has no need of another import
+        file.write("begun\n")
+    time.sleep(seconds)
+    return str(get_worker().name)
+
+
+def await_begin(path: Path) -> None:
+    """Wait until the task has begun."""
+    until = time.monotonic() + LIVENESS
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_worker_that_leaves_hands_over_its_results_and_finishes_its_task(workers: Workers, tmp_path: Path) -> None:
+    """Nothing is worked out twice, and data that were only there are kept."""
+    leaver = workers.start("leaver")
+    client, begun = workers.client, tmp_path / "begun"
+    scattered = client.scatter([b"a" * 1000, b"b" * 1000])
+    results = client.map(str, range(20))
+    wait(results)
+    workers.start("stayer")
+    task = client.submit(begin, str(begun), 1.0, workers="leaver", allow_other_workers=True)
+    await_begin(begun)
+    leaver.send_signal(signal.SIGTERM)
+    assert leaver.wait(LIVENESS) == 0
+    assert task.result(timeout=LIVENESS) == "leaver"
+    assert begun.read_text() == "begun\n"
+    assert client.gather(scattered) == [b"a" * 1000, b"b" * 1000]
+    assert client.gather(results) == [str(number) for number in range(20)]
+    events = [event for _, event in client.get_events("all") if event["action"] == "remove-worker"]
+    assert [(event["expected"], event["lost-computed-tasks"]) for event in events] == [(True, set())]
+
+
+def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, tmp_path: Path) -> None:
+    """The worker leaves in time; the task does not count as one that kills workers."""
+    begun = tmp_path / "begun"
+    leaver = workers.start("leaver", patience=0.2)
+    task = workers.client.submit(begin, str(begun), 3600.0)
+    await_begin(begun)
+    workers.start("stayer")
+    leaver.send_signal(signal.SIGTERM)
+    assert leaver.wait(LIVENESS) == 0
+    scheduler = workers.cluster.scheduler
+    assert [one.suspicious for one in scheduler.tasks.values() if one.key == task.key] == [0]
+    until = time.monotonic() + LIVENESS
+    while begun.read_text() != "begun\nbegun\n":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_the_last_worker_leaves_too(workers: Workers) -> None:
+    """Nobody can take its results; it ends all the same, and they are worked out again by whoever comes."""
+    last = workers.start("last")
+    results = workers.client.map(str, range(5))
+    wait(results)
+    last.send_signal(signal.SIGTERM)
+    assert last.wait(LIVENESS) == 0
+    workers.start("next")
+    assert workers.client.gather(results) == [str(number) for number in range(5)]

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dask on two local clusters: the example as it stands, and KoalaCluster from programs, a notebook and bad ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from distributed import Client, Security
+
+from koala_adapter.dask import KoalaCluster
+from koala_adapter.errors import EXIT_CANCELLED, ConfigurationError, ServiceUnavailableError
+from tests.daskexample import write_dasksum
+from tests.daskprogram import DaskProgram, sum_of_squares
+from tests.daskprograms import TASKS as SQUARED
+from tests.local_koala import Koala, eventually
+from tests.taskqueue import expected_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MANUAL = Path(__file__).parents[1] / "docs" / "malleable.md"
+SQUARES = "0 1 4 9 16"
+TASKS = 300
+"""Of the example: some ten seconds of work for its workers, so that it goes on while others come."""
+CLOSED = frozenset({0, EXIT_CANCELLED})
+"""How the job of a cluster that is closed ends: its workers do, and are cancelled where they take too long."""
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters of four processors, and end all of it afterwards."""
+    one = Koala(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def program(koala: Koala, name: str, *arguments: object) -> DaskProgram:
+    """Start a program of a user of this site."""
+    return DaskProgram(koala.directory, koala.environment, name, *arguments, site=koala.site_file, state=koala.state)
+
+
+def exit_code(koala: Koala, job: str) -> int:
+    """Wait until a job is over and nothing of it is left; return how it ended."""
+    eventually(lambda: koala.report(job).over and koala.placeholders() == [])
+    outcome = koala.report(job).outcome
+    assert outcome is not None
+    return outcome.exit_code
+
+
+@pytest.mark.nightly
+def test_the_example_makes_room_and_loses_nothing(koala: Koala) -> None:
+    """Its workers come from both clusters; those that leave for another job hand over what they have."""
+    koala.serve()
+    fewer = {"maximum = 20": "maximum = 5"}
+    koala.inside("submit", str(write_dasksum(koala.directory, tasks=TASKS, seconds=0.2, replaced=fewer)))
+    eventually(lambda: sum(one.processors for one in koala.report("1").components) == 6)
+    koala.inside("submit", koala.job("sleep 1", name="rigid", processors=3))
+    assert exit_code(koala, "1") == 0
+    report = koala.report("1")
+    assert any(one.reason == "room for job 2" and one.after < one.before for one in report.size_changes)
+    output = koala.state / "jobs" / "1" / "head"
+    lines = (output / "0.out").read_text().splitlines()
+    assert (lines[-1], len(lines)) == (expected_sum(TASKS), TASKS + 1)
+    assert {line.rpartition(" ")[2].partition("-")[0] for line in lines[:-1]} == {"alpha", "beta"}
+    warnings = output / "0.err"
+    assert not warnings.exists() or "recomputed" not in warnings.read_text()
+
+
+@pytest.mark.nightly  # tests/real/test_dask.py shows it over two batch systems
+def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) -> None:
+    """No service runs at first. Workers come from both clusters; then a rigid job gets the processors of some."""
+    with program(koala, "breathe", 5, 4) as dask:
+        assert dask.until_said("many on") == "alpha beta"
+        koala.run("submit", koala.job("sleep 60", name="rigid", processors=3))
+        dask.until_said("closed")
+        assert dask.ended() == 0
+    again = sum_of_squares(0, SQUARED)
+    assert dask.results == [again, "during True", again, "scattered True", f"executor {SQUARES}", "lost 0", "closed"], (
+        dask.said
+    )
+    assert any(one.reason == "room for job 2" for one in koala.report("1").size_changes)
+    koala.run("cancel", "2")
+    assert exit_code(koala, "1") in CLOSED
+
+
+@pytest.mark.nightly
+def test_a_notebook_scales_from_none_to_none(koala: Koala) -> None:
+    """An event loop runs already; a job is there while there is work; Dask's own load says how many workers."""
+    koala.serve()
+    with program(koala, "notebook") as dask:
+        assert dask.ended() == 0, dask.said
+    sums = [sum_of_squares(0, SQUARED), sum_of_squares(SQUARED, 2 * SQUARED)]
+    expected = ["none - 0", *sums, "another job True", f"executor {SQUARES}", "closed"]
+    assert dask.results == expected, dask.said
+    assert {exit_code(koala, job) for job in ("1", "2", "3")} <= CLOSED
+
+
+def test_nobody_gets_in_without_the_key(koala: Koala) -> None:
+    """Neither without TLS nor with a key of one's own; a cluster without workers needs no service of koala."""
+    with KoalaCluster(maximum=4, n_workers=0, site=koala.site_file, state=koala.state) as cluster:
+        address = cluster.scheduler_address
+        assert address.startswith("tls://127.0.0.1:")
+        for where, key in ((address.replace("tls:", "tcp:"), Security()), (address, Security.temporary())):
+            with pytest.raises(OSError, match=r"closed|certificate|[Tt]imed out"):
+                _ = Client(where, security=key, timeout=2)
+        with Client(cluster) as client:
+            assert client.scheduler_info()["workers"] == {}
+    assert not koala.state.exists()
+
+
+def test_numbers_that_cannot_be_are_refused(koala: Koala) -> None:
+    """The bounds are those that the job would have; what was planned before stays."""
+    with KoalaCluster(minimum=2, maximum=4, n_workers=0, site=koala.site_file, state=koala.state) as cluster:
+        for wrong in (1, 5):
+            with pytest.raises(ValueError, match="2 to 4"):
+                cluster.scale(wrong)
+        with pytest.raises(ValueError, match="not memory"):
+            cluster.scale(memory="4 GiB")
+        for minimum, maximum in ((0, 4), (1, 4), (3, 2)):
+            with pytest.raises(ValueError, match="2 to 4 workers"):
+                cluster.adapt(minimum=minimum, maximum=maximum)
+        assert cluster.plan == set()
+        assert cluster.job_id == ""
+
+
+def test_the_program_of_the_manual_runs(koala: Koala) -> None:
+    """What docs/malleable.md shows works as it stands, here with fewer workers; nobody has begun a service."""
+    section = MANUAL.read_text().partition("\n## Dask\n")[2].partition("\n## ")[0]
+    (program_text,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert "maximum=40" in program_text
+    path = koala.directory / "manual.py"
+    path.write_text(program_text.replace("maximum=40", "maximum=3"))
+    own = {"KOALA_SITE": str(koala.site_file), "KOALA_STATE": str(koala.state)}
+    command = [sys.executable, str(path)]
+    done = subprocess.run(command, env={**koala.environment, **own}, stdout=subprocess.PIPE, text=True, check=True)
+    told, first, second = done.stdout.splitlines()
+    assert told.endswith("and the workers are job 1")
+    assert (first, second) == (str(sum(n * n for n in range(200))), str(sum(n * n for n in range(20))))
+    assert exit_code(koala, "1") in CLOSED
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_ends_ends_its_job(koala: Koala, number: signal.Signals) -> None:
+    """It is killed, or interrupted by Ctrl-C: the workers lose their scheduler and leave."""
+    koala.serve()
+    with program(koala, "compute", 2) as dask:
+        job = dask.until_said("job")
+        os.killpg(dask.process.pid, number)
+        dask.process.wait()
+        assert exit_code(koala, job) in (CLOSED if number == signal.SIGINT else {0})
+    assert list(koala.directory.glob("koala-dask-*")) == []
+
+
+@pytest.mark.nightly
+def test_a_program_that_forgets_to_close(koala: Koala) -> None:
+    """Its job ends with it all the same."""
+    koala.serve()
+    with program(koala, "forget") as dask:
+        assert dask.ended() == 0
+    assert f"executor {SQUARES}" in dask.said
+    assert exit_code(koala, "1") in CLOSED
+
+
+@pytest.mark.nightly
+def test_a_cluster_goes_on_without_the_service(koala: Koala) -> None:
+    """Tasks are worked out meanwhile; the size that was asked for is had when a service is there again."""
+    service = koala.serve()
+    with program(koala, "go_on", 2) as dask:
+        job = dask.until_said("job")
+        service.kill()
+        service.wait()
+        (koala.directory / "killed").touch()
+        dask.until_said("asked")
+        koala.serve()
+        dask.until_said("closed")
+        assert dask.ended() == 0
+    assert f"executor {SQUARES}" in dask.said
+    assert exit_code(koala, job) in CLOSED
+
+
+@pytest.mark.nightly
+def test_workers_that_cannot_start_are_told_of(koala: Koala, tmp_path: Path) -> None:
+    """The Python of the nodes has no Dask: the cluster says that its job has ended, why, and where to see more."""
+    bare = tmp_path / "bare"
+    bare.write_text("#!/bin/sh\nexit 3\n")
+    bare.chmod(0o700)
+    koala.serve()
+    with program(koala, "fail", bare) as dask:
+        assert dask.ended() == 0
+    said = "\n".join(dask.said)
+    assert "job 1 has ended by itself" in said
+    assert "exited with status 3" in said
+    assert "`koala logs 1`" in said
+    assert exit_code(koala, "1") == 3
+
+
+def test_refusals_say_what_to_do(koala: Koala) -> None:
+    """No site file, a site file or job that is not right, bounds that leave no room, a service that cannot start."""
+    here = partial(KoalaCluster, site=koala.site_file, state=koala.state)
+    with pytest.raises(ConfigurationError, match=r"there is no such site file"):
+        _ = KoalaCluster(maximum=4, site=koala.directory / "none.toml")
+    with pytest.raises(ConfigurationError, match=r"allowed is a larger maximum"):
+        _ = here(minimum=4, maximum=4)
+    with pytest.raises(ValueError, match=r"5 workers: the cluster has 1 to 4 of them"):
+        _ = here(maximum=4, n_workers=5)
+    with pytest.raises(ConfigurationError, match=r'cluster: found "gamma"'):
+        _ = here(maximum=4, cluster="gamma")
+    koala.state.mkdir(mode=0o700)
+    (koala.state / "journal.sqlite").write_bytes(b"no journal at all" * 100)
+    with pytest.raises(ServiceUnavailableError, match=r"the service did not come up"):
+        _ = here(maximum=4)

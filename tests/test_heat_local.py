@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manual's example of a program of one's own, on local clusters, with its job file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.local_koala import Koala, eventually
+from tests.unit.application.test_heat import ALONE, HEAT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters of four processors, and end all of it afterwards."""
+    one = Koala(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_the_rod_is_the_same_after_growing_and_shrinking(koala: Koala) -> None:
+    """The job file as it is shipped, but for its length: it grows, makes room for a rigid job, and is right."""
+    job = HEAT.with_suffix(".toml").read_text(encoding="utf-8")
+    assert '"2000", "0.05"' in job
+    (koala.directory / "heat.toml").write_text(job.replace('"2000", "0.05"', '"100", "0.2"'), encoding="utf-8")
+    (koala.directory / "heat.py").write_bytes(HEAT.read_bytes())
+    (koala.directory / "authkey").write_bytes(b"of this test")
+    koala.serve()
+    koala.run("submit", str(koala.directory / "heat.toml"))
+    eventually(lambda: sum(one.processors for one in koala.report("1").components) == 8)
+    koala.run("submit", koala.job("sleep 1", name="rigid", processors=3))
+    eventually(lambda: koala.json("status", "1")["outcome"] is not None)
+    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.run("explain", "1").stdout
+    printed = Path(koala.state / "jobs" / "1" / "rod" / "0.out").read_text(encoding="utf-8").splitlines()
+    assert printed[-1] == f"result {ALONE}"
+    sizes = [int(one) for one in printed[-2].split()[1:]]
+    assert max(sizes) == 8
+    assert min(sizes[sizes.index(8) :]) < 8, sizes
+    eventually(lambda: koala.placeholders() == [])

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The malleable MPI examples change their size: without koala, by both methods, and their results are right."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import random
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.mpi_by_hand import EXAMPLES, HandLauncher, Mpich, of_system, of_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+BODIES = ("100", "20")
+GONE = 1.0
+"""Seconds in which a process that leaves, and its proxy, are to end."""
+
+
+MPICHS = {"wheel": of_wheel(), "system": of_system()}
+
+
+def built(which: str, factory: pytest.TempPathFactory) -> tuple[Mpich, Path, Path]:
+    """Return an MPICH, and n-body and FT built with it."""
+    mpich = MPICHS[which]
+    if mpich is None:
+        package = "the PyPI package mpich" if which == "wheel" else "Debian's package libmpich-dev"
+        pytest.skip(f"{package} is not installed")
+    directory = factory.mktemp(which)
+    return mpich, mpich.compile("nbody", directory), mpich.compile("ft", directory)
+
+
+@pytest.fixture(scope="module")
+def spawning_programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mpich, Path, Path]:
+    """An MPICH with dynamic processes, n-body and FT."""
+    return built("wheel", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def fixed_programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mpich, Path, Path]:
+    """The system's MPICH, n-body and FT."""
+    return built("system", tmp_path_factory)
+
+
+@pytest.fixture
+def spawning(spawning_programs: tuple[Mpich, Path, Path]) -> Mpich:
+    """An MPICH with dynamic processes."""
+    return spawning_programs[0]
+
+
+@pytest.fixture
+def spawning_nbody(spawning_programs: tuple[Mpich, Path, Path]) -> Path:
+    """The program nbody, for an MPICH with dynamic processes."""
+    return spawning_programs[1]
+
+
+@pytest.fixture
+def spawning_ft(spawning_programs: tuple[Mpich, Path, Path]) -> Path:
+    """The program ft, for an MPICH with dynamic processes."""
+    return spawning_programs[2]
+
+
+@pytest.fixture
+def fixed(fixed_programs: tuple[Mpich, Path, Path]) -> Mpich:
+    """The system's MPICH, whatever it can do."""
+    return fixed_programs[0]
+
+
+@pytest.fixture
+def fixed_nbody(fixed_programs: tuple[Mpich, Path, Path]) -> Path:
+    """The program nbody, for the system's MPICH."""
+    return fixed_programs[1]
+
+
+@pytest.fixture
+def fixed_ft(fixed_programs: tuple[Mpich, Path, Path]) -> Path:
+    """The program ft, for the system's MPICH."""
+    return fixed_programs[2]
+
+
+def rigid(mpich: Mpich, program: Sequence[str], size: int) -> list[str]:
+    """Return what a program prints on a fixed number of processes."""
+    with HandLauncher(mpich, program, size=size, environment={}) as run:
+        assert run.wait() == 0
+        return run.text
+
+
+def sizes(lines: Sequence[str]) -> list[int]:
+    """Return the numbers of processes that a program had."""
+    return [int(line.split(": ")[1].split()[0]) for line in lines if line.endswith(" processes")]
+
+
+def digest(lines: Sequence[str]) -> str:
+    """Return SHA-256 of the end state of n-body."""
+    return next(line for line in lines if "SHA-256" in line)
+
+
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.nightly), 3])
+def test_nbody_ends_alike_on_any_fixed_size(fixed: Mpich, fixed_nbody: Path, size: int) -> None:
+    """To the last bit: the sums are formed in a fixed order."""
+    assert digest(rigid(fixed, [str(fixed_nbody), *BODIES], size)) == digest(
+        rigid(fixed, [str(fixed_nbody), *BODIES], 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [("0:2 4:5 8:3", [2, 5, 3]), ("2:4 6:-1-3 9:-1 12:3", [1, 4, 2, 1, 3])],
+    ids=["the last leave", "others leave"],
+)
+def test_nbody_by_spawn(spawning: Mpich, spawning_nbody: Path, plan: str, expected: list[int]) -> None:
+    """The end state is that of fixed size; who leaves ends while the others go on."""
+    program = [str(spawning_nbody), *BODIES, "0.05"]
+    with HandLauncher(spawning, program, size=1, environment={"RESIZE_METHOD": "spawn", "RESIZE_PLAN": plan}) as run:
+        assert run.wait() == 0
+    assert sizes(run.text) == expected
+    assert digest(run.text) == digest(rigid(spawning, [str(spawning_nbody), *BODIES], 2))
+    assert [proxy.process.returncode for proxy in run.proxies] == [0] * len(run.proxies)
+    assert [(proxy.group, proxy.number) for proxy in run.proxies] == [(each, 0) for each in range(len(run.proxies))]
+    leavers = sum(max(0, before - after) for before, after in itertools.pairwise(expected))
+    end = run.time_of("step 20: SHA-256")
+    assert sum(ended < end for ended in run.ended.values()) >= leavers  # what the last ones say may be read late
+
+
+def test_who_leaves_is_gone_at_once(spawning: Mpich, spawning_nbody: Path) -> None:
+    """Its proxy ends, and with it its placeholder can."""
+    program = [str(spawning_nbody), "100", "60", "0.05"]
+    plan = {"RESIZE_METHOD": "spawn", "RESIZE_PLAN": "0:3 5:1"}
+    with HandLauncher(spawning, program, size=1, environment=plan) as run:
+        assert run.wait() == 0
+    left = run.time_of("step 5: 1 processes")
+    assert sorted(ended - left < GONE for ended in run.ended.values()) == [False, True, True]
+
+
+def test_ft_by_spawn(spawning: Mpich, spawning_ft: Path) -> None:
+    """The checksums are the published ones on 1, 2, 4 and 2 processes."""
+    plan = {"RESIZE_METHOD": "spawn", "RESIZE_PLAN": "2:2 3:4 5:2"}
+    with HandLauncher(spawning, [str(spawning_ft), "S"], size=1, environment=plan) as run:
+        assert run.wait() == 0
+    assert sizes(run.text) == [1, 2, 4, 2]
+    assert run.text[-1] == "VERIFICATION SUCCESSFUL"
+
+
+@pytest.mark.parametrize("name", ["S", pytest.param("W", marks=pytest.mark.nightly)])
+def test_ft_has_the_published_checksums(fixed: Mpich, fixed_ft: Path, name: str) -> None:
+    """Both classes, on two processes."""
+    assert rigid(fixed, [str(fixed_ft), name], 2)[-1] == "VERIFICATION SUCCESSFUL"
+
+
+def restarted(mpich: Mpich, program: Sequence[str], directory: Path, plan: str, size: int) -> list[str]:
+    """Run a program to its end, starting it again with each other size; return what it printed."""
+    lines: list[str] = []
+    environment = {"RESIZE_METHOD": "restart", "RESIZE_PLAN": plan, "RESIZE_DIRECTORY": str(directory)}
+    while True:
+        with HandLauncher(mpich, program, size=size, environment=environment) as run:
+            assert run.wait() == 0
+        lines += run.text
+        word = directory / "next"
+        if not word.exists():
+            return lines
+        change, number, _ = word.read_text().split()
+        size = int(number)
+        environment["RESIZE_CHANGE"] = change
+        word.unlink()
+
+
+def test_nbody_by_restart(fixed: Mpich, fixed_nbody: Path, tmp_path: Path) -> None:
+    """The state goes through a file, which is removed."""
+    program = [str(fixed_nbody), *BODIES]
+    lines = restarted(fixed, program, tmp_path, "4:5 8:3", 2)
+    assert sizes(lines) == [2, 5, 3]
+    assert digest(lines) == digest(rigid(fixed, program, 2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ft_by_restart(fixed: Mpich, fixed_ft: Path, tmp_path: Path) -> None:
+    """The checksums are the published ones; a round that a restart interrupts is not begun anew."""
+    lines = restarted(fixed, [str(fixed_ft), "S"], tmp_path, "2:2 3:4 5:2", 1)
+    assert sizes(lines) == [1, 2, 4, 2]
+    assert sum("checksum" in line for line in lines) == 6
+    assert lines[-1] == "VERIFICATION SUCCESSFUL"
+
+
+def test_a_state_that_cannot_be_kept_does_not_end_the_program(fixed: Mpich, fixed_nbody: Path, tmp_path: Path) -> None:
+    """It goes on with the size that it has."""
+    program = [str(fixed_nbody), *BODIES]
+    lines = restarted(fixed, program, tmp_path / "missing", "4:5", 2)
+    assert sizes(lines) == [2, 2]
+    assert digest(lines) == digest(rigid(fixed, program, 2))
+
+
+def test_sha256_is_that_of_python(tmp_path: Path) -> None:
+    """The digest of the examples is SHA-256 as others compute it, for lengths around the ends of blocks."""
+    library = tmp_path / "sha256.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, EXAMPLES / "nbody" / "sha256.c"], check=True, timeout=60)
+    sha256 = ctypes.CDLL(str(library)).sha256
+    for length in range(200):
+        data, digits = random.Random(length).randbytes(length), ctypes.create_string_buffer(65)
+        sha256(data, ctypes.c_size_t(length), digits)
+        assert digits.value.decode() == hashlib.sha256(data).hexdigest()

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The n-body programs on local clusters, as a user runs them: with the library, and without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.local_koala import Koala, eventually
+from tests.nbody import ALONE, free_port, sizes_and_digest, write_nbody
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters of four processors, and end all of it afterwards."""
+    one = Koala(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def printed(koala: Koala, job: str) -> str:
+    """Return what the process of rank 0 printed."""
+    path = koala.state / "jobs" / job / "bodies" / "0.out"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def without_approach(koala: Koala, processors: int = 4) -> None:
+    """Let sizes change only when a program asks for it; give each cluster so many processors."""
+    text = koala.site_file.read_text()
+    text = text.replace("[scheduler]\n", '[scheduler]\napproach = "none"\n')
+    koala.site_file.write_text(text.replace("processors = 4", f"processors = {processors}"))
+
+
+def test_evolving_programs_ask_for_more_and_end_as_the_rigid_one(koala: Koala) -> None:
+    """Two on 2 processes get 2 more each, one of them by sockets and XML alone; the state is that of a rigid one."""
+    without_approach(koala)
+    koala.serve()
+    running = [
+        koala.start("run", write_nbody(koala.directory, name, ("maximum = 16", "maximum = 4")))
+        for name in ("evolving", "byhand")
+    ]
+    for one in running:
+        said, complaints = one.communicate(timeout=200)
+        assert one.returncode == 0, said + complaints
+    for job in ("1", "2"):
+        assert "asked for 2, granted 2\n" in printed(koala, job)
+        assert sizes_and_digest(printed(koala, job)) == ([2, 4], ALONE)
+    koala.run("run", write_nbody(koala.directory, "rigid", ("28790", str(free_port())), rest=0))
+    assert sizes_and_digest(printed(koala, "3")) == ([4], ALONE)
+
+
+@pytest.mark.nightly
+def test_an_evolving_program_takes_what_is_idle_of_what_it_asks_for(koala: Koala) -> None:
+    """It asks for 14 more where 6 are idle, and runs on 8."""
+    without_approach(koala, processors=8)
+    koala.serve()
+    koala.run(
+        "run",
+        write_nbody(
+            koala.directory, "evolving", ('0.05", "2"', '0.05", "14"'), ("flexible = true", 'cluster = "alpha"')
+        ),
+    )
+    assert "asked for 14, granted 6 (" in printed(koala, "1")
+    assert sizes_and_digest(printed(koala, "1")) == ([2, 8], ALONE)
+
+
+@pytest.mark.nightly  # its steps may be over before it has grown, on a busy machine
+@pytest.mark.parametrize("library", ["koala_app", "byhand"])
+def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, library: str) -> None:
+    """Beside a rigid job that leaves it 7 processors it is on 4; when that has ended, on 8."""
+    koala.serve()
+    rigid = koala.directory / "one.toml"
+    rigid.write_text('walltime = 300\n[[components]]\ncommand = ["sleep", "5"]\nprocessors = 1\ncluster = "alpha"\n')
+    koala.run("submit", str(rigid))
+    eventually(lambda: koala.state_of("1") == "running")
+    environment = ('"power-of-two" }', f'"power-of-two", NBODY_LIBRARY = "{library}" }}')
+    koala.run("run", write_nbody(koala.directory, "malleable", environment, rest=0.2))
+    sizes, digest = sizes_and_digest(printed(koala, "2"))
+    assert digest == ALONE
+    assert sizes[0] == 2
+    assert sizes[-1] == 8
+    assert set(sizes) <= {2, 4, 8}

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala schedule`` in the place of a fake PBS's scheduler, and what ``koala check`` says of that server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.pbs import FakePbs
+from tests.pbs_scheduling import SECONDS, SITE, koala, scheduling
+from tests.real.systems.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OPTIONS = ("-C", "", "-o", "/dev/null", "-j", "oe", "-l", "walltime=60")
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakePbs]:
+    """Give a fake of two vnodes of two processors, whose site hook holds every job."""
+    fake = FakePbs(tmp_path / "fake", site_hook=True)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def site(fake: FakePbs, tmp_path: Path) -> Path:
+    """Give a site file with that server, at which koala is an operator."""
+    file = tmp_path / "site.toml"
+    file.write_text(SITE.format(requests=6000, conf=fake.conf, bin_directory=fake.bin_directory))
+    return file
+
+
+def submit(fake: FakePbs, *options: str, seconds: float = 0.5) -> str:
+    """Submit a job as another user does."""
+    return fake.run("qsub", *OPTIONS, *options, stdin=f"#!/bin/sh\nexec sleep {seconds}\n")
+
+
+def test_a_queue_runs_to_its_end(fake: FakePbs, site: Path) -> None:
+    """In the order of submission, elements of an array at the same time; a user's own hold is left alone."""
+    wide = submit(fake, "-l", "select=2:ncpus=2", "-l", "place=scatter")
+    held = submit(fake, "-h")
+    array = submit(fake, "-J", "1-2")
+    last = submit(fake, "-l", "select=1:ncpus=2")
+    elements = {array.replace("[]", f"[{index}]") for index in (1, 2)}
+    with scheduling(site, "--policy", "fcfs") as lines:
+        lines.wait("ended", {wide, last, *elements})
+        assert held in lines.told("left out")
+    starts = lines.told("start")
+    assert starts[0] == wide
+    assert set(starts[1:3]) == elements
+    assert starts[3:] == [last]
+    first = next(line for line in lines.all() if line["kind"] == "start")
+    assert "n1" in json.dumps(first)
+    assert "n2" in json.dumps(first)
+
+
+def test_a_job_that_is_queued_again_is_started_again(fake: FakePbs, site: Path) -> None:
+    """It comes back in the hold that it never left."""
+    job = submit(fake, seconds=600)
+    with scheduling(site) as lines:
+        lines.wait("started", {job})
+        fake.run("qrerun", job, user=os.environ.get("USER") or "root")
+        lines.wait("requeued", {job})
+        wait_until(lambda: lines.told("started").count(job) > 1, seconds=SECONDS, what="it runs again")
+
+
+def test_a_shadow_starts_nothing(fake: FakePbs, site: Path) -> None:
+    """It says when it would have, and needs no hook."""
+    plain = FakePbs(site.parent / "plain")
+    site.write_text(site.read_text().replace(str(fake.conf.parent), str(plain.conf.parent)))
+    plain.set_scheduling(on=False)
+    job = submit(plain, "-l", "select=1:ncpus=2")
+    with scheduling(site, "--shadow") as lines:
+        lines.wait("start", {job})
+        assert '"job_state":\t"Q"' in plain.run("qstat", "-f", "-F", "json", job)
+        plain.set_scheduling(on=True)
+        lines.wait("started", {job})
+    plain.close()
+
+
+def test_check_says_what_is_missing(fake: FakePbs, site: Path) -> None:
+    """All is well with the hook and an operator; without them each is named with its way out."""
+    done = subprocess.run(koala(site, "check", "--outside", "--no-submit"), capture_output=True, text=True, check=False)
+    assert "jobs come in held: yes, in an operator's hold" in done.stdout
+    assert "we may start them: yes" in done.stdout
+    plain = FakePbs(site.parent / "plain", operators=())
+    site.write_text(site.read_text().replace(str(fake.conf.parent), str(plain.conf.parent)))
+    done = subprocess.run(koala(site, "check", "--outside", "--no-submit"), capture_output=True, text=True, check=False)
+    assert "jobs come in held: no" in done.stdout
+    assert "conf/pbs_queuejob.py" in done.stdout
+    assert "set server operators +=" in done.stdout
+    assert done.returncode
+    plain.close()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that makes the calls it is told on standard input, one on a line, and says what came of each.
+
+Run with the directory of koala_app.py as its argument. driver.c does the same with the library in C.
+"""
+
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, sys.argv[1])
+
+import koala_app  # type: ignore[import-not-found]
+
+
+def ranks(members: tuple[Any, ...]) -> str:
+    """Return koala's numbers of members."""
+    return ",".join(str(one.rank) for one in members) or "-"
+
+
+def shown(change: Any) -> str:  # noqa: ANN401 - the module is found at run time
+    """Return a change in words."""
+    if change is None:
+        return "nothing"
+    return (
+        f"change {change.number} at {change.at} old {ranks(change.old)} members {ranks(change.members)}"
+        f" leaving {ranks(change.leaving)} joining {ranks(change.joining)}"
+        f" rank {-1 if change.rank is None else change.rank}"
+        f" old_rank {-1 if change.old_rank is None else change.old_rank} size {change.size} reason {change.reason}"
+    )
+
+
+def sized(size: int, offered: int) -> int:
+    """Want half of what is offered, and give what is wanted back; an unlucky number is too much."""
+    if offered == 13:
+        return size + 99
+    return size + offered // 2 if offered > 0 else size + offered
+
+
+def wished(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
+    """Ask for processors, or give some back."""
+    if words[0] == "request":
+        answer = app.request(int(words[1]), mandatory="mandatory" in words)
+    else:
+        answer = app.give_back(int(words[1]))
+    return f"granted {answer.granted} {answer.reason}".strip()
+
+
+def called(app: Any, words: list[str]) -> str:  # noqa: ANN401, PLR0911 - likewise
+    """Make a call, and return what came of it."""
+    verb = words[0]
+    if verb in {"request", "give_back"}:
+        return wished(app, words)
+    if verb == "point":
+        return shown(app.point())
+    if verb == "points":
+        for _ in range(int(words[1])):
+            app.point()
+        return f"reached {app.reached}"
+    if verb == "until":  # a change
+        change = None
+        while change is None:
+            time.sleep(0.0002)  # a step
+            change = app.point()
+        return shown(change)
+    if verb == "done":
+        app.done()
+        return f"done rank {-1 if app.rank is None else app.rank} size {app.size}"
+    if verb == "leave":
+        app.leave()
+        return "left"
+    if verb == "state":
+        return (
+            f"rank {-1 if app.rank is None else app.rank} size {app.size} reached {app.reached}"
+            f" contacts {' '.join(one.contact for one in app.members)} {shown(app.change)}"
+        )
+    raise ValueError(verb)
+
+
+def main() -> None:
+    """Make the calls."""
+    app = None
+    for line in sys.stdin:
+        words = line.split()
+        try:
+            if words[0] == "join":
+                app = koala_app.join(sized if words[1] == "function" else words[1], contact=" ".join(words[2:]))
+                said = "joined"
+            else:
+                said = called(app, words)
+        except koala_app.KoalaAppError as error:
+            said = f"error {error}"
+        sys.stdout.write(said + "\n")
+        sys.stdout.flush()
+    if app is not None:
+        app.close()
+
+
+main()

@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of the library, in Python and in C, over real sockets: the same program in both, and the same answers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.application import clibrary
+from koala_adapter.application.libraryfile import FILE_NAME, library_file
+from koala_adapter.negotiation import applicationside as nt
+from tests.unit.application.koala_end import Driver, KoalaEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+C_LIBRARY = Path(clibrary.__file__).parent
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """What starts programs."""
+
+    command: list[str]
+    directory: Path
+    drivers: list[Driver] = field(default_factory=list)
+
+    def start(self, **environment: str) -> Driver:
+        """Start a program with these variables alone."""
+        driver = Driver(self.command, {"PATH": os.environ["PATH"], **environment})
+        self.drivers.append(driver)
+        return driver
+
+    def process(self, koala: KoalaEnd, rank: int, *, sizes: str = "any") -> Driver:
+        """Start a process of the program, which begins to join."""
+        driver = self.start(KOALA_APP_SOCKET=str(koala.path(rank)), KOALA_RANK=str(rank), KOALA_SIZE="77")
+        driver.tell(f"join {sizes} node{rank}:{4000 + rank}")
+        return driver
+
+    def joined(self, koala: KoalaEnd, *, sizes: str = "any") -> list[Driver]:
+        """Start the first processes, and let them join."""
+        drivers = [self.process(koala, rank, sizes=sizes) for rank in koala.coordinator.first]
+        assert [one.hear() for one in drivers] == ["joined"] * len(drivers)
+        return drivers
+
+
+def built_driver(directory: Path, *options: str) -> Path:
+    """Return the driver in C, built with these options of the compiler."""
+    program = directory / "driver"
+    sources = [Path(__file__).with_name("driver.c"), *(C_LIBRARY / name for name in ("koala_app.c", "koala_nt.c"))]
+    warnings = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]
+    subprocess.run(["cc", *warnings, *options, "-I", C_LIBRARY, "-o", program, *sources], check=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def python_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Give the command of the driver in Python, with the file as it travels."""
+    directory = tmp_path_factory.mktemp("library")
+    (directory / FILE_NAME).write_text(library_file(), encoding="utf-8")
+    return [sys.executable, "-W", "error", str(Path(__file__).with_name("driver.py")), str(directory)]
+
+
+@pytest.fixture(scope="module")
+def c_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Give the command of the driver in C, with checks of every access to memory."""
+    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    return [str(built_driver(tmp_path_factory.mktemp("c"), *sanitizers))]
+
+
+@pytest.fixture(scope="module")
+def c_threads_command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Give the command of the driver in C, with checks of what its two threads share."""
+    program = str(built_driver(tmp_path_factory.mktemp("c_threads"), "-fsanitize=thread"))
+    if subprocess.run([program], stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
+        pytest.skip("the thread sanitizer does not run on this kernel")
+    return [program]
+
+
+@pytest.fixture(
+    params=[
+        "python",
+        pytest.param("c", marks=pytest.mark.real("cc")),
+        pytest.param("c_threads", marks=pytest.mark.real("cc")),
+    ]
+)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    """Give what starts programs in either language, and ends them."""
+    stage = Stage(command=request.getfixturevalue(f"{request.param}_command"), directory=tmp_path)
+    yield stage
+    for driver in stage.drivers:
+        driver.kill()
+
+
+def test_outside_koala_all_calls_work(stage: Stage) -> None:
+    """Without koala the program is alone, or what it was started as, and nothing ever changes."""
+    alone = stage.start()
+    assert alone.call("join any x") == "joined"
+    assert alone.call("state") == "rank 0 size 1 reached 0 contacts x nothing"
+    assert alone.call("point") == "nothing"
+    assert alone.call("points 1000") == "reached 1001"
+    assert alone.call("done") == "done rank 0 size 1"
+    assert alone.call("request 3") == "granted 0 the program does not run as an adaptive job of koala"
+    assert alone.call("give_back 3") == "granted 0 the program does not run as an adaptive job of koala"
+    assert alone.call("leave") == "left"
+    assert alone.end() == ""
+    second = stage.start(PMI_RANK="1", PMI_SIZE="3")
+    assert second.call("join any y") == "joined"
+    assert second.call("state") == "rank 1 size 3 reached 0 contacts  y  nothing"
+    assert second.end() == ""
+
+
+def test_a_program_grows_and_shrinks(stage: Stage) -> None:
+    """Newcomers enter at the point of the others with their count; leavers go; everybody knows everybody."""
+    with KoalaEnd(stage.directory, 2) as koala:
+        first, second = stage.joined(koala)
+        assert first.call("state") == "rank 0 size 2 reached 0 contacts node0:4000 node1:4001 nothing"
+        assert second.call("state") == "rank 1 size 2 reached 0 contacts node0:4000 node1:4001 nothing"
+        assert first.call("points 10") == second.call("points 10") == "reached 10"
+        third = stage.process(koala, 2)
+        koala.begin([0, 1, 2], "processors are free")
+        koala.wait(lambda: koala.said(0, "armed") and koala.said(1, "armed"))
+        assert koala.coordinator.at == 11
+        told = "change 1 at 11 old 0,1 members 0,1,2 leaving - joining 2"
+        first.tell("point")
+        second.tell("point")
+        assert first.hear() == f"{told} rank 0 old_rank 0 size 3 reason processors are free"
+        assert second.hear() == f"{told} rank 1 old_rank 1 size 3 reason processors are free"
+        assert third.hear() == "joined"
+        entered = f"{told} rank 2 old_rank -1 size 3 reason processors are free"
+        contacts = "node0:4000 node1:4001 node2:4002"
+        assert third.call("state") == f"rank 2 size 3 reached 11 contacts {contacts} {entered}"
+        for one in (first, second, third):
+            one.tell("done")
+        assert [one.hear() for one in (first, second, third)] == [f"done rank {rank} size 3" for rank in range(3)]
+        assert third.call("state") == f"rank 2 size 3 reached 11 contacts {contacts} nothing"
+        koala.begin([0, 2])
+        for one in (first, second, third):
+            one.tell("until")
+        assert second.hear().endswith("old 0,1,2 members 0,2 leaving 1 joining - rank -1 old_rank 1 size 2 reason ")
+        assert first.hear().endswith("leaving 1 joining - rank 0 old_rank 0 size 2 reason ")
+        assert third.hear().endswith("leaving 1 joining - rank 1 old_rank 2 size 2 reason ")
+        for one in (first, second, third):
+            one.tell("done")
+        ranks = [one.hear() for one in (first, second, third)]
+        assert ranks == ["done rank 0 size 2", "done rank -1 size 2", "done rank 1 size 2"]
+        assert second.call("leave") == "left"
+        koala.wait(lambda: koala.said(1, "leaving"))
+        assert [one.end() for one in (first, second, third)] == ["", "", ""]
+        assert koala.coordinator.errors == []
+
+
+def grown(koala: KoalaEnd, stage: Stage, drivers: list[Driver], newcomer: int) -> Driver:
+    """Bring a process more into the program, and let all go on."""
+    new = stage.process(koala, newcomer)
+    koala.begin([*koala.coordinator.members, newcomer])
+    for one in drivers:
+        one.tell("until")
+    assert new.hear() == "joined"
+    for one in drivers:
+        assert one.hear().startswith("change ")
+    for one in (*drivers, new):
+        one.tell("done")
+    assert all(one.hear().startswith("done") for one in (*drivers, new))
+    return new
+
+
+def test_wrong_calls_get_a_clear_error_and_harm_nobody(stage: Stage) -> None:
+    """What may not be called now is refused, said on standard error and to koala, and everything goes on."""
+    with KoalaEnd(stage.directory, 2, minimum=2, maximum=4) as koala:
+        first, second = stage.joined(koala)
+        wrong = {
+            "done": "done() without a change: this process is running",
+            "leave": "leave() of a process that was not taken out: this process is running",
+            "request 0": "the number of processors is 1 or more, not 0",
+            "request 9": "11 processors, 2 and 9 more, are outside the bounds of the job, 2 to 4",
+            "give_back 1": "1 processors, 2 and 1 fewer, are outside the bounds of the job, 2 to 4",
+        }
+        for call, text in wrong.items():
+            assert first.call(call) == f"error {text}"
+        koala.wait(lambda: len(koala.coordinator.errors) == len(wrong))
+        assert koala.coordinator.errors == [(0, text) for text in wrong.values()]
+        third = stage.process(koala, 2)
+        koala.begin([0, 1, 2])
+        first.tell("until")
+        second.tell("until")
+        assert third.hear() == "joined"
+        assert first.hear().startswith("change 1")
+        assert second.hear().startswith("change 1")
+        assert first.call("point") == "error point() before done(): change 1 is not finished"
+        assert third.call("point") == "error point() before done(): change 1 is not finished"
+        stays = "leave() of a process that was not taken out: this process is changing (change 1)"
+        assert first.call("leave") == f"error {stays}"
+        asked = "a process asks for processors when it is in no change, not while changing"
+        assert first.call("request 1") == f"error {asked}"
+        reached = koala.coordinator.at
+        for one in (first, second, third):
+            one.tell("done")
+        assert [one.hear() for one in (first, second, third)] == [f"done rank {rank} size 3" for rank in range(3)]
+        assert first.call("points 3") == second.call("points 3") == third.call("points 3") == f"reached {reached + 3}"
+        complaints = first.end()
+        assert complaints.splitlines()[:5] == [f"koala_app: process 0: {text}" for text in wrong.values()]
+        assert second.end() == ""
+
+
+def test_a_leaver_may_only_leave(stage: Stage) -> None:
+    """One that was taken out is refused points, and leaves; the others never notice."""
+    with KoalaEnd(stage.directory, 2) as koala:
+        first, second = stage.joined(koala)
+        koala.begin([0])
+        first.tell("until")
+        second.tell("until")
+        assert second.hear().startswith("change 1")
+        assert first.hear().startswith("change 1")
+        assert second.call("leave") == "error leave() before done(): change 1 is not finished"
+        second.tell("done")
+        assert first.call("done") == "done rank 0 size 1"
+        assert second.hear() == "done rank -1 size 1"
+        assert second.call("point").startswith("error point() in a process that was taken out")
+        assert second.call("leave") == "left"
+        assert first.call("point") == "nothing"
+
+
+def test_a_change_is_given_up(stage: Stage) -> None:
+    """Processes that wait at a point for one that never comes go on there when the change is abandoned."""
+    with KoalaEnd(stage.directory, 2) as koala:
+        first, second = stage.joined(koala)
+        koala.begin([0])
+        koala.wait(lambda: koala.said(0, "armed") and koala.said(1, "armed"))
+        first.tell("point")
+        koala.wait(lambda: koala.said(0, "waiting change=1 at=1"))
+        with koala.lock:
+            koala.say(koala.coordinator.abandon())
+        assert first.hear() == "nothing"
+        assert second.call("points 2") == "reached 2"
+        grown(koala, stage, [first, second], 2)
+
+
+def test_a_broken_connection_is_made_again(stage: Stage) -> None:
+    """Whatever a process does when its connection breaks, it comes back, says where it is, and the change is made."""
+    with KoalaEnd(stage.directory, 2) as koala:
+        first, second = stage.joined(koala)
+        koala.cut(0)
+        assert first.call("points 5") == "reached 5"
+        koala.wait(lambda: koala.said(0, "hello version=1 state=running change=0 at=0 reached="))
+        koala.begin([0])
+        koala.wait(lambda: koala.said(0, "armed") and koala.said(1, "armed"))
+        at = koala.coordinator.at
+        koala.cut(1)
+        koala.wait(lambda: koala.said(1, f"hello version=1 state=armed change=1 at={at} reached=0"))
+        first.tell("until")
+        second.tell("until")
+        assert first.hear().startswith("change 1")
+        assert second.hear().startswith("change 1")
+        koala.cut(0)
+        koala.wait(lambda: koala.said(0, "hello version=1 state=changing change=1"))
+        first.tell("done")
+        koala.wait(lambda: koala.said(0, "done change=1"))
+        koala.cut(0)
+        koala.wait(lambda: koala.said(0, "hello version=1 state=done change=1"))
+        second.tell("done")
+        assert first.hear() == "done rank 0 size 1"
+        assert second.hear() == "done rank -1 size 1"
+        assert first.end() == ""
+
+
+def test_garbage_is_told_and_survived(stage: Stage) -> None:
+    """Notes that are none are answered with an error; what is no frame ends that connection, and another is made."""
+    with KoalaEnd(stage.directory, 2) as koala:
+        first, second = stage.joined(koala)
+        garbage = [
+            b"\xff\xfe", b"WHO", b"who a", b"who a=%zz", b"who a=1 a=2", b"dance", b"stop change=1",
+            b"stop change=x at=1",
+            b"change change=1 at=1", b"resume change=7", b"<NT/>", b"<NT" + b"x" * 60000, b"x" * 65536, b"welcome ",
+        ]  # fmt: skip
+        with koala.lock:
+            for payload in garbage:
+                koala.send(0, nt.frame(payload))
+            koala.note(0, "error", text="is not answered")
+        koala.wait(lambda: len(koala.coordinator.errors) >= len(garbage))
+        assert koala.coordinator.errors[5] == (0, "what koala has said cannot be followed: dance is not known here")
+        for count, broken in enumerate((b"GET / HTTP/1.1\r\n\r\n", b"99999999\nx", b"00000000\n"), len(garbage) + 1):
+            with koala.lock:
+                peer = koala.peers[0]
+                koala.send(0, broken)
+            koala.wait(lambda: koala.peers.get(0, peer) is not peer)  # noqa: B023
+            koala.wait(lambda: len(koala.coordinator.errors) == count)  # noqa: B023
+            koala.wait(lambda: koala.coordinator.phase == "idle")
+        grown(koala, stage, [first, second], 2)
+        assert "dance is not known here" in first.end()
+        assert second.end() == ""
+
+
+def test_koala_refuses(stage: Stage) -> None:
+    """What koala refuses fails the call that waits for it, and is shown in any case."""
+    with KoalaEnd(stage.directory, 1) as koala:
+        only = stage.joined(koala)[0]
+        stranger = stage.start(KOALA_APP_SOCKET=str(stage.directory / "0"))
+        assert stranger.call("join any x") == "error this process has a connection already"
+        koala.begin([0, 1])
+        assert koala.coordinator.phase == "gathering"
+        with koala.lock:
+            koala.note(0, "fail", text="no such thing")
+            koala.note(0, "who")
+        koala.wait(lambda: koala.said(0, "hello version=1 state=running"))
+        assert only.call("point") == "nothing"
+        assert only.end() == "koala_app: process 0: no such thing\n"
+    wrong = stage.start(KOALA_APP_SOCKET=str(stage.directory / "0"))
+    assert wrong.call("join some x") == "error sizes is any, power-of-two, multiple-of-N or a function, not 'some'"
+    assert wrong.call(f"join any {'x' * 201}") == "error contact is a text of at most 200 bytes"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "direction", "offered", "said", "taken"),
+    [
+        ("any", "grow", 3, "accepted", 3),
+        ("any", "grow", 9, "offer", 6),
+        ("any", "shrink", 1, "accepted", 1),
+        ("any", "shrink", 9, "offer", 1),
+        ("power-of-two", "grow", 3, "offer", 2),
+        ("power-of-two", "grow", 1, "ended", 0),
+        ("multiple-of-2", "grow", 5, "offer", 4),
+        ("multiple-of-2", "shrink", 1, "ended", 0),
+        ("function", "grow", 4, "offer", 2),
+        ("function", "shrink", 1, "accepted", 1),
+    ],
+)
+def test_offers_are_decided_by_the_rule(  # noqa: PLR0917 - given by name
+    stage: Stage, sizes: str, direction: str, offered: int, said: str, taken: int
+) -> None:
+    """Of an offer as much is taken as brings the program of 2 to a usable size up to 8; it never goes below 1."""
+    minimum = 2 if sizes == "multiple-of-2" else 1
+    with KoalaEnd(stage.directory, 2, minimum=minimum, maximum=8) as koala:
+        stage.joined(koala, sizes=sizes)
+        event = koala.first_event(koala.offer(offered, direction))
+        assert event.kind == said
+        assert event.template is not None
+        if taken:
+            assert event.template.quantity("CPU") == taken
+        else:
+            assert "cannot be taken" in event.reason
+
+
+def test_a_function_that_wants_too_much_is_told(stage: Stage) -> None:
+    """A size that cannot be is shown, the offer is rejected with it, and the next one is decided as ever."""
+    with KoalaEnd(stage.directory, 1) as koala:
+        only = stage.joined(koala, sizes="function")[0]
+        problem = "sizes(1, 13) returned 100, which is no size from 1 to 14"
+        event = koala.first_event(koala.offer(13, "grow"))
+        assert (event.kind, event.reason) == ("ended", problem)
+        koala.wait(lambda: koala.coordinator.errors == [(0, problem)])
+        assert koala.first_event(koala.offer(4, "grow")).kind == "offer"
+        assert only.end() == f"koala_app: process 0: {problem}\n"
+
+
+def test_offers_count_what_was_agreed_before(stage: Stage) -> None:
+    """Before the processors of one offer are there, the next is decided with the size that it will lead to."""
+    with KoalaEnd(stage.directory, 2, maximum=4) as koala:
+        first, second = stage.joined(koala)
+        koala.granting = nt.rejected
+        key = koala.offer(1, "grow")
+        koala.wait(lambda: koala.endpoints[0].state(key) == "agreed")
+        assert quantity(koala.first_event(koala.offer(5, "grow"))) == 1
+        grown(koala, stage, [first, second], 2)
+        assert quantity(koala.first_event(koala.offer(5, "shrink"))) == 2
+
+
+def test_of_two_offers_at_once_the_second_waits(stage: Stage) -> None:
+    """A program of 2 that wants powers of two takes 2 and declines 4, which could be there before the 2."""
+    with KoalaEnd(stage.directory, 2, maximum=8) as koala:
+        stage.joined(koala, sizes="power-of-two")
+        koala.granting = nt.rejected
+        with koala.lock:  # no commitment comes between the two
+            keys = [koala.offer(2, "grow", key="a"), koala.offer(4, "grow", key="b")]
+        assert koala.first_event(keys[0]).kind == "accepted"
+        declined = koala.first_event(keys[1])
+        assert (declined.kind, declined.state) == ("ended", "rejected")
+
+
+def test_offers_at_once_are_decided_with_what_was_taken(stage: Stage) -> None:
+    """A program that takes any size takes no more of both together than its maximum."""
+    with KoalaEnd(stage.directory, 2, maximum=8) as koala:
+        stage.joined(koala)
+        koala.granting = nt.rejected
+        with koala.lock:
+            keys = [koala.offer(4, "grow", key="a"), koala.offer(4, "grow", key="b")]
+        assert koala.first_event(keys[0]).kind == "accepted"
+        assert quantity(koala.first_event(keys[1])) == 2
+
+
+def test_an_offer_in_the_middle_of_a_change_counts_it_once(stage: Stage) -> None:
+    """Processors of an agreement are either members or still to come, from the change on to the report on them."""
+    with KoalaEnd(stage.directory, 1, maximum=8) as koala:
+        only = stage.joined(koala, sizes="power-of-two")[0]
+        koala.granting = nt.rejected
+        key = koala.offer(1, "grow")
+        koala.wait(lambda: koala.endpoints[0].state(key) == "agreed")
+        new = stage.process(koala, 1, sizes="power-of-two")
+        koala.begin([0, 1])
+        only.tell("until")
+        assert only.hear().startswith("change 1")
+        assert new.hear() == "joined"
+        assert koala.first_event(koala.offer(1, "grow")).kind == "ended"
+        assert quantity(koala.first_event(koala.offer(3, "grow"))) == 2
+        only.tell("done")
+        assert new.call("done") == "done rank 1 size 2"
+        assert only.hear() == "done rank 0 size 2"
+        assert koala.first_event(koala.offer(1, "grow")).kind == "ended"
+
+
+def quantity(event: nt.Event) -> int:
+    """Return how many processors an event is about."""
+    assert event.template is not None
+    return event.template.quantity("CPU")
+
+
+def test_requests_are_answered(stage: Stage) -> None:
+    """What the program asks for is granted, granted in part with a reason, or refused with one."""
+    with KoalaEnd(stage.directory, 2, maximum=16) as koala:
+        first, second = stage.joined(koala, sizes="power-of-two")
+        assert first.call("request 2") == "granted 2"
+        koala.granting = lambda offer: nt.countered(offer, {("CPU", "", ""): 4}, reason="4 are idle")
+        assert first.call("request 8 mandatory") == "granted 4 4 are idle"
+        koala.granting = lambda offer: (
+            nt.accepted(offer)
+            if offer.quantity("CPU") < 3
+            else nt.countered(offer, {("CPU", "", ""): 3}, reason="3 are idle")
+        )
+        assert second.call("request 6") == "granted 2 3 are idle"
+        koala.granting = lambda offer: nt.rejected(offer, "nothing is idle")
+        assert second.call("request 6") == "granted 0 nothing is idle"
+        koala.granting = nt.accepted
+        assert second.call("give_back 1") == "granted 1"
+        asked = [event.template for _, event in koala.events if event.kind == "offer" and event.template]
+        assert [(one.direction, one.obligation) for one in asked if one.round == 1] == [
+            ("grow", "voluntary"), ("grow", "mandatory"), ("grow", "voluntary"), ("grow", "voluntary"),
+            ("shrink", "voluntary"),
+        ]  # fmt: skip
+        assert {one.agreement_id for one in asked} == {"0-1", "0-2", "1-1", "1-2", "1-3"}
+
+
+def test_a_service_that_starts_again_goes_on(stage: Stage) -> None:
+    """One that has forgotten all but its plan asks who is where, and finishes the change; a wish is said again."""
+    with KoalaEnd(stage.directory, 2) as koala:
+        first, second = stage.joined(koala)
+        koala.begin([1, 0])
+        first.tell("until")
+        second.tell("until")
+        assert first.hear().startswith("change 1")
+        assert second.hear().startswith("change 1")
+        first.tell("done")
+        koala.wait(lambda: koala.said(0, "done change=1"))
+        with koala.lock:
+            koala.say(koala.coordinator.forget())
+        second.tell("done")
+        assert first.hear() == "done rank 1 size 2"
+        assert second.hear() == "done rank 0 size 2"
+        with koala.lock:
+            granting, koala.granting = koala.granting, lambda offer: offer
+            koala.endpoints[0].send = lambda *_: None  # type: ignore[method-assign,assignment]
+        first.tell("request 1")
+        koala.wait(lambda: any(event.kind == "offer" for _, event in koala.events))
+        with koala.lock:
+            koala.granting = granting
+            koala.endpoints[0] = nt.Endpoint("RMS", "head", "node0")
+            koala.note(0, "who")
+        assert first.hear() == "granted 1"

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workloads that run live: bags of work, what a journal tells."""

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of Parsl as jobs: what a block's job file says, and what its report means to Parsl."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from parsl.jobs.states import TERMINAL_STATES
+from parsl.jobs.states import JobState as BlockState
+
+from koala_adapter.api.reports import JobReport
+from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.model import EndReason, JobId
+from koala_adapter.parsl.blocks import BlockShape, block_state, job_text
+from koala_adapter.scheduler.outcome import JobOutcome, JobState
+
+
+def report(state: JobState, reason: EndReason = EndReason.EXITED) -> JobReport:
+    """Return the report of a block's job in a state."""
+    outcome = JobOutcome(state=state, reason=reason, exit_code=1) if state.final else None
+    return JobReport(
+        id="1",
+        name="block",
+        kind="rigid",
+        state=state,
+        user="alice",
+        priority=0,
+        walltime=60,
+        submitted_at=0.0,
+        launched_at=None,
+        finished_at=None,
+        reported_at=0.0,
+        queue_position=None,
+        tries=0,
+        hand_backs=0,
+        components=(),
+        outcome=outcome,
+        explanation="",
+        placeholders_left=0,
+        output_directory="/",
+    )
+
+
+def test_the_job_of_a_block_is_any_text_for_bash() -> None:
+    """Quotes, line breaks, non-ASCII and control characters arrive as they are."""
+    command = 'echo "a\'b\\n"\n# \u00e4 \x7f \U0001f40a\n'
+    shape = BlockShape(processors=3, walltime=60, worker_init="module load x", placement="worst-fit", priority=2)
+    text = job_text(shape, command, "line\nbreak")
+    job = load_job_text(text, directory=Path("/"), job_id=JobId("1"), user="alice", submitted_at=0.0)
+    (block,) = job.components
+    assert block.command == ("/bin/bash", "-c", f"module load x\n{command}\n")
+    assert dict(block.environment) == {"PARSL_CORES": "1"}
+    assert (job.name, job.walltime, job.priority, job.placement) == ("line break", 60, 2, "worst-fit")
+    assert (block.minimum, block.maximum, block.flexible, block.cluster) == (3, 3, True, None)
+
+
+def test_a_block_on_one_cluster_stays_there() -> None:
+    """A cluster that is named leaves nothing to be divided."""
+    shape = BlockShape(processors=3, walltime="01:00:00", cluster="alpha")
+    text = job_text(shape, "true", "")
+    job = load_job_text(text, directory=Path("/"), job_id=JobId("1"), user="alice", submitted_at=0.0)
+    assert (job.components[0].cluster, job.components[0].flexible, job.walltime) == ("alpha", False, 3600)
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_every_state_of_a_job_is_one_of_a_block(state: JobState) -> None:
+    """What has ended is final to Parsl, too; nothing else is."""
+    assert (block_state(report(state)) in TERMINAL_STATES) == state.final
+
+
+def test_the_end_of_the_walltime_is_no_failure() -> None:
+    """Parsl would take its batch system for broken after a few of those; other failures are to be told."""
+    assert block_state(report(JobState.FAILED, EndReason.WALLTIME)) is BlockState.TIMEOUT
+    assert block_state(report(JobState.FAILED)) is BlockState.FAILED
+    assert block_state(report(JobState.LOST, EndReason.NODE_LOST)) is BlockState.FAILED
+
+
+def test_without_parsl_it_says_what_to_install() -> None:
+    """An import error with the extra's name, not one from inside."""
+    script = "import sys; sys.modules['parsl'] = None\nimport koala_adapter.parsl"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "pip install 'koala-adapter[parsl]'" in done.stderr.splitlines()[-1]

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pure parts of the plugin ``pbs`` that nothing recorded is needed for: ids, chunks, command lines, directives."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
+from koala_adapter.model import BatchKey, Directives, EndReason, Node, NodeState
+from koala_adapter.plugin import Submission
+from koala_adapter.plugin.commands import CommandResult
+from koala_pbs import control
+from koala_pbs.directives import problem_of
+from koala_pbs.jobids import array_index, array_of, checked, compacted, element_ids
+from koala_pbs.queues import QueueConfig, ServerConfig, largest_array, served, walltime_limit
+from koala_pbs.refusals import submission_error
+from koala_pbs.selection import assign, parse_exec_vnode, parse_select, tied_place
+from koala_pbs.settings import PbsSettings
+from koala_pbs.states import job_end
+from koala_pbs.submission import pieces, qsub_command
+from koala_pbs.values import mebibytes_of, moment_of, number_of, seconds_of
+
+SUBMISSION = Submission(key=BatchKey("koala-1"), count=3, script="#!/bin/sh\n", walltime=600)
+EVERYTHING = Directives()
+SETTINGS = PbsSettings()
+
+
+def qsub(submission: Submission = SUBMISSION, directives: Directives = EVERYTHING, largest: int = 100) -> list[str]:
+    """Return the first command line of a submission."""
+    return list(qsub_command(submission, SETTINGS, directives, pieces(submission, largest)[0]))
+
+
+class TestIds:
+    """123.server, 123[].server, 123[4].server."""
+
+    def test_parts(self) -> None:
+        """Of elements, arrays and jobs."""
+        assert [array_index(id_) for id_ in ("1.vm", "1[].vm", "1[7].vm", "1[0]", "x")] == [None, None, 7, 0, None]
+        assert [array_of(id_) for id_ in ("1.vm", "1[].vm", "1[7].vm-2")] == ["1.vm", "1[].vm", "1[].vm-2"]
+        assert element_ids("1[].vm", range(2, 4)) == ("1[2].vm", "1[3].vm")
+
+    @pytest.mark.parametrize("text", ["", "-W force", "1.vm;id", "1[1-3].vm", "1[.vm", "all", "1.-x", "1 .vm"])
+    def test_what_is_none(self, text: str) -> None:
+        """It never gets onto a command line."""
+        with pytest.raises(LrmNotFoundError):
+            checked(text)
+
+    def test_ranges(self) -> None:
+        """Qdel takes ranges of elements, and no lists."""
+        ids = ["5.vm", *element_ids("6[].vm", (1, 2, 3, 5, 7, 8)), *element_ids("7[].vm", (1, 2))]
+        assert list(compacted(ids, whole=["7[].vm"])) == ["5.vm", "6[1-3].vm", "6[5].vm", "6[7-8].vm", "7[].vm"]
+
+    @given(st.sets(st.integers(0, 200), min_size=1))
+    def test_ranges_name_just_these(self, numbers: set[int]) -> None:
+        """No element too many, and none too few."""
+        seen: list[int] = []
+        for argument in compacted(element_ids("1[].vm", numbers)):
+            first, last = re.fullmatch(r"1\[(\d+)-?(\d*)\]\.vm", argument).groups()  # type: ignore[union-attr]
+            seen += range(int(first), int(last or first) + 1)
+        assert seen == sorted(numbers)
+
+
+class TestSelection:
+    """Chunks and vnodes."""
+
+    def test_chunks(self) -> None:
+        """Counts are spread out; a chunk without a number of processors has one."""
+        chunks = parse_select('2:ncpus=4:mem=1gb+ngpus=1:note="a+b:c"')
+        assert [chunk.processors for chunk in chunks] == [4, 4, 1]
+        assert chunks[2].value("note") == '"a+b:c"'
+        with pytest.raises(ValueError, match="too many chunks"):
+            parse_select("999999999:ncpus=1")
+
+    def test_where_it_runs(self) -> None:
+        """As the scheduler writes it, as qrun does, and a chunk over two vnodes."""
+        assert parse_exec_vnode("(n3:ncpus=2)+(n4:ncpus=1)") == (("n3", 2), ("n4", 1))
+        assert parse_exec_vnode("n2:ncpus=4:mem=1gb+n3:ncpus=4") == (("n2", 4), ("n3", 4))
+        assert parse_exec_vnode("(n1:ncpus=1+n2:ncpus=1)+(n1:ncpus=1)") == (("n1", 2), ("n2", 1))
+        assert parse_exec_vnode("") == ()
+
+    def test_ties(self) -> None:
+        """Each chunk keeps what it asks for, and equal ones are written as one."""
+        tied = assign("1.vm", "3:ncpus=2:mem=1gb:mpiprocs=2", ["n1"] * 4 + ["n2"] * 2)
+        assert tied.select == "2:ncpus=2:mem=1gb:mpiprocs=2:vnode=n1+1:ncpus=2:mem=1gb:mpiprocs=2:vnode=n2"
+        assert tied.destination == "(n1:ncpus=2:mem=1gb)+(n1:ncpus=2:mem=1gb)+(n2:ncpus=2:mem=1gb)"
+        assert [tied_place(place) for place in ("scatter:excl", "pack", "vscatter:group=host")] == [
+            "free:excl",
+            "free",
+            "free",
+        ]
+
+    @pytest.mark.parametrize(
+        ("select", "nodes"),
+        [
+            ("1:ncpus=2", ["n1", "n2"]),
+            ("2:ncpus=2", ["n1"]),
+            ("2:ncpus=2", ["n1"] * 3 + ["n2"]),
+            ("1:ncpus=1:vnode=n2", ["n1"]),
+            ("1:ncpus=1", ["n1;rm"]),
+            ("1:ncpus=1", []),
+        ],
+    )
+    def test_what_cannot_be(self, select: str, nodes: list[str]) -> None:
+        """The processors of a chunk stay together, and where it insists on a vnode it is there."""
+        with pytest.raises(LrmRejectedError):
+            assign("1.vm", select, nodes)
+
+    @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=8), st.randoms())
+    def test_whatever_can_be_divided_is(self, sizes: list[tuple[int, int]], chance: object) -> None:
+        """Chunks of different sizes on the vnodes that they were put on before, in another order."""
+        nodes = [f"n{node}" for size, node in sorted(sizes, key=lambda pair: pair[1]) for _ in range(size)]
+        chance.shuffle(sizes)  # type: ignore[attr-defined]
+        found = assign("1.vm", "+".join(f"1:ncpus={size}" for size, _ in sizes), nodes)
+        assert [chunk.processors for chunk, _ in found.pairs] == [size for size, _ in sizes]
+        assert found.processors == {node: nodes.count(node) for node in nodes}
+
+
+class TestSubmission:
+    """qsub's command line."""
+
+    def test_an_array(self) -> None:
+        """All that is asked for; it must be rerunnable, or PBS takes no array."""
+        command = qsub(replace(SUBMISSION, memory_mib=200, queue="workq", output_directory="/out"))
+        assert command[0] == "qsub"
+        pairs = list(pairwise(command))
+        for pair in (
+            ("-C", ""),
+            ("-N", "koala-1"),
+            ("-J", "1-3"),
+            ("-l", "select=1:ncpus=1:mem=200mb"),
+            ("-l", "walltime=600"),
+            ("-o", "/out/koala-1.^array_index^.out"),
+            ("-q", "workq"),
+        ):
+            assert pair in pairs
+        assert "-r" not in command
+
+    def test_a_single_one(self) -> None:
+        """It is told its index as an element would be; PBS refuses arrays of one."""
+        command = qsub(replace(SUBMISSION, count=1))
+        assert "-J" not in command
+        assert command[command.index("-v") + 1] == "PBS_ARRAY_INDEX=1"
+        assert command[command.index("-r") + 1] == "n"
+
+    def test_pieces(self) -> None:
+        """One request where arrays of that size are taken, singly where none are, and where all come in held."""
+        assert pieces(SUBMISSION, 3) == (range(1, 4),)
+        assert pieces(SUBMISSION, 2) == (range(1, 3), range(3, 4))
+        assert len(pieces(SUBMISSION, 1)) == len(pieces(replace(SUBMISSION, held=True), 10)) == 3
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"key": BatchKey("1koala")},
+            {"key": BatchKey("a b")},
+            {"queue": "-x"},
+            {"output_directory": "host:/tmp"},
+            {"output_directory": "tmp"},
+            {"script": "echo"},
+            {"walltime": 0},
+            {"memory_mib": 0},
+        ],
+    )
+    def test_what_cannot_be_expressed(self, change: dict[str, object]) -> None:
+        """It is refused before anything is sent."""
+        with pytest.raises(LrmRejectedError, match="PBS cannot take this submission"):
+            qsub(replace(SUBMISSION, **change))  # type: ignore[arg-type]
+
+    def test_directives(self) -> None:
+        """Dropped by flag or by flag and resource, renamed, added at the end."""
+        directives = Directives(
+            add=("-W group_list=physics", "-lngpus=1"), drop=("-m", "-l walltime"), rename=(("-A", "-P"), ("-j", "-k"))
+        )
+        settings = PbsSettings(account="acct")
+        command = qsub_command(SUBMISSION, settings, directives, range(1, 4))
+        assert not {"-m", "-A", "-j", "walltime=600"} & set(command)
+        assert command[command.index("-P") + 1] == "acct"
+        assert command[command.index("-k") + 1] == "oe"
+        assert command[-3:] == ("-W", "group_list=physics", "-lngpus=1")
+        renamed = qsub(directives=Directives(rename=(("-l walltime", "-l cput"),)))
+        assert "cput=600" in renamed
+
+    @pytest.mark.parametrize(
+        "directives",
+        [
+            Directives(add=("-N other",)),
+            Directives(add=("-J 1-9",)),
+            Directives(add=("-v A=1",)),
+            Directives(add=("-I",)),
+            Directives(add=("-W block=true",)),
+            Directives(add=("-Wblock=true",)),
+            Directives(add=("-V",)),
+            Directives(add=("script.sh",)),
+            Directives(add=("-l a=1 -I",)),
+            Directives(add=("-l 'a",)),
+            Directives(add=("-l a\n-I",)),
+            Directives(drop=("-N",)),
+            Directives(drop=("walltime",)),
+            Directives(rename=(("-q", "-I"),)),
+            Directives(rename=(("-q", "queue"),)),
+        ],
+    )
+    def test_directives_that_are_refused(self, directives: Directives) -> None:
+        """What would make the placeholders impossible to follow, or is no option."""
+        assert problem_of(directives)
+        with pytest.raises(LrmRejectedError):
+            qsub(directives=directives)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "status", "kind"),
+    [
+        ("Connection refused\nqsub: cannot connect to server vm (errno=15010)", 162, LrmUnreachableError),
+        ("qsub: would exceed complex's per-user limit", 38, LrmUnavailableError),
+        ("qsub: something that nobody has seen", 1, LrmRejectedError),
+        ("", 1, LrmUnavailableError),
+        ("Killed", 137, LrmUnavailableError),
+    ],
+)
+def test_submission_errors(stderr: str, status: int, kind: type[Exception]) -> None:
+    """What qsub says of itself is a refusal; silence may mean anything."""
+    result = CommandResult(argv=("qsub",), returncode=status, stdout=b"", stderr=stderr.encode())
+    assert type(submission_error(result)) is kind
+
+
+def test_values() -> None:
+    """Times, sizes and numbers in all of PBS's forms."""
+    assert [seconds_of(text) for text in ("00:10:00", "10:00", "600", "100:00:00", "x", "")] == [
+        600,
+        600,
+        600,
+        360_000,
+        None,
+        None,
+    ]
+    assert [mebibytes_of(text) for text in ("4gb", "204800kb", "1b", "0kb", "1mw", "1", "x")] == [
+        4096,
+        200,
+        1,
+        0,
+        8,
+        1,
+        None,
+    ]
+    assert [moment_of(text) for text in ("Thu Jan  1 00:01:00 1970", "60", "never")] == [60.0, 60.0, None]
+    assert [number_of(text, 7) for text in ("3", "1e3", "2.0", "x", "inf")] == [3, 1000, 2, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("status", "substate", "end"),
+    [
+        (0, "92", (EndReason.EXITED, 0, None)),
+        (255, "93", (EndReason.EXITED, 255, None)),
+        (137, "93", (EndReason.EXITED, 137, None)),
+        (256, "93", (EndReason.EXITED, 256, None)),
+        (271, "93", (EndReason.SIGNALLED, None, 15)),
+        (320, "93", (EndReason.SIGNALLED, None, 64)),
+        (321, "93", (EndReason.EXITED, 321, None)),
+        (271, "91", (EndReason.CANCELLED, None, None)),
+        (None, "92", (None, None, None)),
+        (-1, "93", (EndReason.LAUNCH_FAILED, None, None)),
+        (-3, "93", (None, None, None)),
+        (-4, "93", (EndReason.NODE_LOST, None, None)),
+        (-11, "93", (None, None, None)),
+        (-25, "93", (EndReason.CANCELLED, None, None)),
+        (-27, "93", (EndReason.MEMORY, None, None)),
+        (-29, "93", (EndReason.WALLTIME, None, None)),
+        (-999, "93", (EndReason.LAUNCH_FAILED, None, None)),
+    ],
+)
+def test_ends(status: int | None, substate: str, end: tuple[EndReason | None, int | None, int | None]) -> None:
+    """Exit codes, signals beyond 255, what PBS itself did below zero; a job that was deleted is cancelled."""
+    assert job_end(status, substate) == end
+
+
+def test_routing_queues() -> None:
+    """They take what all their destinations take, also over several; those of other servers and circles do no harm."""
+    queues = {
+        queue.name: queue
+        for queue in (
+            QueueConfig(name="short", executes=True, up=True, walltime_limit=600, max_array_size=1),
+            QueueConfig(name="long", executes=True, up=True, walltime_limit=6000, max_array_size=None),
+            QueueConfig(name="free", executes=True, up=True, walltime_limit=None, max_array_size=None),
+            route("r", "short", "long"),
+            route("again", "r", "free@vm", "gone@elsewhere", "again"),
+            route("capped", "r", walltime_limit=60),
+            route("nowhere"),
+        )
+    }
+    limits = {name: walltime_limit(queue, queues) for name, queue in queues.items()}
+    assert limits == {"short": 600, "long": 6000, "free": None, "r": 6000, "again": None, "capped": 60, "nowhere": None}
+    assert [largest_array(None, queues, name) for name in ("r", "again", "long", "nowhere")] == [1, 1, 10_000, 10_000]
+    nodes = (
+        Node(name="n1", state=NodeState.UP, processors=4, processors_used=0, queues=("short",)),
+        Node(name="n2", state=NodeState.UP, processors=2, processors_used=0, queues=("long", "free")),
+    )
+    found = {queue.name: queue.processors for queue in served(queues, nodes, default="r")}
+    assert found == {"short": 4, "long": 2, "free": 2, "r": 6, "again": 6, "capped": 6, "nowhere": 0}
+
+
+def route(name: str, *destinations: str, walltime_limit: int | None = None) -> QueueConfig:
+    """Return a routing queue."""
+    return QueueConfig(
+        name=name,
+        executes=False,
+        up=True,
+        walltime_limit=walltime_limit,
+        max_array_size=None,
+        destinations=destinations,
+    )
+
+
+def test_largest_array() -> None:
+    """The smaller of queue's and server's limit; the default queue counts where none is named."""
+    server = ServerConfig(
+        name="vm",
+        version="23",
+        scheduling=True,
+        history=True,
+        lists_others=True,
+        default_queue="a",
+        max_array_size=50,
+        managers="",
+        operators="op@*",
+    )
+    queues = {
+        name: QueueConfig(name=name, executes=True, up=True, walltime_limit=None, max_array_size=limit)
+        for name, limit in (("a", 1), ("b", 90), ("c", None))
+    }
+    assert [largest_array(server, queues, name) for name in (None, "a", "b", "c", "d")] == [1, 1, 50, 50, 50]
+    assert largest_array(None, {}, None) == 10_000
+    assert [server.may_operate(user=user, uid=uid) for user, uid in (("op", 5), ("root", 0), ("ann", 9))] == [
+        True,
+        None,
+        False,
+    ]
+
+
+def test_servers_side_by_side() -> None:
+    """Each is chosen by the environment of its commands."""
+    assert PbsSettings().variables() == {}
+    settings = PbsSettings.model_validate({"conf": "/etc/pbs2.conf", "server": "pbs2"})
+    assert settings.variables() == {"PBS_CONF_FILE": "/etc/pbs2.conf", "PBS_SERVER": "pbs2"}
+
+
+def test_command_lines() -> None:
+    """Texts of users cannot become options."""
+    assert control.notify("1.vm", "-W x\ny") == ("qmsg", "-E", " -W x y", "1.vm")
+    assert control.show_ended("1[].vm") == ("qstat", "-x", "-t", "-f", "-F", "json", "1[].vm")
+    assert control.set_selection("1.vm", "1:ncpus=1", "") == ("qalter", "-l", "select=1:ncpus=1", "1.vm")
+    assert control.parse_version("pbs_version = 23.06.06") == "23.06.06"
+    assert control.parse_version("Version: 6.1-dev\nCommit: 93") == "6.1-dev"
+    assert control.parse_version("nothing") is None

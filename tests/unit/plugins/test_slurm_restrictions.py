@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a waiting job of Slurm from starting: its parents, and what it asks for beside processors."""
+
+from __future__ import annotations
+
+import pytest
+
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
+from koala_slurm.dependencies import by_number, unfulfilled
+from koala_slurm.details import parse_details
+from koala_slurm.restrictions import (
+    Restrictions,
+    missing_license,
+    nodes_with_gres,
+    parse_features,
+    parse_gres,
+    parse_licenses,
+    restrictions,
+)
+
+NOW = 1_795_000_000.0
+
+
+def job(id_: str, state: LrmJobState = LrmJobState.HELD, **more: object) -> LrmJob:
+    """Return a job."""
+    element = id_.partition("_")[2]
+    index = int(element) if element else None
+    return LrmJob(id=LrmJobId(id_), name="j", state=state, user="u", processors=1, array_index=index, **more)  # type: ignore[arg-type]
+
+
+def ended(id_: str, code: int = 0) -> LrmJob:
+    """Return a job that has ended by itself."""
+    return job(id_, LrmJobState.ENDED, end=EndReason.EXITED, exit_code=code, started_at=NOW - 90, ends_at=NOW - 60)
+
+
+RUNNING = job("5", LrmJobState.RUNNING, started_at=NOW - 90)
+
+
+@pytest.mark.parametrize(
+    ("text", "parents", "words"),
+    [
+        ("afterok:5(unfulfilled)", [RUNNING], "waits for other jobs (afterok:5)"),
+        ("afterok:5(unfulfilled)", [ended("5")], ""),
+        ("afterok:5(unfulfilled)", [ended("5", 3)], "success of a job that has failed"),
+        ("afterok:5(unfulfilled)", [], ""),
+        ("afternotok:5(unfulfilled)", [ended("5", 3)], ""),
+        ("afternotok:5(unfulfilled)", [ended("5")], "failure of a job that has ended well"),
+        ("afterany:5(unfulfilled),afterok:6(unfulfilled)", [ended("5", 3), job("6")], "afterok:6"),
+        ("afterok:5(unfulfilled)?afterok:6(unfulfilled)", [ended("5"), job("6")], ""),
+        ("after:5(unfulfilled)", [RUNNING], ""),
+        ("after:5+5(unfulfilled)", [RUNNING], "after:5+5"),
+        ("after:5(unfulfilled)", [job("5")], "after:5"),
+        ("afterok:5_*(unfulfilled)", [ended("5_1"), job("5_2")], "afterok"),
+        ("afterok:5_*(unfulfilled)", [ended("5_1"), ended("5_2")], ""),
+        ("afterany:5_1(unfulfilled)", [ended("5_1"), job("5_2")], ""),
+        ("singleton(unfulfilled)", [job("5")], "same name"),
+        ("singleton(unfulfilled)", [ended("5")], ""),
+        ("burst_buffer", [], "waits for other jobs"),
+    ],
+)
+def test_dependencies_are_worked_out_from_the_parents(text: str, parents: list[LrmJob], words: str) -> None:
+    """Whatever Slurm still shows of a job in hold; a parent that is not there any more is none."""
+    found = unfulfilled(job("9"), text, by_number(parents), now=NOW)
+    assert (words in found, bool(words)) == (True, bool(found)), found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ((), (), "")),
+        ("fast&big", (("fast", "big"), (), "")),
+        ("fast|slow", ((), ("fast", "slow"), "")),
+    ],
+)
+def test_features(text: str, expected: tuple[tuple[str, ...], tuple[str, ...], str]) -> None:
+    """All of them, or one of them."""
+    assert parse_features(text) == expected
+
+
+@pytest.mark.parametrize("text", ["[fast|slow]", "fast*2&slow*1", "a|b&c", "(a|b)&c", "!a"])
+def test_features_that_cannot_be_told(text: str) -> None:
+    """They are named."""
+    every, some, problem = parse_features(text)
+    assert (every, some, text in problem) == ((), (), True)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"OverSubscribe": "NO"}, Restrictions(exclusive=True)),
+        ({"OverSubscribe": "OK", "Contiguous": "0", "Reservation": "koala_start_5"}, Restrictions()),
+        ({"TresPerNode": "gres:gpu:a100:2,gres:fpga"}, Restrictions(gres=(("gpu:a100", 2), ("fpga", 1)))),
+        ({"TresPerNode": "gres/gpu:2"}, Restrictions(gres=(("gpu", 2),))),
+        ({"Licenses": "matlab:2,abaqus"}, Restrictions(licenses=(("matlab", 2), ("abaqus", 1)))),
+        ({"MinTmpDiskNode": "2G", "ArrayTaskThrottle": "2"}, Restrictions(disk_mib=2048, throttle=2)),
+        ({"NtasksPerN:B:S:C": "2:0:*:*", "ReqB:S:C:T": "0:0:*:*", "CoreSpec": "*"}, Restrictions()),
+    ],
+)
+def test_what_a_job_asks_for(values: dict[str, str], expected: Restrictions) -> None:
+    """As scontrol shows it."""
+    assert restrictions(values) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"HetJobId": "7"}, "heterogeneous"),
+        ({"TresPerJob": "gres:gpu:4"}, "gres:gpu:4"),
+        ({"Reservation": "maintenance"}, "maintenance"),
+        ({"Contiguous": "1"}, "contiguous"),
+        ({"CoreSpec": "2"}, "core-spec"),
+        ({"NtasksPerN:B:S:C": "0:0:2:*"}, "sockets"),
+        ({"ReqB:S:C:T": "0:0:2:*"}, "sockets"),
+    ],
+)
+def test_what_cannot_be_respected(values: dict[str, str], words: str) -> None:
+    """It is an obstacle, with its name."""
+    assert words in restrictions(values).obstacle
+
+
+def test_details_have_them() -> None:
+    """The first of a name is Slurm's own."""
+    text = "JobId=5 JobName=x\n   MinCPUsNode=1 MinTmpDiskNode=0\n   Features=a OverSubscribe=NO Contiguous=0\n"
+    assert parse_details(text)["5"].restrictions == Restrictions(exclusive=True)
+
+
+def test_licences_and_generic_resources_that_are_free() -> None:
+    """By node, and with the type where one is asked for."""
+    free = parse_licenses("LicenseName=matlab Total=4 Used=3 Free=1 Remote=no\n")
+    assert missing_license(Restrictions(licenses=(("matlab", 1),)), free) == ""
+    assert "matlab" in missing_license(Restrictions(licenses=(("matlab", 2),)), free)
+    end = "\x1f"
+    rows = (("n1", "gpu:a100:2(S:0),fpga:1", "gpu:a100:1(IDX:0),fpga:0"), ("n2", "gpu:a100:2", "gpu:a100:0(IDX:N/A)"))
+    known = parse_gres("".join(f"{node}{end}{has}{end}{used}{end}\n" for node, has, used in rows))
+    assert nodes_with_gres(Restrictions(gres=(("gpu", 1),)), known) == ("n1", "n2")
+    assert nodes_with_gres(Restrictions(gres=(("gpu:a100", 2),)), known) == ("n2",)
+    assert nodes_with_gres(Restrictions(gres=(("fpga", 1),)), known) == ("n1",)

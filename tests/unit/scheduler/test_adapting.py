@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs whose processes change together, through the scheduler: points, wishes, and what is lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from koala_adapter.model import EndReason, JobId, RunnerName, TaskEnd
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import (
+    Action,
+    EndPlaceholders,
+    GrantProcessors,
+    OfferProcessors,
+    RequestProcessors,
+    TakeProcessors,
+    WithdrawOffer,
+)
+from koala_adapter.scheduler.changes import Change, ChangePhase
+from koala_adapter.scheduler.explain import explain
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.outcome import JobState
+from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, part, requests
+from tests.unit.scheduler.scheduler_site import WELL, job, of_kind
+
+FAILED = TaskEnd(reason=EndReason.EXITED, exit_code=3)
+
+
+class AdaptiveSite(MalleableSite):
+    """A site with adaptive jobs."""
+
+    def begin(self, id_: str = "1", *, initial: int = 2, most: int = 6) -> list[Action]:
+        """Start an adaptive job."""
+        return self.start(replace(malleable(id_, part(1, most), initial=initial), runner=RunnerName.ADAPTIVE))
+
+    def change(self, id_: str = "1") -> Change:
+        """Return the change that is under way."""
+        (found,) = (one.change for one in self.record(id_).claims if one.change is not None)
+        return found
+
+    def reach(self, *leaving: int, id_: str = "1", number: int | None = None) -> list[Action]:
+        """Have all processes stand at the point."""
+        return self.post(
+            ev.PointReached(
+                time=self.now,
+                job_id=JobId(id_),
+                number=self.change(id_).number if number is None else number,
+                adaptation=1,
+                point=17,
+                leaving=leaving,
+            )
+        )
+
+    def answer_number(self, number: int, accepted: int, id_: str = "1") -> list[Action]:
+        """Answer a message that is known by its number."""
+        return self.post(ev.OfferAnswered(time=self.now, job_id=JobId(id_), number=number, accepted=accepted))
+
+    def made(self, id_: str = "1") -> list[Action]:
+        """Have all processes be done."""
+        return self.post(ev.ChangeMade(time=self.now, job_id=JobId(id_), number=self.change(id_).number))
+
+    def give_up(self, id_: str = "1") -> list[Action]:
+        """Have the processes not be brought to it."""
+        event = ev.ChangeGivenUp(time=self.now, job_id=JobId(id_), number=self.change(id_).number, reason="too late")
+        return self.post(event)
+
+    def end(self, rank: int, how: TaskEnd = WELL, id_: str = "1") -> list[Action]:
+        """Have a process end."""
+        return self.post(ev.RankEnded(time=self.now, job_id=JobId(id_), rank=rank, end=how))
+
+    def wish(
+        self, processors: int, *, mandatory: bool = False, id_: str = "1", number: int = 1
+    ) -> list[tuple[str, int, str]]:
+        """Have a process ask for more; return the answers."""
+        actions = self.post(
+            ev.MoreRequested(
+                time=self.now,
+                job_id=JobId(id_),
+                component="m",
+                number=number,
+                processors=processors,
+                mandatory=mandatory,
+                agreement=f"0-{number}",
+                rank=0,
+            )
+        )
+        return granted(actions)
+
+    def give_back(self, processors: int, id_: str = "1") -> list[GrantProcessors]:
+        """Have a process give processors back; return the answers."""
+        event = ev.LessRequested(
+            time=self.now, job_id=JobId(id_), component="m", processors=processors, agreement="0-9", rank=0
+        )
+        return of_kind(GrantProcessors, self.post(event))
+
+
+def growing(processors: int = 4) -> tuple[AdaptiveSite, TakeProcessors]:
+    """Return a site whose adaptive job of two is to take in all others, and which."""
+    site = AdaptiveSite({"a": processors})
+    (offer,) = of_kind(OfferProcessors, site.begin())
+    (taken,) = of_kind(TakeProcessors, [*site.answer(offer), *site.hold_stubs()])
+    return site, taken
+
+
+def shrinking(count: int = 2) -> AdaptiveSite:
+    """Return a site whose adaptive job of four is to give some up for another job."""
+    site = AdaptiveSite({"a": 4})
+    site.begin(initial=4, most=4)
+    site.submit(job("2", count))
+    (request,) = of_kind(RequestProcessors, site.actions)
+    site.answer(request)
+    return site
+
+
+def test_a_growth_is_over_when_all_are_done() -> None:
+    """That the processes of newcomers run says nothing: they belong to the job when all have changed."""
+    site, taken = growing()
+    site.take(taken)
+    assert site.change().phase is ChangePhase.TAKING
+    site.reach()
+    assert "at its point 17" in explain(site.state, None, site.record("1"), site.now)
+    site.made()
+    record = site.record("1")
+    assert all(claim.change is None for claim in record.claims)
+    assert record.started == {0, 1, 2, 3}
+    assert (record.size_changes[-1].before, record.size_changes[-1].after) == (2, 4)
+
+
+def test_a_growth_that_is_given_up() -> None:
+    """The newcomers' placeholders are handed back, the application is told why, and their ends mean nothing."""
+    site, taken = growing()
+    actions = site.give_up()
+    assert {one for ends in of_kind(EndPlaceholders, actions) for one in ends.placeholders} == {
+        rank.placeholder for rank in taken.ranks
+    }
+    assert [one.reason for one in of_kind(WithdrawOffer, actions)] == ["too late"]
+    site.end(2, FAILED)
+    site.end_ending()
+    assert site.sizes("1") == [2]
+    assert site.record("1").state is JobState.RUNNING
+    site.end(0)
+    site.end(1)
+    assert site.record("1").state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize("lost", ["process", "placeholder"])
+def test_a_newcomer_that_is_lost_before_the_point(lost: str) -> None:
+    """The growth is given up; the job goes on."""
+    site, taken = growing()
+    if lost == "process":
+        actions = site.end(2, FAILED)
+    else:
+        rank = taken.ranks[0]
+        actions = site.post(
+            ev.PlaceholderEnded(time=site.now, placeholder=rank.placeholder, reason=EndReason.CANCELLED)
+        )
+    assert len(of_kind(WithdrawOffer, actions)) == 1
+    assert "the new process 2" in of_kind(WithdrawOffer, actions)[0].reason or lost == "placeholder"
+    site.end_ending()
+    assert site.sizes("1") == [2]
+    assert site.record("1").state is JobState.RUNNING
+
+
+def test_a_newcomer_that_is_lost_after_the_point_is_the_end_of_the_job() -> None:
+    """Others may hang on what it had: as in any rigid job."""
+    site, _ = growing()
+    site.reach()
+    site.end(3, FAILED)
+    assert site.record("1").state is JobState.FAILED
+
+
+def test_a_change_that_is_carried_out_is_not_given_up() -> None:
+    """Neither by a message that was on its way nor by time."""
+    site, _ = growing()
+    site.reach()
+    site.give_up()
+    site.pass_time(500)
+    assert site.change().adaptation == 1
+    site.made()
+    assert site.sizes("1") == [4]
+
+
+def test_a_shrink() -> None:
+    """The processes that leave end one by one; with each its placeholder goes; the last one ends the change."""
+    site = shrinking()
+    site.reach(2, 3)
+    site.made()
+    assert site.change().made
+    first = site.end(3)
+    assert [len(one.placeholders) for one in of_kind(EndPlaceholders, first)] == [1]
+    site.end(2)
+    assert site.sizes("1") == [2]
+    assert site.record("1").claims[0].change is None
+    assert (site.record("1").size_changes[-1].before, site.record("1").size_changes[-1].after) == (4, 2)
+    site.end_ending()
+    site.run("2")
+    assert site.record("2").state is JobState.RUNNING
+
+
+def test_a_process_that_ends_before_it_may() -> None:
+    """Until all are done nobody is let go: it ends the job as in a rigid one."""
+    site = shrinking()
+    site.reach(2, 3)
+    site.end(3, FAILED)
+    assert site.record("1").state is JobState.FAILED
+
+
+def test_a_shrink_that_is_given_up() -> None:
+    """It gives nothing; people are told why."""
+    site = shrinking()
+    site.give_up()
+    assert site.sizes("1") == [4]
+    assert "2 processors on a were not given back: too late" in site.record("1").last_trouble
+
+
+def test_processes_that_do_not_leave_are_ended() -> None:
+    """After the release timeout their placeholders are."""
+    site = shrinking()
+    site.reach(2, 3)
+    site.made()
+    before = len(site.actions)
+    site.pass_time(site.state.parameters.release_timeout + 1)
+    ends = of_kind(EndPlaceholders, site.actions[before:])
+    assert sum(len(one.placeholders) for one in ends) == 2
+    assert site.sizes("1") == [2]
+    assert site.record("1").state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("leaving", [(), (0, 1, 2, 3), (7,)])
+def test_processes_that_cannot_leave(leaving: tuple[int, ...]) -> None:
+    """Whatever is said, the minimum is kept, and only its own processes are let go."""
+    site = shrinking()
+    site.reach(*leaving)
+    assert site.record("1").claims[0].change is None
+    assert site.sizes("1") == [4]
+
+
+def still(processors: int, **sizes: int) -> AdaptiveSite:
+    """Return a site (approach none) with running adaptive jobs."""
+    site = AdaptiveSite({"a": processors}, Approach.NONE)
+    for name, initial in sizes.items():
+        site.begin(name[1:], initial=initial, most=9)
+    return site
+
+
+def test_what_its_owner_wants_is_offered_to_a_program() -> None:
+    """It knows best which sizes it can use: of 1 that is free it takes none, and is asked again after a while."""
+    site = still(3, j1=2)
+    wanted = ev.SizeWanted(time=site.now, job_id=JobId("1"), component="m", processors=4)
+    (offer,) = of_kind(OfferProcessors, site.post(wanted))
+    assert offer.processors == 1
+    assert of_kind(OfferProcessors, site.answer_number(offer.number, 0)) == []
+    assert site.record("1").claims[0].change is None
+    (again,) = of_kind(OfferProcessors, site.pass_time(2 * site.state.parameters.scan_interval))
+    site.answer_number(again.number, 1)
+    assert site.change().phase is ChangePhase.GATHERING
+    assert "its owner wants 4" in site.change().reason
+
+
+def test_a_wish_that_can_be_granted_in_part_is_offered_and_kept() -> None:
+    """Until the application answers nobody else gets it; when it accepts it is gathered."""
+    site = still(6, j1=2)
+    site.wish(9)
+    assert site.change().countered
+    assert site.change().processors == 4
+    site.submit(job("2", 1))
+    assert site.record("2").state is JobState.WAITING
+    change = site.change()
+    site.post(ev.OfferAnswered(time=site.now, job_id=JobId("1"), number=change.number, accepted=4))
+    assert site.change().phase is ChangePhase.GATHERING
+
+
+def test_a_counter_offer_expires() -> None:
+    """What was kept is free again."""
+    site = still(6, j1=2)
+    site.wish(9)
+    site.pass_time(site.state.parameters.answer_timeout + 1)
+    assert site.record("1").claims[0].change is None
+    assert site.state.clusters[next(iter(site.state.clusters))].offered == 0
+
+
+def test_a_wish_that_can_be_granted_is_gathered_at_once() -> None:
+    """There is nothing to answer."""
+    site = still(6, j1=2)
+    assert site.wish(3) == [("1", 3, "")]
+    assert site.change().phase is ChangePhase.GATHERING
+    assert site.change().agreement == "0-1"
+
+
+def test_a_mandatory_wish_makes_another_job_shrink() -> None:
+    """The other one's processes leave first."""
+    site = still(6, j1=2, j2=4)
+    before = len(site.actions)
+    assert site.wish(2, mandatory=True) == []
+    (request,) = of_kind(RequestProcessors, site.actions[before:])
+    assert requests([request]) == [("2", 2)]
+    site.answer(request)
+    site.reach(2, 3, id_="2")
+    site.made("2")
+    site.end(2, id_="2")
+    site.end(3, id_="2")
+    site.end_ending()
+    assert granted(site.actions)[-1] == ("1", 2, "")
+
+
+def test_an_application_gives_back() -> None:
+    """It is a shrink like any other, under way at once."""
+    site = still(6, j1=4)
+    (answer,) = site.give_back(2)
+    assert (answer.processors, answer.agreement, answer.number) == (2, "0-9", site.change().number)
+    assert site.change().phase is ChangePhase.RELEASING
+    site.reach(2, 3)
+    site.made()
+    site.end(2)
+    site.end(3)
+    assert site.sizes("1") == [2]
+
+
+def test_an_application_may_not_give_back_below_its_minimum() -> None:
+    """It is told why."""
+    site = still(6, j1=2)
+    (answer,) = site.give_back(2)
+    assert (answer.processors, answer.reason) == (0, "0 processors are below its minimum of 1")

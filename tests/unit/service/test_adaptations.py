@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes say on their connections, and what becomes of garbage: only who says it hears of it."""
+
+from __future__ import annotations
+
+import sqlite3
+import weakref
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from koala_adapter.dynaco.notes import Note, note, parse_note, payload_of
+from koala_adapter.negotiation.framing import FrameBuffer, frame
+from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.runner import Application
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.service.adaptations import Adaptations
+from koala_adapter.service.negotiationkeeper import NegotiationKeeper
+from koala_adapter.service.negotiationport import NegotiationPort
+from koala_adapter.service.negotiationstore import NegotiationStore
+from tests.unit.scheduler.test_adapting import AdaptiveSite
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from koala_adapter.model import PlaceholderId
+    from koala_adapter.scheduler.events import Event
+    from koala_adapter.scheduler.records import JobRecord
+    from koala_adapter.service.applications import ApplicationListener
+
+
+class OneRunner:
+    """The runner of the only job, where the service keeps those of all."""
+
+    def __init__(self, site: AdaptiveSite) -> None:
+        """``site``: where the job runs."""
+        record = site.record("1")
+        application = Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
+        self.runner = AdaptiveRunner(application)
+        self.listener: ApplicationListener | None = None
+
+    def adaptive(self, record: JobRecord) -> AdaptiveRunner:
+        """Return it."""
+        del record
+        return self.runner
+
+    def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
+        """Start nothing."""
+
+
+class Line:
+    """An adaptive job of two processes, and what each of them hears."""
+
+    def __init__(self) -> None:
+        """Nobody has said anything."""
+        self.site = AdaptiveSite({"a": 2}, Approach.NONE)
+        self.site.begin()
+        self.applications = OneRunner(self.site)
+        self.heard: list[tuple[str, bytes]] = []
+        self.looks = 0
+        """How often it was looked what time it is."""
+        database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, database.close)
+        store = NegotiationStore(database.execute, read_only=False)
+        self.adaptations = Adaptations(
+            self.applications,  # type: ignore[arg-type]  # it is all that is asked of them
+            state=lambda: self.site.state,
+            clock=self._clock,
+            report=self._post,
+            tell=self._tell,
+            keeper=NegotiationKeeper(store, state=lambda: self.site.state, clock=lambda: self.site.now),
+            negotiators=NegotiationPort("127.0.0.1"),
+        )
+
+    def _clock(self) -> float:
+        self.looks += 1
+        return self.site.now
+
+    def _post(self, event: Event) -> None:
+        self.site.post(event)
+
+    def _tell(self, _placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        self.heard += [(task, one) for one in FrameBuffer().feed(data)]
+        return True
+
+    def say(self, rank: int, data: bytes) -> list[tuple[str, bytes]]:
+        """Have a process say something; return what is heard by it."""
+        before = len(self.heard)
+        self.adaptations.said(self.site.record("1"), self.applications.runner, rank, data)
+        return self.heard[before:]
+
+    def note(self, rank: int, said: Note) -> list[tuple[str, bytes]]:
+        """Have a process say a note."""
+        return self.say(rank, frame(payload_of(said)))
+
+
+def hello(contact: str = "") -> Note:
+    """Return the first words of a process."""
+    return note("hello", version=1, state="new", change=0, at=0, reached=0, contact=contact, sizes="any", pid=7)
+
+
+def test_processes_are_welcomed_when_all_have_come() -> None:
+    """Each hears who it is, and of all others, with what they said of themselves."""
+    line = Line()
+    assert line.note(0, hello("port 1, 2@3")) == []
+    welcomes = {task: parse_note(payload) for task, payload in line.note(1, hello("é"))}
+    assert set(welcomes) == {"1:0", "1:1"}
+    assert welcomes["1:1"].number("rank") == 1
+    members = welcomes["1:1"].text("members").split(",")
+    assert [one.split("@")[3] for one in members] == ["port%201%2C%202%403", "%C3%A9"]
+
+
+@pytest.mark.parametrize(
+    ("garbage", "answer"),
+    [
+        (b"\xff\xfe", "this is no note"),
+        (b"hello", "hello lacks version="),
+        (b"hello version=9 state=new change=0 at=0 reached=0", "koala speaks 1"),
+        (b"hello version=1 state=odd change=0 at=0 reached=0", "state=odd"),
+        (b"dance change=1", "dance is not known here"),
+        (b"armed change=1 at=-3", "no number"),
+        (b"armed change=1  at=3", "a word that cannot be"),
+        (b"<NT/>", ""),
+        (b"<!DOCTYPE x [<!ENTITY a 'b'>]><NT>&a;</NT>", ""),
+    ],
+)
+def test_garbage_is_answered_to_who_says_it(garbage: bytes, answer: str) -> None:
+    """It is told to people, too, and nobody else hears of it."""
+    line = Line()
+    line.note(0, hello())
+    line.note(1, hello())
+    heard = line.say(1, frame(garbage))
+    assert {task for task, _ in heard} == {"1:1"}
+    errors = [parse_note(payload) for _, payload in heard if payload.startswith(b"error ")]
+    assert len(errors) == 1
+    assert answer in errors[0].text("text")
+    assert line.adaptations.complaint(line.site.record("1").job.id).startswith("Process 1 made a wrong call: ")
+
+
+def test_a_complaint_of_the_library_is_shown() -> None:
+    """On one line, whatever is in it."""
+    line = Line()
+    line.note(0, hello())
+    assert line.note(0, note("error", text="leave() of a process\nthat \x1b[31mstays")) == []
+    told = line.adaptations.complaint(line.site.record("1").job.id)
+    assert told == "Process 0 made a wrong call: leave() of a process that ?[31mstays."
+
+
+def test_a_job_that_runs_costs_nothing_while_nothing_happens() -> None:
+    """What is due is looked for when something has happened, or is due, and not over and over."""
+
+    async def rest() -> int:
+        line = Line()
+        line.note(0, hello())
+        line.note(1, hello())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(line.adaptations.run)
+            await anyio.wait_all_tasks_blocked()
+            before = line.looks
+            for _ in range(50):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        return line.looks - before
+
+    assert anyio.run(rest) == 0

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An application asks for memory with its processors: new placeholders come with it where the site allows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from koala_adapter.model import ClusterName
+from koala_adapter.negotiation import applicationside as nt
+from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.parameters import ClusterParameters
+from tests.unit.scheduler.scheduler_site import of_kind
+from tests.unit.service.test_negotiations import Stage
+
+KEY = ("MEM", "", "")
+
+
+def stage_of(processors: int, limit: int | None = None) -> Stage:
+    """Return a job of two processes that is offered nothing, on a cluster with a limit of memory."""
+    return Stage(processors, Approach.NONE, (ClusterParameters(name=ClusterName("a"), memory_limit=limit),))
+
+
+def wish(processors: int, memory: int, usage: str = "NT_REQUIRED", direction: str = "grow") -> nt.Template:
+    """Return a wish for processors that come with so much memory each."""
+    resources = [nt.resource("MEM", memory, usage=usage, negotiability="NT_FIXED")]
+    if processors:
+        resources.insert(0, nt.resource("CPU", processors))
+    return nt.template("0-1", "APPLICATION", "node", "koala", resources, direction=direction)
+
+
+def submitted(stage: Stage) -> list[tuple[int, int]]:
+    """Return how many placeholders were submitted, and with how much memory each."""
+    return [(one.count, one.memory_mib) for one in of_kind(SubmitPlaceholders, stage.site.actions)]
+
+
+def test_new_placeholders_come_with_the_memory() -> None:
+    """What is granted is agreed on with the memory, and submitted with it; those of the beginning were not."""
+    stage = stage_of(5, limit=8192)
+    stage.say(wish(2, 4096))
+    assert stage.heard[-1].kind == "accepted"
+    assert stage.latest().quantities() == {("CPU", "", ""): 2, KEY: 4096}
+    stage.say(nt.committed(stage.latest()))
+    assert submitted(stage) == [(2, 0), (2, 4096)]
+
+
+def test_fewer_processors_come_with_the_same_memory() -> None:
+    """A counter-offer keeps it, also when the service is another one by then."""
+    stage = stage_of(5, limit=8192)
+    stage.say(wish(6, 4096))
+    assert (stage.heard[-1].kind, stage.latest().quantities()) == ("offer", {("CPU", "", ""): 3, KEY: 4096})
+    stage.start()
+    stage.say(nt.accepted(stage.latest()))
+    assert stage.heard[-1].kind == "agreed"
+    assert stage.phase is ChangePhase.GATHERING
+    assert submitted(stage) == [(2, 0), (3, 4096)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        (None, "the site gives an application no more memory on a"),
+        (4095, "on a a processor comes with 4095 MiB of memory at most, not 4096"),
+    ],
+)
+def test_where_it_cannot_be_had_it_is_refused_with_the_reason(limit: int | None, reason: str) -> None:
+    """All of the wish if the memory is required; the memory alone if it is optional."""
+    stage = stage_of(5, limit)
+    stage.say(wish(2, 4096))
+    assert (stage.heard[-1].kind, stage.heard[-1].reason) == ("ended", reason)
+    stage = stage_of(5, limit)
+    stage.say(wish(2, 4096, "NT_OPTIONAL"))
+    assert stage.latest().quantities() == {("CPU", "", ""): 2}
+    stage.say(nt.committed(stage.latest()))
+    assert submitted(stage) == [(2, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(("processors", "direction"), [(0, "grow"), (1, "shrink")])
+def test_the_memory_of_a_process_that_runs_stays(processors: int, direction: str) -> None:
+    """It is told that no batch system changes that."""
+    stage = stage_of(5, limit=8192)
+    stage.say(wish(processors, 4096, direction=direction))
+    assert stage.heard[-1].kind == "ended"
+    assert "does not change that of a process that runs" in stage.heard[-1].reason

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said in negotiations is kept in the journal, once, under a number; and what it came to is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.api.negotiationbuilder import job_negotiations, negotiation_reports
+from koala_adapter.errors import JournalBlockedError, NegotiationError
+from koala_adapter.model import JobId
+from koala_adapter.negotiation.template import (
+    CPU,
+    Direction,
+    NegotiationKey,
+    Obligation,
+    Resource,
+    Side,
+    Template,
+    accepted,
+    committed,
+    consumed,
+    countered,
+    expired,
+    rejected,
+    withdrawn,
+)
+from koala_adapter.negotiation.templatexml import build
+from koala_adapter.scheduler.records import State
+from koala_adapter.service import negotiationstore
+from koala_adapter.service.journal import Journal
+from koala_adapter.service.negotiationkeeper import NegotiationKeeper
+from tests.unit.scheduler.test_adapting import AdaptiveSite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from koala_adapter.api.negotiationreports import NegotiationReport
+    from koala_adapter.service.negotiationrecord import KeptNegotiation, Message
+
+JOB = JobId("1")
+KOALA, APPLICATION = Side.RMS, Side.APPLICATION
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """Give a new journal."""
+    with Journal(tmp_path / "journal.sqlite") as made:
+        yield made
+
+
+def offer(quantity: int, agreement_id: str = "0-1", *, direction: Direction = Direction.GROW) -> Template:
+    """Return a wish of an application."""
+    return Template(
+        agreement_id=agreement_id,
+        initiator=APPLICATION,
+        source="node",
+        dest="koala",
+        direction=direction,
+        obligation=Obligation.VOLUNTARY,
+        resources=(Resource(type=CPU, quantity=quantity),),
+    )
+
+
+def said(journal: Journal, *messages: tuple[Side, Template], site: AdaptiveSite | None = None) -> None:
+    """Keep messages, one a second."""
+    state, now = State() if site is None else site.state, iter(range(100))
+    keeper = NegotiationKeeper(journal.negotiations, state=lambda: state, clock=lambda: float(next(now)))
+    for sender, template in messages:
+        keeper.keep(JOB, 0, sender, build(template))
+
+
+def reports(journal: Journal, **which: object) -> list[NegotiationReport]:
+    """Return what is told of them."""
+    wanted = {"job_id": "", "number": 0, "limit": 10, "wall_offset": 1000.0} | which
+    return negotiation_reports(journal.negotiations, State(), **wanted)  # type: ignore[arg-type]
+
+
+def rounds() -> list[tuple[Side, Template]]:
+    """Return a negotiation in which 14 are asked for and 6 allocated."""
+    wish = offer(14)
+    counter = countered(wish, {next(iter(wish.quantities())): 6}, reason="no more is free")
+    agreed = accepted(counter)
+    return [
+        (APPLICATION, wish),
+        (KOALA, counter),
+        (APPLICATION, agreed),
+        (KOALA, committed(agreed)),
+        (KOALA, consumed(agreed)),
+    ]
+
+
+def test_who_said_what_when_and_what_came_of_it(journal: Journal) -> None:
+    """In the order in which it was said, with the time of day and the templates as they were written."""
+    said(journal, *rounds())
+    (one,) = reports(journal)
+    assert (one.number, one.job_id, one.initiator, one.agreement_id) == (1, "1", "application", "0-1")
+    assert [(message.at, message.sender, message.processors) for message in one.messages] == [
+        (1000.0, "application", 14),
+        (1001.0, "koala", 6),
+        (1002.0, "application", 6),
+        (1003.0, "koala", 6),
+        (1004.0, "koala", 6),
+    ]
+    assert (one.asked, one.standing, one.state, one.reason) == (14, 6, "done", "no more is free")
+    assert one.summary == "it asked for 14 more; 6 processors were allocated (no more is free)"
+    assert one.messages[1].template == build(rounds()[1][1]).decode()
+
+
+@pytest.mark.parametrize(
+    ("ending", "by", "state", "words"),
+    [
+        (rejected(offer(3), "not now"), KOALA, "rejected", "koala rejected it (not now)"),
+        (withdrawn(offer(3), "lost"), KOALA, "withdrawn", "koala withdrew it (lost)"),
+        (expired(offer(3), "no answer in time"), APPLICATION, "expired", "it expired (no answer in time)"),
+    ],
+)
+def test_why_it_ended(journal: Journal, ending: Template, by: Side, state: str, words: str) -> None:
+    """The reason is that of the message that ended it; what came too late changes nothing."""
+    said(journal, (APPLICATION, offer(3)), (by, ending), (APPLICATION, accepted(offer(3))))
+    (one,) = reports(journal)
+    assert (one.state, one.summary) == (state, f"it asked for 3 more; {words}")
+    assert len(one.messages) == 3
+
+
+def test_a_negotiation_whose_job_has_ended(journal: Journal) -> None:
+    """It is over without having been settled."""
+    said(journal, (APPLICATION, offer(2, direction=Direction.SHRINK)))
+    (one,) = reports(journal)
+    assert (one.state, one.summary) == ("over", "it wanted to give back 2; the job ended before it was settled")
+
+
+def test_what_is_said_again_is_kept_once(journal: Journal) -> None:
+    """After a new connection, or a restart."""
+    said(journal, *rounds(), *rounds(), (APPLICATION, offer(1, "0-2")))
+    assert [(one.number, len(one.messages)) for one in reports(journal)] == [(1, 5), (2, 1)]
+
+
+def test_which_are_shown(journal: Journal) -> None:
+    """The latest ones, those of a job, or one; a number that nobody has is refused."""
+    said(journal, *((APPLICATION, offer(1, f"0-{number}")) for number in range(1, 5)))
+    assert [one.number for one in reports(journal, limit=2)] == [3, 4]
+    assert [one.agreement_id for one in reports(journal, number=2)] == ["0-2"]
+    assert len(reports(journal, job_id="1")) == 4
+    assert reports(journal, job_id="2") == []
+    with pytest.raises(NegotiationError, match="no negotiation 9"):
+        reports(journal, number=9)
+
+
+def test_only_so_many_are_kept(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest go, with all that was said in them, and numbers are not used again."""
+    monkeypatch.setattr(negotiationstore, "MOST_KEPT", 3)
+    said(journal, *((APPLICATION, offer(1, f"0-{number}")) for number in range(1, 6)))
+    assert [(one.number, len(one.messages)) for one in reports(journal)] == [(3, 1), (4, 1), (5, 1)]
+
+
+def test_the_explanation_of_a_job(journal: Journal) -> None:
+    """It tells of the latest ones, while the job runs; a job that keeps its size has none."""
+    site = AdaptiveSite({"a": 9})
+    site.begin(most=9)
+    said(journal, (APPLICATION, offer(1, "0-0")), *rounds(), site=site)
+    record = site.record("1")
+    told = job_negotiations(journal.negotiations, record, 12.0)
+    assert told.endswith(
+        "Negotiation 2: it asked for 14 more; 6 processors were allocated (no more is free) (7 s ago)."
+    )
+    assert "Negotiation 1: it asked for 1 more; there is no answer yet (12 s ago)." in told
+    (one, _) = journal.negotiations.latest(limit=2)
+    assert one.component == "m"
+
+
+def test_a_journal_that_cannot_be_written_for_a_while(journal: Journal) -> None:
+    """What was said meanwhile is written when it can be."""
+
+    class Blocked:
+        def __init__(self) -> None:
+            self.blocked = True
+
+        def keep(self, kept: KeptNegotiation, message: Message) -> None:
+            if self.blocked:
+                raise JournalBlockedError("no space")
+            journal.negotiations.keep(kept, message)
+
+    store = Blocked()
+    keeper = NegotiationKeeper(store, state=State, clock=lambda: 5.0)  # type: ignore[arg-type]
+    keeper.keep(JOB, 0, APPLICATION, build(offer(1)))
+    keeper.keep(JOB, 0, KOALA, b"<no template>")
+    assert reports(journal) == []
+    store.blocked = False
+    keeper.keep(JOB, 0, KOALA, build(rejected(offer(1), "no")))
+    assert [message.sender for message in reports(journal)[0].messages] == ["application", "koala"]
+
+
+def test_a_journal_that_is_only_read(journal: Journal, tmp_path: Path) -> None:
+    """It says the same; one of a version that kept none has none."""
+    said(journal, *rounds())
+    with Journal(tmp_path / "journal.sqlite", read_only=True) as second:
+        assert reports(second) == reports(journal)
+        assert NegotiationKey(initiator=APPLICATION, agreement_id="0-1") == replace(rounds()[0][1]).key

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The negotiation manager between the real scheduler and the endpoint that applications have, also over a restart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from koala_adapter.dynaco.notes import note
+from koala_adapter.model import JobId
+from koala_adapter.negotiation import applicationside as nt
+from koala_adapter.negotiation.template import Side, Status, Template
+from koala_adapter.negotiation.templatexml import parse
+from koala_adapter.runners.adaptive import AdaptiveRunner
+from koala_adapter.runners.runner import Application
+from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
+from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.service.negotiationparties import AdaptiveParty
+from koala_adapter.service.negotiations import Negotiations
+from tests.unit.scheduler.scheduler_site import of_kind
+from tests.unit.scheduler.test_adapting import AdaptiveSite
+
+if TYPE_CHECKING:
+    from koala_adapter.scheduler.parameters import ClusterParameters
+
+ID = JobId("1")
+
+
+class Stage:
+    """A scheduler with one adaptive job of two processes, the manager, and the process of rank 0."""
+
+    def __init__(
+        self, processors: int, approach: Approach = Approach.PWA, clusters: tuple[ClusterParameters, ...] = ()
+    ) -> None:
+        """All have joined, and what the scheduler wants has not been said yet."""
+        self.site = AdaptiveSite({"a": processors}, approach, clusters=clusters)
+        self.site.begin(most=9)
+        self.application = nt.Endpoint("APPLICATION", "node")
+        self.heard: list[nt.Event] = []
+        self._carried = len(self.site.actions)
+        self.journal_full = False
+        self.kept: list[tuple[Side, Template]] = []
+        """What was to be kept, and who said it."""
+        self.start()
+
+    def start(self) -> None:
+        """Begin as a service does that knows the records alone."""
+        record = self.site.record("1")
+        self.runner = AdaptiveRunner(
+            Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
+        )
+        self.party = AdaptiveParty(self.runner)
+        self.manager = Negotiations(
+            clock=lambda: self.site.now,
+            report=self._post,
+            say=self._say,
+            keep=self._keep,
+            answer_timeout=lambda: self.site.parameters.answer_timeout,
+            recalled=lambda _job, _initiator, _name: None,
+        )
+        self.runner.follow(record, self.site.now)
+        self.manager.restore(record, self.party)
+        for rank in self.runner.memberships["m"].members:
+            hello = note("hello", version=1, state="running", change=0, at=0, reached=3, contact="", sizes="any", pid=7)
+            self.runner.coordinators["m"].heard(rank, hello, self.site.now)
+
+    def _keep(self, job_id: JobId, rank: int, sender: Side, payload: bytes) -> None:
+        assert (job_id, rank) == (ID, 0)
+        self.kept.append((sender, parse(payload)))
+
+    def _post(self, event: object) -> None:
+        if self.journal_full:
+            return
+        self.site.post(event)  # type: ignore[arg-type]
+        self.go_on()
+
+    def _say(self, job_id: JobId, rank: int, data: bytes) -> None:
+        assert (job_id, rank) == (ID, 0)
+        self.heard += self.application.receive(data, self.site.now)
+
+    def go_on(self) -> None:
+        """Carry out what the scheduler wants of the application, and let the manager look at the records."""
+        actions: list[Action] = self.site.actions[self._carried :]
+        self._carried = len(self.site.actions)
+        self.runner.follow(self.site.record("1"), self.site.now)
+        self.manager.follow(self.site.record("1"), self.party)
+        for grant in of_kind(GrantProcessors, actions):
+            self.manager.grant(grant)
+        for withdrawal in of_kind(WithdrawOffer, actions):
+            self.manager.withdraw(withdrawal.job_id, withdrawal.number, withdrawal.reason)
+
+    def say(self, template: nt.Template) -> None:
+        """Have the application say something."""
+        self.application.send(template, self.site.now)
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Let what the application has said arrive."""
+        received = bytearray(self.application.data_to_send())
+        while (payload := nt.unframed(received)) is not None:
+            self.manager.heard(self.site.record("1"), self.party, 0, nt.frame(payload))
+        self.go_on()
+
+    def latest(self) -> nt.Template:
+        """Return what was heard last."""
+        template = self.heard[-1].template
+        assert template is not None
+        return template
+
+    @property
+    def phase(self) -> ChangePhase | None:
+        """Of the change that is under way."""
+        change = self.site.record("1").claims[0].change
+        return None if change is None else change.phase
+
+
+def wish(number: int, *, mandatory: bool = False, direction: str = "grow") -> nt.Template:
+    """Return a wish of the application."""
+    obligation = "mandatory" if mandatory else "voluntary"
+    cpu = nt.resource("CPU", number)
+    return nt.template("0-1", "APPLICATION", "node", "koala", [cpu], direction=direction, obligation=obligation)
+
+
+def test_an_offer_is_accepted_gathered_and_consumed() -> None:
+    """The commitment comes when the scheduler has the answer; that it is real is told when all have changed."""
+    stage = Stage(5)
+    stage.go_on()
+    offer = stage.latest()
+    assert (offer.quantity("CPU"), offer.direction, offer.obligation) == (3, "grow", "voluntary")
+    stage.say(nt.accepted(offer))
+    assert stage.phase is ChangePhase.GATHERING
+    assert stage.heard[-1].kind == "agreed"
+    stage.site.hold_stubs()
+    stage.go_on()
+    stage.site.reach()
+    stage.go_on()
+    stage.site.made()
+    stage.go_on()
+    assert stage.heard[-1].kind == "consumed"
+    assert stage.site.sizes("1") == [5]
+    assert [(sender, template.status) for sender, template in stage.kept] == [
+        (Side.RMS, Status.NEGOTIATION),
+        (Side.APPLICATION, Status.ACCEPTED),
+        (Side.RMS, Status.COMMITTED),
+        (Side.RMS, Status.CONSUMED),
+    ]
+
+
+def test_an_offer_is_countered() -> None:
+    """What the application takes of it is what is gathered."""
+    stage = Stage(5)
+    stage.go_on()
+    offer = stage.latest()
+    key = offer.resources[0].key
+    stage.say(nt.countered(offer, {key: 2}))
+    assert stage.heard[-1].kind == "accepted"
+    stage.say(nt.committed(stage.latest()))
+    assert stage.phase is ChangePhase.GATHERING
+    assert stage.site.change().accepted == 2
+
+
+def test_an_offer_is_rejected_or_not_answered() -> None:
+    """Both are a refusal; what comes too late is told so."""
+    stage = Stage(5)
+    stage.go_on()
+    stage.say(nt.rejected(stage.latest(), "not now"))
+    assert stage.phase is None
+    stage = Stage(5)
+    stage.go_on()
+    offer = stage.latest()
+    stage.site.now += 30
+    stage.manager.time_passed(stage.site.now, lambda _: (stage.site.record("1"), stage.party))
+    assert stage.phase is None
+    assert stage.heard[-1].state == "expired"
+    assert offer.answer_within == 20
+
+
+def test_an_offer_runs_out_while_the_journal_cannot_be_written() -> None:
+    """The scheduler does not know that it is settled; it is not made again."""
+    stage = Stage(5)
+    stage.go_on()
+    stage.journal_full = True
+    stage.site.now += 30
+    stage.manager.time_passed(stage.site.now, lambda _: (stage.site.record("1"), stage.party))
+    assert stage.phase is ChangePhase.ASKED
+    heard = len(stage.heard)
+    stage.go_on()
+    assert len(stage.heard) == heard
+
+
+def test_what_cannot_be_had_is_withdrawn_with_the_reason() -> None:
+    """The application knows that it does not come."""
+    stage = Stage(5)
+    stage.go_on()
+    stage.say(nt.accepted(stage.latest()))
+    lost = stage.site.stubs()[0]
+    stage.site.ended(lost)
+    stage.go_on()
+    ended = next(one for one in stage.heard if one.state == "withdrawn")
+    assert ended.before == "agreed"
+    assert ended.reason == f"placeholder {lost} was lost"
+
+
+def test_a_wish_is_granted_in_part_and_kept_until_it_is_answered() -> None:
+    """A counter-offer, the acceptance, the commitment."""
+    stage = Stage(5, Approach.NONE)
+    stage.say(wish(6))
+    counter = stage.latest()
+    assert (stage.heard[-1].kind, counter.quantity("CPU"), counter.reason) == ("offer", 3, "no more is free")
+    assert stage.site.state.clusters[next(iter(stage.site.state.clusters))].offered == 3
+    stage.say(nt.accepted(counter))
+    assert stage.heard[-1].kind == "agreed"
+    assert stage.phase is ChangePhase.GATHERING
+
+
+def test_a_wish_that_is_granted_and_one_that_is_not() -> None:
+    """The first is accepted as it stands; the second is rejected with the reason."""
+    stage = Stage(5, Approach.NONE)
+    stage.say(wish(2))
+    assert stage.heard[-1].kind == "accepted"
+    stage.say(nt.committed(stage.latest()))
+    assert stage.phase is ChangePhase.GATHERING
+    stage = Stage(2, Approach.NONE)
+    stage.say(wish(2))
+    assert (stage.heard[-1].state, stage.heard[-1].reason) == ("rejected", "no more is free")
+
+
+def test_what_is_neither_processors_nor_memory_is_refused() -> None:
+    """With the reason; nothing is asked of the scheduler. Of memory test_negotiated_memory.py tells."""
+    stage = Stage(5, Approach.NONE)
+    both = [nt.resource("CPU", 1), nt.resource("GPU", 1)]
+    stage.say(nt.template("0-1", "APPLICATION", "node", "koala", both, direction="grow"))
+    assert stage.heard[-1].state == "rejected"
+    assert "GPU cannot be had" in stage.heard[-1].reason
+    assert stage.phase is None
+
+
+def test_a_restart_before_the_answer() -> None:
+    """The offer comes again, under the same name: what the application has said to it counts."""
+    stage = Stage(5)
+    stage.go_on()
+    stage.application.send(nt.accepted(stage.latest()), stage.site.now)
+    stage.application.data_to_send()  # it gets lost
+    stage.start()
+    stage.manager.follow(stage.site.record("1"), stage.party)
+    stage.deliver()
+    assert stage.heard[-1].kind == "agreed"
+    assert stage.phase is ChangePhase.GATHERING
+
+
+def test_a_restart_before_the_commitment_has_arrived() -> None:
+    """It is said again when the process is in contact."""
+    stage = Stage(5)
+    stage.go_on()
+    offer = stage.latest()
+    stage.application.send(nt.accepted(offer), stage.site.now)
+    stage.application.data_to_send()
+    stage.site.answer_number(stage.site.change().number, 3)
+    stage.start()
+    stage.manager.in_contact(ID, 0)
+    assert stage.heard[-1].kind == "agreed"
+
+
+def test_a_restart_before_the_commitment_of_the_application() -> None:
+    """It has not been heard, or is only now: either way there is one agreement, and what was agreed on comes."""
+    for committed_before in (False, True):
+        stage = Stage(5, Approach.NONE)
+        stage.say(wish(2))
+        acceptance = stage.latest()
+        if committed_before:
+            stage.application.send(nt.committed(acceptance), stage.site.now)
+            stage.application.data_to_send()  # it gets lost
+        stage.start()
+        stage.manager.in_contact(ID, 0)
+        if not committed_before:
+            stage.application.send(nt.committed(acceptance), stage.site.now)
+        stage.deliver()
+        stage.site.hold_stubs()
+        stage.go_on()
+        stage.site.reach()
+        stage.go_on()
+        stage.site.made()
+        stage.go_on()
+        assert stage.heard[-1].kind == "consumed"
+
+
+def test_a_commitment_that_comes_after_what_was_agreed_on() -> None:
+    """It is told that it is there when it has committed itself."""
+    stage = Stage(5, Approach.NONE)
+    stage.say(wish(2))
+    acceptance = stage.latest()
+    stage.site.hold_stubs()
+    stage.go_on()
+    stage.site.reach()
+    stage.go_on()
+    stage.site.made()
+    stage.go_on()
+    assert stage.heard[-1].kind == "accepted"
+    stage.say(nt.committed(acceptance))
+    assert stage.heard[-1].kind == "consumed"
+    assert stage.site.sizes("1") == [4]
+
+
+def test_a_commitment_to_what_has_been_lost() -> None:
+    """Who commits himself to what cannot be had any more is told so at once."""
+    stage = Stage(5, Approach.NONE)
+    stage.say(wish(2))
+    acceptance = stage.latest()
+    lost = stage.site.stubs()[0]
+    stage.site.ended(lost)
+    stage.go_on()
+    stage.say(nt.committed(acceptance))
+    assert (stage.heard[-1].state, stage.heard[-1].reason) == (
+        "withdrawn",
+        f"2 more processors on a: placeholder {lost} was lost",
+    )
+    assert stage.phase is None
+
+
+def test_a_restart_while_a_counter_offer_is_out() -> None:
+    """It stands as before, and what it promises is kept."""
+    stage = Stage(5, Approach.NONE)
+    stage.say(wish(6))
+    counter = stage.latest()
+    stage.start()
+    stage.manager.in_contact(ID, 0)
+    stage.say(nt.accepted(counter))
+    assert stage.heard[-1].kind == "agreed"
+    assert stage.phase is ChangePhase.GATHERING

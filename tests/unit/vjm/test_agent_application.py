@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's socket for the process of a task: whole frames both ways, bounds, and what breaks them."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.vjm.agent import application
+from koala_adapter.vjm.agent.application import ApplicationSocket
+from koala_adapter.vjm.agent.timers import Timers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def frame(payload: bytes) -> bytes:
+    """Return a frame."""
+    return b"%08d\n" % len(payload) + payload
+
+
+class Node:
+    """An agent's loop, with a socket for one task."""
+
+    def __init__(self, directory: Path) -> None:
+        """Begin to listen."""
+        self.selector = selectors.DefaultSelector()
+        self.timers = Timers()
+        self.socket = ApplicationSocket(self.selector, self.timers, str(directory))
+        self._place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        self.clients: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        """Return a connection of a process."""
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.connect(f"/proc/self/fd/{self._place}/{Path(self.socket.path).name}")
+        client.settimeout(10)
+        self.clients.append(client)
+        self.turn()
+        return client
+
+    def turn(self, times: int = 4) -> None:
+        """Do what there is to do."""
+        for _ in range(times):
+            self.timers.run()
+            for key, mask in self.selector.select(0.02):
+                key.data(mask)
+
+    def said(self) -> list[bytes]:
+        """Return what waits for the control center."""
+        self.turn()
+        found = []
+        while self.socket.said:
+            found.append(self.socket.next())
+        return found
+
+    def close(self) -> None:
+        """End all."""
+        self.socket.close()
+        self.selector.close()
+        os.close(self._place)
+        for client in self.clients:
+            client.close()
+
+
+@pytest.fixture(params=["short", "long" * 40])
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    """Give a node whose directory has a path that fits into an address, or does not."""
+    directory = tmp_path / request.param
+    directory.mkdir(mode=0o700)
+    one = Node(directory)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_frames_go_both_ways_in_whatever_pieces_they_come(node: Node) -> None:
+    """Nothing is handed on before it is whole, and nothing is changed."""
+    client = node.connect()
+    both = frame(b"hello version=1") + frame(b"<NT/>")
+    for start in range(0, len(both), 7):
+        client.sendall(both[start : start + 7])
+        node.turn(1)
+    assert node.said() == [frame(b"hello version=1"), frame(b"<NT/>")]
+    node.socket.tell(frame(b"who"))
+    node.turn()
+    assert client.recv(100) == frame(b"who")
+
+
+def test_the_socket_is_its_owners(node: Node) -> None:
+    """Its mode lets nobody else connect, whatever the directory's."""
+    assert stat.S_IMODE(Path(node.socket.path).stat().st_mode) == 0o600
+
+
+def test_one_process_speaks_at_a_time(node: Node) -> None:
+    """A second connection is told why it is closed, and the first goes on; when that ends, another may come."""
+    first, second = node.connect(), node.connect()
+    node.turn()
+    assert b"fail text=another" in second.recv(200)
+    assert second.recv(200) == b""
+    first.sendall(frame(b"a"))
+    assert node.said() == [frame(b"a")]
+    first.close()
+    node.turn()
+    third = node.connect()
+    third.sendall(frame(b"b"))
+    assert node.said() == [frame(b"b")]
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\n", b"00000000\n", b"00065537\n", b"99999999\n", b"123\n45678", b"0000001 \nx"]
+)
+def test_what_is_no_frame_ends_the_connection_with_the_reason(node: Node, garbage: bytes) -> None:
+    """Nothing of it is handed on, and nothing is kept for a size that is claimed."""
+    client = node.connect()
+    client.sendall(garbage)
+    node.turn()
+    assert b"fail text=a%20frame" in client.recv(300)
+    assert node.said() == []
+
+
+def test_a_process_that_is_not_read_waits(node: Node) -> None:
+    """While the control center takes nothing, only so much is kept; all of it arrives in the end."""
+    client = node.connect()
+    client.settimeout(0)
+    big = frame(b"x" * 60_000)
+    left, tries = bytearray(big * 60), 0
+    while left and tries < 5:
+        try:
+            del left[: client.send(left)]
+        except BlockingIOError:
+            tries += 1
+            node.turn(1)
+    assert len(left) > 30 * len(big)
+    arrived = node.said()
+    while left:
+        del left[: client.send(left)]
+        arrived += node.said()
+    assert arrived + node.said() == [big] * 60
+
+
+def test_a_flood_ends_the_connection(node: Node) -> None:
+    """Many frames in a short time are more than a program has to say."""
+    client = node.connect()
+    one, heard = frame(b"x"), 0
+    for _ in range(application.MOST // 1000 + 2):
+        try:
+            client.sendall(one * 1000)
+        except OSError:
+            break
+        heard += len(node.said())
+    assert heard <= application.MOST
+    assert b"more%20than" in client.recv(300)
+
+
+def test_who_does_not_read_is_cut_off(node: Node) -> None:
+    """What waits for a process is bounded."""
+    node.connect()
+    for _ in range(40):
+        node.socket.tell(frame(b"x" * 65_000))
+    node.turn()
+    another = node.connect()
+    another.sendall(frame(b"a"))
+    assert node.said() == [frame(b"a")]
+
+
+def test_another_user_is_turned_away(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever got past the modes is not read."""
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    client = node.connect()
+    assert client.recv(10) == b""
+    assert node.said() == []

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsers of PBS's output, on what OpenPBS printed (samples/pbs2306 and pbs_head), whole and damaged."""
+
+from __future__ import annotations
+
+import calendar
+import json
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, LrmUnavailableError
+from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, NodeState
+from koala_adapter.plugin.commands import CommandResult
+from koala_pbs.documents import read_entries
+from koala_pbs.jobs import parse_jobs, parse_requests
+from koala_pbs.nodes import parse_nodes
+from koala_pbs.queues import parse_queues, parse_server, served
+from koala_pbs.refusals import COMPLAINTS, submission_error
+
+SAMPLES = Path(__file__).parent / "samples"
+DOCUMENTS = sorted(
+    path for name in ("pbs2306", "pbs_head") for path in (SAMPLES / name).iterdir() if path.read_text()[:1] == "{"
+)
+SECTIONS = ("Jobs", "nodes", "Queue", "Server")
+
+
+def sample(name: str, *, of: str = "pbs2306") -> str:
+    """Return a recorded output."""
+    return (SAMPLES / of / name).read_text()
+
+
+def jobs_of(name: str, *, of: str = "pbs2306") -> dict[str, LrmJob]:
+    """Return the jobs of a recorded output by their ids."""
+    return {str(job.id): job for job in parse_jobs(sample(name, of=of))}
+
+
+def utc(text: str) -> float:
+    """Return seconds since the epoch."""
+    return float(calendar.timegm(time.strptime(text, "%Y-%m-%d %H:%M:%S")))
+
+
+class TestJobs:
+    """qstat -t -f -F json."""
+
+    def test_a_running_job(self) -> None:
+        """All that is known of it."""
+        job = jobs_of("qstat-tf-json.out")["84.vm"]
+        assert (job.name, job.user, job.state, job.raw_state) == ("koala-run", "root", LrmJobState.RUNNING, "R 42")
+        assert (job.nodes, job.layout, job.processors) == (("n1",), (("n1", 1),), 1)
+        assert job.submitted_at == job.started_at == utc("2026-11-22 04:15:45")
+        assert (job.walltime, job.ends_at) == (600, utc("2026-11-22 04:25:45"))
+        assert (job.queue, job.working_directory, job.group) == ("workq", "/home/user", "root")
+        assert not job.dependent, "another job waits for it, not it for another"
+
+    def test_elements_and_their_array(self) -> None:
+        """Elements are listed, their array is not; those of a held array are held by whoever holds that."""
+        jobs = jobs_of("qstat-tf-json.out")
+        assert not [id_ for id_ in jobs if "[]" in id_]
+        assert {id_: job.array_index for id_, job in jobs.items() if id_.startswith("86")} == {
+            "86[1].vm": 1,
+            "86[2].vm": 2,
+            "86[3].vm": 3,
+        }
+        held = [job for id_, job in jobs.items() if id_.startswith("87")]
+        assert [job.array_index for job in held] == [2, 4, 6, 8, 10]
+        assert {(job.state, job.hold) for job in held} == {(LrmJobState.HELD, HoldOwner.USER)}
+
+    def test_what_waits_for_what(self) -> None:
+        """A hold, another job, a time, processors, or suspended: each is told apart."""
+        jobs = jobs_of("qstat-tf-json.out")
+        assert (jobs["85.vm"].state, jobs["85.vm"].hold) == (LrmJobState.HELD, HoldOwner.USER)
+        assert (jobs["88.vm"].state, jobs["88.vm"].dependent) == (LrmJobState.QUEUED, True)
+        assert (jobs["89.vm"].state, jobs["89.vm"].eligible_at) == (LrmJobState.QUEUED, utc("2026-11-22 05:15:00"))
+        assert (jobs["91.vm"].state, jobs["91.vm"].blocked) == (LrmJobState.QUEUED, False)
+        assert jobs["91.vm"].reason.startswith("Can Never Run: Insufficient amount of resource: ncpus")
+        assert jobs["92.vm"].state is LrmJobState.SUSPENDED
+
+    def test_shapes(self) -> None:
+        """Chunks say how many processors stay together, and the arrangement on how many vnodes they may be."""
+        jobs = jobs_of("qstat-tf-json.out")
+        multi, big, small = jobs["90.vm"], jobs["91.vm"], jobs["93.vm"]
+        assert (multi.processors, multi.layout) == (3, (("n3", 2), ("n4", 1)))
+        assert (multi.node_bounds, multi.requested_nodes, multi.tasks_per_node) == ((2, 2), ("n3", "n4"), 1)
+        assert (big.processors, big.processors_per_task, big.node_bounds) == (20, 4, (1, 5))
+        assert (small.memory_per_processor_mib, small.account) == (200, "acct")
+        assert jobs["94.vm" if "94.vm" in jobs else "88.vm"].node_bounds == (1, 1)
+
+    def test_hold_of_an_operator(self) -> None:
+        """What conf/pbs_queuejob.py leaves: the site's hold."""
+        assert {"o"} <= {holds for _, _, holds in parse_requests(sample("hook-held-json.out")).values()}
+        text = sample("qstat-one.out").replace('"job_state":\t"R"', '"job_state":\t"H"')
+        (job,) = parse_jobs(text.replace('"Hold_Types":\t"n"', '"Hold_Types":\t"o"'))
+        assert (job.state, job.hold) == (LrmJobState.HELD, HoldOwner.OPERATOR)
+        (job,) = parse_jobs(text.replace('"Hold_Types":\t"n"', '"Hold_Types":\t"uo"'))
+        assert job.hold is HoldOwner.USER, "its user holds it too, and only he knows why"
+
+    @pytest.mark.parametrize(
+        ("id_", "end", "code", "signal"),
+        [
+            ("95.vm", EndReason.EXITED, 7, None),
+            ("96.vm", EndReason.EXITED, 137, None),
+            ("97.vm", EndReason.WALLTIME, None, None),
+            ("85.vm", EndReason.CANCELLED, None, None),
+            ("86[2].vm", EndReason.CANCELLED, None, None),
+            ("88.vm", None, None, None),
+        ],
+    )
+    def test_ends(self, id_: str, end: EndReason | None, code: int | None, signal: int | None) -> None:
+        """As the shell that PBS starts tells them; a job that was deleted is cancelled, whatever its exit status."""
+        job = jobs_of("qstat-xtf-json.out")[id_]
+        assert (job.state, job.end, job.exit_code, job.signal) == (LrmJobState.ENDED, end, code, signal)
+
+    def test_an_element_that_was_deleted_early(self) -> None:
+        """It shows the end of its array: nothing is known of its own."""
+        jobs = jobs_of("qstat-xt-after-element-delete.out")
+        assert (jobs["434[1].vm"].state, jobs["434[1].vm"].end) == (LrmJobState.ENDED, None)
+        assert jobs["434[1].vm"].exit_code is None
+        assert jobs["434[2].vm"].end is EndReason.CANCELLED
+        assert jobs["434[3].vm"].state is LrmJobState.RUNNING
+
+    def test_deleted_by_signal_at_the_head(self) -> None:
+        """256 and the signal where the shell itself was killed; -11 is a job that was queued again, then deleted."""
+        ends = Counter(
+            (job.end, job.signal)
+            for job in parse_jobs(sample("v230606_qstat-xf-Fjson.json", of="pbs_head"))
+            if job.end is not None
+        )
+        assert ends[EndReason.SIGNALLED, 15] == 1
+        assert ends[EndReason.CANCELLED, None] >= 4
+
+    def test_words_that_look_like_numbers(self) -> None:
+        """A name is text, also where 23.06 takes it for a number."""
+        assert "12345" in {job.name for job in jobs_of("v230606_qstat-xf-Fjson.json", of="pbs_head").values()}
+        assert all(isinstance(job.name, str) for path in DOCUMENTS for job in parse_jobs(path.read_text()))
+
+    def test_every_state_that_was_recorded_is_known(self) -> None:
+        """In all samples."""
+        states = {job.raw_state: job.state for path in DOCUMENTS for job in parse_jobs(path.read_text())}
+        assert LrmJobState.UNKNOWN not in states.values()
+        assert len(states) > 10
+
+    @pytest.mark.parametrize("letter", ["M", "?"])
+    def test_states_that_are_not_known(self, letter: str) -> None:
+        """Also a job that was moved to another server: nobody here knows what it does there."""
+        text = sample("qstat-one.out").replace('"job_state":\t"R"', f'"job_state":\t"{letter}"')
+        (job,) = parse_jobs(text)
+        assert (job.state, job.raw_state) == (LrmJobState.UNKNOWN, f"{letter} 42")
+
+    def test_no_jobs(self) -> None:
+        """An object without jobs; that it is no refusal is seen by the exit status."""
+        assert parse_jobs(sample("err-qstat-unknown.out")) == ()
+
+    def test_what_a_job_asks_for(self) -> None:
+        """Select, place and holds of jobs and arrays."""
+        requests = parse_requests(sample("qstat-tf-json.out"))
+        assert requests["90.vm"] == ("1:ncpus=2:vnode=n3+1:ncpus=1:vnode=n4", "vscatter", "n")
+        assert requests["87[].vm"][2] == "u"
+
+
+class TestDamage:
+    """What PBS prints and is no JSON (openpbs #1255, #2049, #2541, #2677), and what nobody prints."""
+
+    @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+    def test_lines_say_the_same_as_json(self, path: Path) -> None:
+        """One bad value somewhere, and all others are read as before."""
+        text = path.read_text()
+        for section in SECTIONS:
+            whole = read_entries(text, section)
+            if not whole:
+                continue
+            first = re.escape(next(iter(whole)))
+            damaged = re.sub(rf'("{first}"\s*:\s*\{{\n)', '\\1\t\t\t"koala":\t005,\n', text, count=1)
+            with pytest.raises(ValueError, match=r"delimiter|Expecting"):
+                json.loads(damaged)
+            read = read_entries(damaged, section)
+            assert read.keys() == whole.keys()
+            if section == "Jobs":
+                assert [job.state for job in parse_jobs(damaged)] == [job.state for job in parse_jobs(text)]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            '"comment":"HEALTH "check" (Sep 04)"',
+            '"Submit_arguments":"-v A=\\\'x\\\'"',
+            '"Account_Name":007',
+            '"MYVAR":"ab\\,c"',
+            '"odd":nan',
+            '"job_state":"Q"',
+        ],
+    )
+    def test_bad_values(self, line: str) -> None:
+        """Unescaped quotes, escapes and numbers that JSON does not have, and an attribute twice; as 19 prints lines."""
+        text = (
+            '{\n    "timestamp":1,\n    "Jobs":{\n        "53.host.org":{\n            "Job_Name":"sleep",\n'
+            '            "job_state":"R",\n            "euser":"ann",\n            "Resource_List":{\n'
+            f'                "ncpus":2\n            }},\n            {line},\n            "substate":42\n'
+            "        }\n    }\n}\n"
+        )
+        (job,) = parse_jobs(text)
+        assert (job.id, job.name, job.user, job.processors) == ("53.host.org", "sleep", "ann", 2)
+
+    def test_a_job_twice_is_refused(self) -> None:
+        """One of the two is not what it says, such as one that somebody has made up in a variable."""
+        text = sample("qstat-one.out")
+        block = text[text.index('\t\t"84.vm"') : text.rindex("\t}\n}")].rstrip("\n")
+        twice = text.replace(block, f"{block},\n{block}")
+        for damaged in (twice, twice.replace('"substate":\t42', '"substate":\t042')):
+            with pytest.raises(ValueError, match=r"84\.vm is there twice"):
+                parse_jobs(damaged)
+
+    @pytest.mark.parametrize("cut", [100, 900, 5000])
+    def test_what_is_cut_short_is_refused(self, cut: int) -> None:
+        """It must not pass for fewer jobs."""
+        with pytest.raises(ValueError, match=r"cut short|no JSON"):
+            parse_jobs(sample("qstat-tf-json.out")[:-cut])
+
+    @pytest.mark.parametrize("name", ["Job_Name", "job_state"])
+    def test_a_job_that_cannot_be_read_is_named(self, name: str) -> None:
+        """By its id, with what it lacks."""
+        text = sample("qstat-one.out").replace(f'"{name}"', '"other"')
+        with pytest.raises(ValueError, match=rf"job 84\.vm cannot be read .* {name}"):
+            parse_jobs(text)
+
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", '{"Jobs": 7}', '{"Jobs": [1]}', '{"Jobs": {"1.vm": 7}}', '{"a": {']
+    )
+    def test_what_is_no_listing(self, text: str) -> None:
+        """Nothing is known then."""
+        with pytest.raises(ValueError, match=r"."):
+            parse_jobs(text)
+
+    @given(st.text(max_size=300))
+    def test_anything(self, text: str) -> None:
+        """Whatever is printed is read, or refused with a ValueError."""
+        for parse in (parse_jobs, parse_nodes, parse_queues):
+            try:
+                parse(text)
+            except ValueError:
+                continue
+
+    @given(st.integers(0, 20_000), st.text(max_size=30))
+    def test_anything_in_the_midst(self, place: int, text: str) -> None:
+        """The same of what was recorded with something put in."""
+        whole = sample("qstat-tf-json.out")
+        try:
+            parse_jobs(whole[:place] + text + whole[place:])
+        except ValueError:
+            return
+
+
+class TestNodes:
+    """pbsnodes -a -v -F json."""
+
+    def test_vnodes(self) -> None:
+        """The one without processors stands for the host, and is left out."""
+        nodes = {node.name: node for node in parse_nodes(sample("pbsnodes-av-json.out"))}
+        assert list(nodes) == ["n1", "n2", "n3", "n4"]
+        assert (nodes["n1"].processors, nodes["n1"].processors_used, nodes["n1"].processors_idle) == (4, 3, 1)
+        assert (nodes["n1"].memory_mib, nodes["n1"].architecture) == (4096, "linux")
+        assert {node.state for node in nodes.values()} == {NodeState.UP}
+
+    def test_too_much_on_a_vnode(self) -> None:
+        """After qrun -H there may be more on it than it has: none is idle."""
+        nodes = {node.name: node for node in parse_nodes(sample("pbsnodes_av_busy.json", of="pbs_head"))}
+        assert all(node.processors_idle >= 0 for node in nodes.values())
+
+    @pytest.mark.parametrize(
+        ("words", "state", "idle"),
+        [
+            ("free", NodeState.UP, 1),
+            ("job-busy", NodeState.UP, 1),
+            ("job-exclusive", NodeState.UP, 0),
+            ("offline", NodeState.DRAINING, 0),
+            ("offline,down", NodeState.DOWN, 0),
+            ("state-unknown,down", NodeState.DOWN, 0),
+            ("state-unknown", NodeState.UNKNOWN, 0),
+            ("resv-exclusive", NodeState.DRAINING, 0),
+            ("something-new", NodeState.UNKNOWN, 0),
+        ],
+    )
+    def test_states(self, words: str, state: NodeState, idle: int) -> None:
+        """The worst word counts."""
+        text = sample("pbsnodes-av-json.out").replace('"state":\t"free"', f'"state":\t"{words}"')
+        node = parse_nodes(text)[0]
+        assert (node.state, node.processors_idle, node.raw_state) == (state, idle, words)
+
+    def test_vnodes_of_one_queue(self) -> None:
+        """A queue with vnodes of its own uses no others; these serve the other queues."""
+        text = sample("pbsnodes-av-json.out").replace('"n1":\t{\n', '"n1":\t{\n\t\t\t"queue":\t"big",\n')
+        nodes = {node.name: node.queues for node in parse_nodes(text, queues=("big", "workq"))}
+        assert nodes == {"n1": ("big",), "n2": ("workq",), "n3": ("workq",), "n4": ("workq",)}
+        assert {node.queues for node in parse_nodes(sample("pbsnodes-av-json.out"), queues=("workq",))} == {()}
+
+
+class TestServer:
+    """qstat -B and -Q."""
+
+    def test_server(self) -> None:
+        """What koala needs of it."""
+        server = parse_server(sample("qstat-Bf-json.out"))
+        assert (server.name, server.version, server.default_queue) == ("vm", "23.06.06", "workq")
+        assert (server.scheduling, server.history, server.lists_others) == (True, True, True)
+        assert server.max_array_size == 10_000
+
+    def test_queues(self) -> None:
+        """The default one is marked."""
+        nodes = parse_nodes(sample("pbsnodes-av-json.out"))
+        queues = {one.name: one for one in parse_queues(sample("qstat-Qf-json.out"))}
+        (queue,) = served(queues, nodes, default="workq")
+        assert (queue.name, queue.up, queue.processors, queue.default) == ("workq", True, 16, True)
+
+
+def result(stderr: str, status: int) -> CommandResult:
+    """Return what a command that refused has printed."""
+    return CommandResult(argv=("qsub",), returncode=status, stdout=b"", stderr=stderr.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("err-badqueue.err", LrmRejectedError),
+        ("err-badres.err", LrmRejectedError),
+        ("err-badselect.err", LrmRejectedError),
+        ("qsub-J-1-1.err", LrmRejectedError),
+        ("qsub-directive-obeyed.err", LrmRejectedError),
+    ],
+)
+def test_refused_submissions(name: str, kind: type[LrmError]) -> None:
+    """With a way out."""
+    error = submission_error(result(sample(name), 170))
+    assert type(error) is kind
+    assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("err-qdel-finished.err", LrmNotFoundError),
+        ("err-qdel-unknown.err", LrmNotFoundError),
+        ("err-qrls-unknown.err", LrmNotFoundError),
+        ("err-qstat-finished.err", LrmNotFoundError),
+        ("qalter-element-select.err", LrmRejectedError),
+        ("qhold-element.err", LrmRejectedError),
+        ("qdel-running-again.err", LrmRejectedError),
+        ("node-offline.err", LrmRejectedError),
+    ],
+)
+def test_complaints(name: str, kind: type[LrmError]) -> None:
+    """Each recorded one is known."""
+    assert type(COMPLAINTS.error(sample(name), action="test", otherwise=LrmUnavailableError)) is kind
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted((SAMPLES / "pbs_head").glob("*.txt")) if path.name != "bug_qdel_multi.txt"],
+    ids=lambda path: path.stem,
+)
+def test_refusals_of_the_head(path: Path) -> None:
+    """The development head refuses in the same words."""
+    lines = [line for line in path.read_text().splitlines() if re.match(r"q[a-z]+: ", line)]
+    assert all(COMPLAINTS.find(line) for line in lines)
+    assert lines
