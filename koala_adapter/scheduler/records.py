@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import PlainSerializer, PlainValidator
 
+from koala_adapter.adapters import adapter_of
 from koala_adapter.model import (
     BatchKey,
     ClusterName,
@@ -389,11 +390,11 @@ def _listed(table: ClusterTable[PlaceholderId, PlaceholderRecord]) -> list[Place
 
 
 def _placeholder_table(stored: object) -> ClusterTable[PlaceholderId, PlaceholderRecord]:
-    return ClusterTable((record.id, record) for record in TypeAdapter(list[PlaceholderRecord]).validate_python(stored))
+    return ClusterTable((record.id, record) for record in adapter_of(list[PlaceholderRecord]).validate_python(stored))
 
 
 def _batch_table(stored: object) -> ClusterTable[BatchKey, BatchRecord]:
-    return ClusterTable(TypeAdapter(dict[BatchKey, BatchRecord]).validate_python(stored).items())
+    return ClusterTable(adapter_of(dict[BatchKey, BatchRecord]).validate_python(stored).items())
 
 
 PlaceholderTable = Annotated[

@@ -32,8 +32,8 @@ LIBRARY = f"{CORE}.application.library"
 STANDALONE = (AGENT, APPLICATION_SIDE, LIBRARY, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
-BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
-"""What every part may import: nouns, the error tree and the version."""
+BOTTOM = (f"{CORE}.__version__", f"{CORE}.adapters", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
+"""What every part may import: nouns, the error tree, what checks values against types, and the version."""
 
 FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
 """Reading a file that a person wrote, and saying what is wrong with it."""
@@ -56,6 +56,7 @@ def _rooms(*names: str) -> tuple[str, ...]:
 
 
 MAY_IMPORT = {
+    f"{CORE}.adapters": (),
     f"{CORE}.endreason": (),
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
