@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import Job
     from koala_adapter.scheduler import Scheduler
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord, State
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.vjm.channel import TaskFiles
 

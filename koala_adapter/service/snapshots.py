@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from koala_adapter.adapters import adapter_of
-from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
+from koala_adapter.scheduler.clusterrecord import ClusterRecord
+from koala_adapter.scheduler.records import BatchRecord, JobRecord, PlaceholderRecord, State
 from koala_adapter.service.firstversion import timers_in_records
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "batchnumbers", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger",
-    "othersjob",
+    "actions", "batchnumbers", "changes", "clusterrecord", "clustertable", "context", "events", "jitter", "knownpolicies",
+    "ledger", "othersjob",
     "outcome", "parameters", "records", "roster", "timers", "timetable", "transitions",
 ))
 # fmt: on
