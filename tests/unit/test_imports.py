@@ -43,9 +43,9 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "batchnumbers", "changes", "clusterrecord", "clustertable", "context", "events", "jitter", "knownpolicies",
-    "ledger", "othersjob",
-    "outcome", "parameters", "records", "roster", "timers", "timetable", "transitions",
+    "actions", "batchnumbers", "changes", "clusterrecord", "clustertable", "context", "events", "jitter",
+    "knownpolicies", "ledger", "othersjob", "outcome",
+    "parameters", "records", "roster", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
