@@ -132,7 +132,7 @@ class LiveSteps:
                 self._ids[step.job] = running.submit(running.run.jobs[step.job], bag)
             else:
                 self._bags[step.job].told = True
-            eventually(lambda one=step: self._reached(running, one))  # type: ignore[misc]
+            eventually(lambda one=step: self._reached(running, one) and _all_seen(running))  # type: ignore[misc]
         running.follow(lambda _ended: None, until=None)
 
     def _reached(self, running: RunningService, step: Step) -> bool:
@@ -142,6 +142,17 @@ class LiveSteps:
         if step.size is None:
             return report.queue_position is not None
         return report.launched_at is not None and _settled_size(running.run.jobs[step.awaited], report) == step.size
+
+
+def _all_seen(running: RunningService) -> bool:
+    """Tell whether the last polls have counted all our placeholders: another sees some as processors of others.
+
+    Then the scheduler would make more room than is needed.
+    """
+    return all(
+        (one.processors or 0) - (one.idle or 0) - (one.others or 0) == one.placeholders
+        for one in running.session.client.clusters()
+    )
 
 
 def _settled_size(job: SimulatedJob, report: JobReport) -> int:
