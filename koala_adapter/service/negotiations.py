@@ -19,6 +19,7 @@ from koala_adapter.negotiation.template import (
     CPU,
     MEMORY,
     Direction,
+    Negotiability,
     NegotiationKey,
     Obligation,
     Side,
@@ -110,6 +111,8 @@ class Negotiations:
     def _follow_change(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
         job_id = record.job.id
         agreement = self._agreements[job_id].get(change.number)
+        if agreement is None and change.agreement and change.asker is not None:
+            agreement = self._one_of_several(job_id, change)
         if agreement is None and change.phase is ChangePhase.ASKED and not change.agreement:
             self._offer(record, party, claim, change)
         elif agreement is not None and change.phase not in {ChangePhase.ASKED, ChangePhase.PROMISED}:
@@ -117,6 +120,14 @@ class Negotiations:
             standing = endpoint.standing(agreement.key)
             if standing is not None and endpoint.state(agreement.key) is State.ACCEPTED:
                 endpoint.send(committed(standing), self._clock())
+
+    def _one_of_several(self, job_id: JobId, change: Change) -> _Agreement | None:
+        """Take note of a change that belongs to an agreement beside others, on other clusters; None: it does not."""
+        key = NegotiationKey(initiator=Side.APPLICATION, agreement_id=change.agreement)
+        if change.asker is None or self._number_of(job_id, change.asker, key) is None:
+            return None
+        agreement = self._agreements[job_id][change.number] = _Agreement(rank=change.asker, key=key)
+        return agreement
 
     def _offer(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
         first = party.speaker(claim.component)
@@ -306,9 +317,10 @@ class Negotiations:
                 mandatory=template.obligation is Obligation.MANDATORY,
                 agreement=template.agreement_id,
                 rank=rank,
-                least=wanted.minimum or 1,
+                least=wanted.quantity if wanted.negotiability is Negotiability.FIXED else wanted.minimum or 1,
                 memory_mib=memory,
                 memory_required=required,
+                cluster=wanted.cluster,
             )
         )
 

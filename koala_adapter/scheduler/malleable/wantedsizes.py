@@ -14,6 +14,7 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.growing import gather, withdraw
+from koala_adapter.scheduler.malleable.jointgrowth import parts_of
 from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change
 from koala_adapter.scheduler.outcome import JobState
 
@@ -66,7 +67,7 @@ def _ask_back(context: Context, record: JobRecord, component: Component, surplus
             continue
         change = claim.change
         if change is not None and change.phase is ChangePhase.GATHERING:
-            surplus -= change.accepted
+            surplus -= sum(part.change.accepted for part in parts_of(record, change))
             withdraw(context, record, number, "its owner wants it smaller")
         if claim.change is None and claim.processors > 0 and surplus > 0:
             asked = min(surplus, claim.processors)
