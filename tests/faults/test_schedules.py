@@ -19,6 +19,8 @@ from tests.faults.effector import STRANGER
 from tests.faults.world import JOBS, World
 
 SEEDS = range(100)
+OVER_CLUSTERS = (0, 2, 4, 7, 15, 23)
+"""Seeds of schedules in which wishes are met on several clusters."""
 OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, ev.SizeWanted}
 OF_ADAPTIVE_JOBS = {ev.LessRequested, ev.PointReached, ev.ChangeMade, ev.ChangeGivenUp}
 
@@ -28,13 +30,16 @@ class WatchedWorld(World):
 
     def __init__(self, seed: int, kind: str) -> None:
         self.phases: set[ChangePhase] = set()
+        self.joint_phases: set[ChangePhase] = set()
         super().__init__(seed, **KINDS[kind])
 
     def check(self) -> None:
         """Check what must hold at any moment, and note the phases of it."""
         super().check()
         claims = (claim for record in self.service.state.jobs.values() for claim in record.claims)
-        self.phases |= {claim.change.phase for claim in claims if claim.change is not None}
+        changes = [claim.change for claim in claims if claim.change is not None]
+        self.phases |= {change.phase for change in changes}
+        self.joint_phases |= {change.phase for change in changes if change.lead}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,8 @@ class Story:
     kinds: frozenset[type[ev.Event]]
     states: frozenset[JobState]
     phases: frozenset[ChangePhase]
+    joint_phases: frozenset[ChangePhase]
+    """Of wishes that were met on several clusters at once."""
     crashes: int
     defects: int
     strange: int
@@ -69,6 +76,7 @@ def story(seed: int, kind: str = "rigid") -> Story:
         kinds=frozenset(type(event) for event in service.journal),
         states=frozenset(outcome.state for (outcome,) in service.outcomes.values()),
         phases=frozenset(world.phases),
+        joint_phases=frozenset(world.joint_phases),
         crashes=service.life,
         defects=len(service.store.left_out),
         strange=sum(e.user == STRANGER for lrm in world.lrms.values() for e in lrm.elements.values()),
@@ -106,6 +114,12 @@ def test_nothing_is_lost_or_leaked_where_workers_come_and_go(seed: int) -> None:
 def test_nothing_is_lost_or_leaked_where_processes_change_together(seed: int) -> None:
     """The same for adaptive jobs: their processes negotiate, meet at points, die in the middle, and never answer."""
     story(seed, "adaptive")
+
+
+@pytest.mark.parametrize("seed", OVER_CLUSTERS)
+def test_nothing_is_lost_or_leaked_where_wishes_are_met_on_several_clusters(seed: int) -> None:
+    """The same where one wish is met on several clusters: its parts are in the same phase, and end together."""
+    story(seed, "spread")
 
 
 @pytest.mark.parametrize("kind", ["crowded-adaptive", "together"])
@@ -208,6 +222,13 @@ def test_schedules_of_adaptive_jobs_contain_what_they_are_for() -> None:
     reasons = "; ".join(one.reasons for one in stories)
     for reason in ("has not joined", "has ended", "has not reached an adaptation point", "no answer in time"):
         assert reason in reasons, reasons
+
+
+def test_schedules_of_wishes_over_clusters_contain_what_they_are_for() -> None:
+    """Over some seeds such a wish is promised, offered in part, gathered and taken in."""
+    stories = [story(seed, "spread") for seed in OVER_CLUSTERS]
+    assert {phase for one in stories for phase in one.joint_phases} >= set(ChangePhase) - {ChangePhase.RELEASING}
+    assert sum(one.crashes for one in stories) > 2
 
 
 @pytest.mark.parametrize("seed", range(3))
