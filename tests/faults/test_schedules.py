@@ -248,6 +248,11 @@ def test_schedules_of_adaptive_jobs_that_once_broke_an_invariant(seed: int) -> N
     World(seed, **KINDS["adaptive"]).run()
 
 
+def test_a_schedule_of_wishes_over_clusters_that_once_broke_an_invariant() -> None:
+    """Of several jobs whose owners wanted them larger, others got what was free after a restart than before it."""
+    World(1064, **KINDS["spread"]).run()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_workers_complete_when_nothing_goes_wrong(seed: int) -> None:
     """A job ends by its head, its last worker, or its walltime; workers that are asked to leave cost nobody a job."""

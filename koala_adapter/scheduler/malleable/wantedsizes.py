@@ -42,8 +42,8 @@ def size_wanted(context: Context, event: ev.SizeWanted) -> None:
 
 def keep_to_wanted_sizes(context: Context) -> None:
     """Ask back what components have beyond the sizes that are wanted, and, with approach none, give them what lacks."""
-    for job_id in list(context.roster.limited):
-        record = context.state.jobs[job_id]
+    limited = [context.state.jobs[job_id] for job_id in context.roster.limited]
+    for record in sorted(limited, key=lambda one: one.start_number):  # after a restart the roster has another order
         for name, wanted in record.sizes_wanted.items():
             component = record.job.component(name)
             if not record.job.changes_size(name) or record.state is not JobState.RUNNING or record.ends:

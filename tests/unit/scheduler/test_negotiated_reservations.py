@@ -155,8 +155,8 @@ class Negotiators:
         The parts of a growth are in the same phase at any moment.
         """
         for id_ in IDS:
-            for _, change in self.changes(id_):
-                assert len({one.change.phase for one in parts_of(self.site.record(id_), change)}) == 1
+            for _, part in self.changes(id_):
+                assert len({one.change.phase for one in parts_of(self.site.record(id_), part)}) == 1
         for name, count in SIZES.items():
             cluster = self.site.state.clusters[A if name == "a" else B]
             reserved = sum(
@@ -164,7 +164,8 @@ class Negotiators:
                 for record in self.site.state.jobs.values()
                 for claim in record.claims
                 if (change := claim.change) is not None and claim.cluster == name
-                if change.phase is ChangePhase.ASKED and change.processors > 0
+                if (change.phase is ChangePhase.ASKED and change.processors > 0)
+                or (change.phase is ChangePhase.PROMISED and change.lead)  # kept while others make room elsewhere
             )
             assert reserved + cluster.managed <= count - THRESHOLD, f"{name}: promised twice"
             assert reserved + cluster.queued <= cluster.parameters.placeholders_in_flight, (
