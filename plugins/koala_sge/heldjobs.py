@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import LrmJobState
+from koala_drmaa.classify import kind_of_text
+from koala_drmaa.protocol import FailureKind
 from koala_sge import requests
 from koala_sge.contexts import JobContext, parse_contexts
 from koala_sge.queues import has_access_lists, parse_limits
@@ -19,7 +21,6 @@ from koala_sge.wishes import PLAIN_QUEUE, Wishes, instances_on, nodes_of, parse_
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from collections.abc import Set as AbstractSet
 
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_sge.client import GridEngineCommands
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 SELECTIONS_KEPT = 60.0
 """Seconds for which it is believed which queue instances have something: load values are among what is asked for."""
-NEW_SELECTIONS, OLD_SELECTIONS = 8, 2
-"""Asked for with one listing: the first, and again; the others follow with the next listings."""
+OLD_SELECTIONS = 2
+"""Asked for again with one listing; the others follow with the next ones."""
+SELECTING = 1.0
+"""Seconds after which a listing waits for no further ones."""
 USER_HOLDS = "its user holds it"
 NOT_ASKED_YET = "it is being asked where it may run"
 
@@ -63,7 +66,7 @@ class HeldJobs:
         wishes = {number: wish for number, wish in parse_wishes(listing).items() if number in held}
         await self._ask_queues()
         self._wishes = {number: self._asked_for(number, wish) for number, wish in wishes.items()}
-        await self._ask_selections({Wishes(), *(wish.selected for wish in self._wishes.values())})
+        await self._ask_selections(tuple(dict.fromkeys([Wishes(), *(wish.selected for wish in self._wishes.values())])))
         return [self._described(job) if job.state is LrmJobState.HELD else job for job in jobs]
 
     def queues(self, job: LrmJobId) -> tuple[str, ...]:
@@ -101,21 +104,23 @@ class HeldJobs:
         now = time.monotonic()
         if self._queues_asked_at is None or now > self._queues_asked_at + SELECTIONS_KEPT:
             shown = await self._commands.run(requests.show_queues(self._settings))
-            if not shown.complaint:
+            if not shown.stderr.strip():
                 self._limits = parse_limits(shown.text, names=("h_rt",))
                 self._of_users = has_access_lists(shown.text)
                 self._queues_asked_at = now
 
-    async def _ask_selections(self, wanted: AbstractSet[Wishes]) -> None:
+    async def _ask_selections(self, wanted: Sequence[Wishes]) -> None:
         now = time.monotonic()
-        kept = {wish: self._selected[wish] for wish in wanted if wish in self._selected}
-        new = [wish for wish in wanted if wish not in kept]
-        old = sorted((wish for wish in kept if now > kept[wish][0] + SELECTIONS_KEPT), key=lambda wish: kept[wish][0])
-        for wish in (*new[:NEW_SELECTIONS], *old[:OLD_SELECTIONS]):
+        self._selected = {wish: known for wish, known in self._selected.items() if wish in wanted}
+        times = {wish: at for wish, (at, _) in self._selected.items()}
+        new = [wish for wish in wanted if wish not in times]
+        old = sorted((wish for wish, at in times.items() if now > at + SELECTIONS_KEPT), key=lambda wish: times[wish])
+        for wish in (*new, *old[:OLD_SELECTIONS]):
             found = await self._selection(wish)
             if found is not None:
-                kept[wish] = now, found
-        self._selected = kept
+                self._selected[wish] = now, found
+            if time.monotonic() > now + SELECTING:
+                break
 
     async def _selection(self, wishes: Wishes) -> frozenset[str] | None:
         """Return what Grid Engine selects; None when it has not said."""
@@ -123,7 +128,8 @@ class HeldJobs:
         # The first task of a parallel job is on the same node as all others: a start is on one node.
         for queues in (wishes.queues, wishes.master_queues) if wishes.master_queues else (wishes.queues,):
             result = await self._commands.run(requests.select_instances(self._settings, wishes, queues))
-            if result.complaint:
+            # What the cell does not know, nothing has.
+            if result.stderr.strip() and kind_of_text(result.complaint) is FailureKind.UNAVAILABLE:
                 return None
             found.append(parse_instances(result.text))
         return found[0].intersection(*found)

@@ -141,37 +141,45 @@ def test_two_hundred_jobs_of_all_shapes(serving: WikiServing) -> None:
     run_all(serving, 16)
 
 
-def survive(serving: WikiServing, rounds: int, *, seconds: float, between: float) -> None:
-    """Have jobs run while koala is killed, a host goes away and comes back, and jobs are queued again."""
+def survive(serving: WikiServing, jobs: Mapping[str, str], *, kills: int, between: float, seconds: float) -> None:
+    """Have jobs run while koala is killed, a host goes away and comes back, and jobs are queued again.
+
+    ``between``: seconds between two kills; there is also a start between them.
+    """
     cell = serving.system
     assert isinstance(cell, GridEngineCell)
-    jobs = {submit(cell, *options): name for _ in range(rounds) for name, (options, *_) in SHAPES.items()}
     maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
-    left, begun, killed = set(jobs), time.monotonic(), 0
-    while left and time.monotonic() < begun + seconds:
+    left, until, killed = set(jobs), time.monotonic() + seconds, 0
+    while left and time.monotonic() < until:
+        taken = len(maui.started)
         left = maui.run(left, seconds=between)
-        if not left:
-            break
-        serving.kill()
-        killed += 1
-        if killed == 1:
-            running = [row.split()[0] for row in cell.qstat("-s", "r").splitlines()[2:]]
-            for job in running:
-                cell.run("qmod", "-rj", job, check=False)
-        if killed == 2:
-            cell.kill_execd(with_jobs=True)
-            cell.start_execd()
-        serving.start()
+        if left and killed < kills and len(maui.started) > taken:
+            killed += 1
+            serving.kill()
+            trouble(cell, killed)
+            serving.start()
     assert not left, ({job: (jobs[job], maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
     check_ends(cell, jobs)
 
 
+def trouble(cell: GridEngineCell, turn: int) -> None:
+    """Queue running jobs again, then lose the host."""
+    if turn == 1:
+        for row in cell.qstat("-s", "r").splitlines()[2:]:
+            cell.run("qmod", "-rj", row.split()[0], check=False)
+    elif turn == 2:
+        cell.kill_execd(with_jobs=True)
+        cell.start_execd()
+
+
 @pytest.mark.nightly
-def test_kills_host_loss_and_requeues_lose_nothing(serving: WikiServing) -> None:
-    """Kills every ten seconds: all jobs run to their end, and where they may."""
-    survive(serving, 16, seconds=900, between=10)
+def test_kills_host_loss_and_requeues_lose_nothing(serving: WikiServing, cell: GridEngineCell) -> None:
+    """Kills every ten seconds: all of two hundred jobs run to their end, and where they may."""
+    jobs = {submit(cell, *options): name for _ in range(16) for name, (options, *_) in SHAPES.items()}
+    survive(serving, jobs, kills=1000, between=10.0, seconds=1200)
 
 
-def test_kills_and_requeues_lose_nothing(serving: WikiServing) -> None:
-    """The same with few jobs."""
-    survive(serving, 1, seconds=300, between=4)
+def test_kills_and_requeues_lose_nothing(serving: WikiServing, cell: GridEngineCell) -> None:
+    """The same with few jobs, and few kills."""
+    jobs = {submit(cell, *SHAPES[name][0]): name for name in ("five", "in a queue", "in an instance", "one", "one")}
+    survive(serving, jobs, kills=2, between=1.0, seconds=240)
