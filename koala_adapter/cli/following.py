@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from rich.text import Text
 
-from koala_adapter.cli.logprinter import LogPrinter
+from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.cli.session import abandon_output
 from koala_adapter.cli.tables import components_table, files_lines, run_time, seconds, styled, waiting_time
 

@@ -279,7 +279,7 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     Example:
       koala logs 12 -f
     """
-    from koala_adapter.cli.logprinter import LogPrinter
+    from koala_adapter.api.logprinter import LogPrinter
 
     source = job_information(session)
     report = source.job(job_id)

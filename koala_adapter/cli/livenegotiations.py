@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from koala_adapter.api.statedirectory import ownership
+from koala_adapter.api.temporaryclusters import temporary_directory
 from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.liveruns import remove_session
 from koala_adapter.cli.session import Session
-from koala_adapter.cli.temporarysite import temporary_directory, temporary_site
+from koala_adapter.cli.temporarysite import temporary_site
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.liveworkload.localsite import site_text
 from koala_adapter.liveworkload.negotiatingjobs import COMPONENT, application, played, rigid, steps_done
