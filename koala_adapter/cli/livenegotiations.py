@@ -74,7 +74,7 @@ def play_scenario(scenario: Scenario, pace: Pace, site: str) -> Played:
                 with inner_service(session, interrupts):
                     session.client.wait_until_seen(SEEN)
                     found = session.client.clusters()
-                session.site, places = fitted(session.site, found, scenario.initial)
+                session.here.config, places = fitted(session.site, found, scenario.initial)
             with inner_service(session, interrupts):
                 session.client.wait_until_seen(SEEN)
                 return Stage(session.client, session.directory, places).play(scenario, pace)
@@ -88,7 +88,7 @@ def _session(approach: Approach, site: str, interrupts: Interrupts) -> Iterator[
         return
     session = Session(site_option=Path(site), state_option=temporary_directory(PREFIX))
     scheduler = session.site.scheduler.model_copy(update={"approach": approach})
-    session.site = session.site.model_copy(update={"scheduler": scheduler})
+    session.here.config = session.site.model_copy(update={"scheduler": scheduler})
     try:
         yield session
     finally:

@@ -71,7 +71,7 @@ def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
             yield session
         return
     session = Session(site_option=Path(run.site), state_option=temporary_directory(PREFIX))
-    session.site = _steered(session.site, run)
+    session.here.config = _steered(session.site, run)
     try:
         yield session
     finally:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.errors import JobNotFoundError, KoalaError, ServiceUnavailableError
@@ -19,12 +19,27 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from koala_adapter.api.client import Client
+    from koala_adapter.api.offline import JournalView
     from koala_adapter.api.reports import JobReport
-    from koala_adapter.python.site import Site
     from koala_adapter.scheduler.outcome import JobState
 
 MOST_STARTS = 3
 """Services that are started, one after the other, to hear of a job whose state none of them tells."""
+
+
+class JobService(Protocol):
+    """Where a job is: what a handle needs of a :class:`koala_adapter.Site`."""
+
+    @property
+    def client(self) -> Client:
+        """The service, whether it runs or not."""
+
+    def information(self) -> Client | JournalView:
+        """Return who tells of jobs. Raises ServiceUnavailableError when there has never been a service."""
+
+    def begin_service(self) -> int | None:
+        """See to it that a service answers. Raises ServiceRunningError and ServiceUnavailableError."""
 
 
 class JobHandle:
@@ -36,7 +51,7 @@ class JobHandle:
     the block ends with an exception.
     """
 
-    def __init__(self, site: Site, job_id: str) -> None:
+    def __init__(self, site: JobService, job_id: str) -> None:
         """``job_id``: as `koala status` shows it."""
         self.site = site
         self.id = job_id

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from koala_adapter.errors import KoalaError, ServiceAbsentError
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.client import Client
     from koala_adapter.api.clusterreports import ClusterReport
-    from koala_adapter.api.negotiationreports import NegotiationReport
-    from koala_adapter.api.reports import JobReport
+    from koala_adapter.api.offline import JournalView
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job as CheckedJob
     from koala_adapter.plugin import PluginDefinition
@@ -39,22 +38,6 @@ ENDING = 30.0
 """Seconds that a service which is about to end may take, and one that was asked to end."""
 LOOK_AGAIN = 0.2
 LATEST = 50
-
-
-class JobInformation(Protocol):
-    """Who can tell of jobs: the service, or the journal."""
-
-    def job(self, job_id: str) -> JobReport:
-        """Return the report of a job. Raises JobNotFoundError."""
-
-    def jobs(self, limit: int) -> list[JobReport]:
-        """Return the latest jobs in order of submission."""
-
-    def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
-        """Return the latest negotiations, oldest first. Raises NegotiationError when there is none of the number."""
-
-    def defects(self) -> list[str]:
-        """Return what is to be told of the events on which koala failed of late."""
 
 
 class Site:
@@ -231,13 +214,19 @@ class Site:
         """Return handles on the latest jobs in order of submission, ``limit`` of them at most."""
         return [self.job(report.id) for report in self.information().jobs(limit)]
 
-    def information(self) -> JobInformation:
+    def information(self, *, before_reading: Callable[[], None] = lambda: None) -> Client | JournalView:
         """Return who tells of jobs: the service, or what its journal says when none runs.
 
-        Raises ServiceUnavailableError when there has never been any.
+        ``before_reading`` is called before a journal is read. Raises ServiceUnavailableError when there has never been
+        a service.
         """
         if self.client.running():
             return self.client
+        before_reading()
+        return self.recorded()
+
+    def recorded(self) -> JournalView:
+        """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
         from koala_adapter.api.offline import recorded
 
         return recorded(self.directory, self.policies, archived=MANY)
