@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from koala_adapter.api.logprinter import LogPrinter
-from koala_adapter.errors import JobFailedError
+from koala_adapter.errors import JobFailedError, KoalaError
 from koala_adapter.python.display import mimebundle
 
 if TYPE_CHECKING:
@@ -109,10 +109,16 @@ class JobResult:
 
 
 def text_of(report: JobReport, component: str | None = None, rank: int | None = None, *, stderr: bool = False) -> str:
-    """Return what the processes of a job have written so far. What is no UTF-8 is replaced."""
+    """Return what the processes of a job have written so far. What is no UTF-8 is replaced.
+
+    Raises KoalaError when the state directory with it is not there any more.
+    """
     pieces: list[bytes] = []
     suffix = ".err" if stderr else ".out"
     directory = Path(report.output_directory)
+    if not directory.parent.parent.is_dir():
+        message = f"the output of job {report.id} is gone: its state directory, {directory.parent.parent}, was removed"
+        raise KoalaError(message, hint="read it before a koala.local_site() ends")
     printer = LogPrinter(directory, component=component, rank=rank, suffix=suffix, write=pieces.append)
     printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
     return b"".join(pieces).decode("utf-8", "replace")
