@@ -20,7 +20,7 @@ from koala_adapter.api.asyncclient import AsyncClient
 from koala_adapter.errors import JobTimeoutError, KoalaError, ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.python.display import mimebundle
 from koala_adapter.python.handle import MOST_STARTS
-from koala_adapter.python.result import JobResult, text_of
+from koala_adapter.python.result import JobResult, OutputFollower, text_of
 from koala_adapter.python.site import ENDING, LATEST, LOOK_AGAIN, Site
 
 if TYPE_CHECKING:
@@ -91,6 +91,19 @@ class AsyncJobHandle:
         """Return what its processes have written so far, as :meth:`koala_adapter.JobHandle.logs`."""
         report = await self.report()
         return await to_thread.run_sync(partial(text_of, report, component, rank, stderr=stderr))
+
+    async def lines(
+        self, component: str | None = None, rank: int | None = None, *, stderr: bool = False
+    ) -> AsyncGenerator[str, None]:
+        """Yield the lines that the processes write as they come, as :meth:`koala_adapter.JobHandle.lines`."""
+        follower: OutputFollower | None = None
+        async with aclosing(self.reports()) as reports:
+            async for report in reports:
+                follower = follower or OutputFollower(report, component, rank, stderr=stderr)
+                for line in await to_thread.run_sync(follower.new_lines, report):
+                    yield line
+                if report.outcome is not None:
+                    return
 
     async def cancel(self) -> None:
         """End the job and everything of it in all batch systems; returns at once, :meth:`wait` tells when it is so."""

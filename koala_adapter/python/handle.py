@@ -6,13 +6,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.errors import JobNotFoundError, KoalaError, ServiceUnavailableError
 from koala_adapter.python.display import mimebundle, show_reports
-from koala_adapter.python.result import JobResult, text_of
+from koala_adapter.python.result import JobResult, OutputFollower, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Generator, Iterator
@@ -205,20 +203,12 @@ class JobHandle:
 
         They are marked as in :meth:`logs`. Raises as :meth:`reports`.
         """
-        pieces: list[bytes] = []
-        printer: LogPrinter | None = None
-        suffix = ".err" if stderr else ".out"
+        follower: OutputFollower | None = None
         with closing(self.reports(timeout)) as reports:
             for report in reports:
-                directory = Path(report.output_directory)
-                printer = printer or LogPrinter(
-                    directory, component=component, rank=rank, suffix=suffix, write=pieces.append
-                )
-                ended = report.outcome is not None
-                printer.print_new(marked=report.processes(component, rank) > 1, rest=ended)
-                yield from b"".join(pieces).decode("utf-8", "replace").splitlines()
-                pieces.clear()
-                if ended:
+                follower = follower or OutputFollower(report, component, rank, stderr=stderr)
+                yield from follower.new_lines(report)
+                if report.outcome is not None:
                     return
 
     def __enter__(self) -> Self:

@@ -113,12 +113,32 @@ def text_of(report: JobReport, component: str | None = None, rank: int | None = 
 
     Raises KoalaError when the state directory with it is not there any more.
     """
-    pieces: list[bytes] = []
-    suffix = ".err" if stderr else ".out"
     directory = Path(report.output_directory)
     if not directory.parent.parent.is_dir():
         message = f"the output of job {report.id} is gone: its state directory, {directory.parent.parent}, was removed"
         raise KoalaError(message, hint="read it before a koala.local_site() ends")
-    printer = LogPrinter(directory, component=component, rank=rank, suffix=suffix, write=pieces.append)
-    printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
-    return b"".join(pieces).decode("utf-8", "replace")
+    return OutputFollower(report, component, rank, stderr=stderr).new_text(report, rest=True)
+
+
+class OutputFollower:
+    """Reads what the processes of a job, or some of them, write, each piece of it once."""
+
+    def __init__(self, report: JobReport, component: str | None, rank: int | None, *, stderr: bool) -> None:
+        """``component``, ``rank``: None for all of them."""
+        self._component, self._rank = component, rank
+        self._pieces: list[bytes] = []
+        suffix = ".err" if stderr else ".out"
+        directory = Path(report.output_directory)
+        self._printer = LogPrinter(directory, component=component, rank=rank, suffix=suffix, write=self._pieces.append)
+
+    def new_text(self, report: JobReport, *, rest: bool) -> str:
+        """Return what is new; ``rest``: also a line without an end."""
+        self._printer.print_new(marked=report.processes(self._component, self._rank) > 1, rest=rest)
+        text = b"".join(self._pieces).decode("utf-8", "replace")
+        self._pieces.clear()
+        return text
+
+    def new_lines(self, report: JobReport) -> list[str]:
+        """Return the lines that are new, and what is left of one when the job has ended."""
+        text = self.new_text(report, rest=report.outcome is not None)
+        return text.removesuffix("\n").split("\n") if text else []

@@ -48,7 +48,7 @@ def test_the_names_are_the_promised_ones() -> None:
 def test_a_name_that_is_not_there_is_said_to_be_none() -> None:
     """As of any module."""
     with pytest.raises(AttributeError, match="has no attribute 'Jobs'"):
-        _ = koala.Jobs  # type: ignore[attr-defined]
+        _ = koala.Jobs
 
 
 @pytest.mark.parametrize(
