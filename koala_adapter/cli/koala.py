@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 COMMANDS = (
+    ("init", "init", "Find the batch systems of this host and write a site file that uses them."),
     ("run", "run", "Run a job to its end and exit with its exit code."),
     ("submit", "run", "Hand a job to the service, and start one if none runs."),
     ("status", "jobs", "Show the jobs, or one job in detail."),
@@ -59,6 +60,7 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
     \b
     Examples:
       koala demo            see it work, without any batch system
+      koala init            write a site file of what is found here
       koala check           is everything here as it must be?
       koala run job.toml    run a job
 

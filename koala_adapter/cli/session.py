@@ -85,10 +85,24 @@ class Session:
 
     @cached_property
     def site_file(self) -> Path:
-        """The site file. Raises ConfigurationError when there is none."""
-        from koala_adapter.config.locations import find_site_file
+        """The site file, or what stands in for one that nobody has written. Raises ConfigurationError."""
+        from koala_adapter.config.locations import locate_site_file
 
-        return find_site_file(self.site_option)
+        return locate_site_file(self.site_option) or self._standin_site_file()
+
+    def _standin_site_file(self) -> Path:
+        """Find what is here, and say in one line that it is used."""
+        from koala_adapter.config.locations import no_site_file
+        from koala_adapter.discovery.standin import standin_site_file
+        from koala_adapter.errors import ConfigurationError
+
+        try:
+            with self.progress.status("no site file: looking for batch systems"):
+                path, described = standin_site_file(self.plugins, self.directory)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{no_site_file()}; {error.message}", hint=error.hint) from error
+        self.remark(f"no site file: using {described}; `koala init` writes one of it")
+        return path
 
     @cached_property
     def site(self) -> SiteConfig:

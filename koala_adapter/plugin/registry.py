@@ -87,6 +87,8 @@ def _contract_problem(name: str, definition: object) -> str | None:  # noqa: PLR
         return 'its settings model must have extra="forbid", or a misspelt key would go unnoticed'
     if not callable(definition.factory):
         return "factory must be callable"
+    if not (definition.discover is None or callable(definition.discover)):
+        return "discover must be callable, or be left out"
     return _capability_problem(definition.capabilities)
 
 

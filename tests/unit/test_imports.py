@@ -114,6 +114,7 @@ MAY_IMPORT = {
     ),
     f"{CORE}.dask.leave": (),
     f"{CORE}.parsl": _rooms("plugin", "config", "scheduler.outcome", "api", "parsl"),
+    f"{CORE}.discovery": _rooms("plugin", "config", "service", "api", "discovery"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
@@ -131,11 +132,13 @@ MAY_IMPORT = {
 
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
+    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.cli"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.api": (
         f"{CORE}.api",
         f"{CORE}.dask",
         f"{CORE}.parsl",
+        f"{CORE}.discovery",
         f"{CORE}.sitecheck",
         f"{CORE}.wiki.koalasource",
         f"{CORE}.cli",
@@ -143,7 +146,13 @@ IMPORTED_ONLY_BY = {
     f"{CORE}.dask": (f"{CORE}.dask",),
     f"{CORE}.parsl": (f"{CORE}.parsl",),
     "parsl": (f"{CORE}.parsl",),
-    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
+    f"{CORE}.service": (
+        f"{CORE}.service",
+        f"{CORE}.api",
+        f"{CORE}.discovery",
+        f"{CORE}.sitecheck",
+        f"{CORE}.cli",
+    ),
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
     f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
