@@ -41,6 +41,10 @@ COMMANDS = (
     ("negotiations", "negotiations", "Show who offered what when in the negotiations of jobs, and how each ended."),
     ("negotiation", "negotiation", "Show and check templates of negotiations, and let a program negotiate for a job."),
     ("app", "app", "Write the library for programs that change their size while they run, in Python and in C."),
+    ("conf", "manual", "Print an example of a site file, or what an administrator installs."),
+    ("schema", "manual", "Print the JSON Schema of site files or job files."),
+    ("docs", "manual", "Show a page of the manual."),
+    ("completion", "manual", "Print what completes commands and options in bash, zsh or fish."),
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
 """Name, module and first sentence of each, in the order in which a person comes to need them."""

@@ -282,12 +282,12 @@ class Lrm(ABC):
         found = (
             f"{type(self).__name__} cannot {' or '.join(missing)} jobs" if missing else "jobs can be held and pinned"
         )
-        remedy = "schedule another cluster from outside: see the table in docs/wiki.md"
+        remedy = "schedule another cluster from outside: see the table in `koala docs wiki`"
         return (CheckResult(subject="outside scheduler", ok=not missing, found=found, remedy=remedy),)
 
     def _unsupported(self, operation: str, _arguments: Sequence[str]) -> NoReturn:
         message = f"{type(self).__name__} cannot {operation}"
-        raise LrmUnsupportedError(message, hint="see the table of capabilities in docs/plugins.md")
+        raise LrmUnsupportedError(message, hint="see the table of capabilities in `koala docs plugins`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ def _load(entry_point: metadata.EntryPoint) -> PluginDefinition:
     problem = _contract_problem(entry_point.name, definition)
     if problem:
         message = f"{where} breaks the plugin contract: {problem}"
-        raise PluginError(message, hint="see docs/plugins.md")
+        raise PluginError(message, hint="see `koala docs plugins`")
     checked: PluginDefinition = definition
     return checked
 
