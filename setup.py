@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the wheel carry what messages refer to: the manual's pages and the examples in conf/. All else is in setup.cfg."""
+"""Has the wheel carry what messages refer to: the manual and the examples in conf/. All else is in setup.cfg."""
 
 from __future__ import annotations
 

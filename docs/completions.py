@@ -31,16 +31,18 @@ def _bash(tree: Sequence[Command]) -> Iterator[str]:
     yield "    local at=koala word i words=() values=() files=no"
     yield "    for ((i = 1; i < COMP_CWORD; i++)); do"
     yield "        word=${COMP_WORDS[i]}"
-    yield '        [[ $word == -- ]] && { compopt -o default; COMPREPLY=(); return; }'
+    yield "        [[ $word == -- ]] && { compopt -o default; COMPREPLY=(); return; }"
     yield '        case "$at $word" in'
-    yield f"            {_alternatives(tree)}) at=\"$at $word\" ;;"
+    yield f'            {_alternatives(tree)}) at="$at $word" ;;'
     yield "        esac"
     yield "    done"
     yield '    case "$at,$prev" in'
     for command in tree:
         for option in command.options:
             if option.metavar:
-                given = f"values=({_words(option.choices)})" if option.choices else ("files=yes" if option.files else "")
+                given = (
+                    f"values=({_words(option.choices)})" if option.choices else ("files=yes" if option.files else "")
+                )
                 pattern = " | ".join(f'"{command.name},{name}"' for name in option.names)
                 then = f"{given}; " if given else ""
                 yield f"        {pattern}) {then}words=(-) ;;"
@@ -52,9 +54,9 @@ def _bash(tree: Sequence[Command]) -> Iterator[str]:
         files = " files=yes;" if command.files else ""
         yield f'        "{command.name}") words=({_words([*names])}); values=({_words(plain)});{files} ;;'
     yield "    esac; fi"
-    yield "    [[ $cur == -* ]] && values=(\"${words[@]}\") && files=no"
+    yield '    [[ $cur == -* ]] && values=("${words[@]}") && files=no'
     yield '    mapfile -t COMPREPLY < <(compgen -W "${values[*]}" -- "$cur")'
-    yield '    [[ $files == yes ]] && ((${#COMPREPLY[@]} == 0)) && compopt -o default'
+    yield "    [[ $files == yes ]] && ((${#COMPREPLY[@]} == 0)) && compopt -o default"
     yield "    return 0"
     yield "}"
     yield "complete -F _koala koala"
@@ -70,7 +72,7 @@ def _zsh(tree: Sequence[Command]) -> Iterator[str]:
     yield "        word=${words[i]}"
     yield "        [[ $word == -- ]] && { _files; return; }"
     yield '        case "$at $word" in'
-    yield f"            ({_alternatives(tree)}) at=\"$at $word\" ;;"
+    yield f'            ({_alternatives(tree)}) at="$at $word" ;;'
     yield "        esac"
     yield "    done"
     yield '    case "$at,$prev" in'
@@ -78,7 +80,13 @@ def _zsh(tree: Sequence[Command]) -> Iterator[str]:
         for option in command.options:
             if option.metavar:
                 pattern = "|".join(f'"{command.name},{name}"' for name in option.names)
-                do = "_files" if option.files else f"compadd -- {_words(option.choices)}" if option.choices else "_message value"
+                do = (
+                    "_files"
+                    if option.files
+                    else f"compadd -- {_words(option.choices)}"
+                    if option.choices
+                    else "_message value"
+                )
                 yield f"        ({pattern}) {do}; return ;;"
     yield "    esac"
     yield '    case "$at" in'
@@ -123,9 +131,7 @@ def _fish(tree: Sequence[Command]) -> Iterator[str]:
         for member, sentence in (*command.commands, *((choice, "") for choice in command.choices)):
             yield f"complete -c koala -n {condition} -a {_fish_text(member)} -d {_fish_text(_short(sentence))}"
         for option in command.options:
-            spelt = " ".join(
-                f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names
-            )
+            spelt = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
             value = (" -r" if option.files else " -x") if option.metavar else ""
             choices = f" -a {_fish_text(' '.join(option.choices))}" if option.choices else ""
             yield f"complete -c koala -n {condition} {spelt}{value}{choices} -d {_fish_text(_short(option.help))}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala conf``, ``koala docs``, ``koala schema`` and ``koala completion``: what comes with koala, wherever it is installed."""
+"""``koala conf``, ``docs``, ``schema`` and ``completion``: what comes with koala, wherever it is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPLETIONS = {"bash": "koala.bash", "zsh": "_koala", "fish": "koala.fish"}
 @click.argument("name", required=False)
 @command_body
 def conf(name: str | None) -> None:
-    r"""Print an example of a site file, or what an administrator installs; without NAME list them.
+    r"""Print an example of a site file, or what an administrator installs. Without NAME, list them.
 
     \b
     Examples:
@@ -40,7 +40,7 @@ def conf(name: str | None) -> None:
 @click.argument("name", required=False)
 @command_body
 def docs(name: str | None) -> None:
-    r"""Show a page of the manual; without NAME list the pages.
+    r"""Show a page of the manual. Without NAME, list the pages.
 
     \b
     Examples:
@@ -55,9 +55,10 @@ def docs(name: str | None) -> None:
 @pass_session
 @command_body
 def schema(session: Session, kind: str) -> None:
-    r"""Print the JSON Schema of site files or job files, for editors that check and complete TOML.
+    r"""Print the JSON Schema of site files or job files.
 
-    That of site files has the settings of all plugins that are installed. An editor finds it by a first line such as
+    It is for editors that check and complete TOML. That of site files has the settings of all plugins that are
+    installed. An editor finds it by a first line such as
     "#:schema site.schema.json".
 
     \b

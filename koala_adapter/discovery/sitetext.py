@@ -44,7 +44,7 @@ def _head(made: str) -> list[str]:
     return [
         f"# Site file of koala-adapter, {printable(made)}.",
         "#",
-        "# `koala check` tries it; `koala conf site` prints an example with every key, `koala docs site-file` the manual.",
+        "# `koala check` tries it; `koala conf site` shows every key, `koala docs site-file` the manual.",
     ]
 
 
@@ -71,7 +71,9 @@ def _cluster(cluster: UsableCluster) -> Iterator[str]:
     yield _line("#placeholders_in_flight = 500", "", "most of ours waiting here; keep below the limit of your account")
     if cluster.poll_interval is not None:
         interval = f"{cluster.poll_interval:g}"
-        yield _line("poll_interval", interval, "seconds between looks; shorter ones cost more than 60 requests a minute")
+        yield _line(
+            "poll_interval", interval, "seconds between looks; shorter ones cost more than 60 requests a minute"
+        )
     yield ""
     yield "[clusters.settings]"
     for key, value in found.settings.items():

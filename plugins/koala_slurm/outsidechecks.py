@@ -66,7 +66,10 @@ class OutsideChecks:
         found = "yes, and marked as ours" if ok else "no, they go to Slurm's own scheduler"
         if seen is not None and seen.state is LrmJobState.HELD and not ok:
             found = f"held, but as by {seen.hold or 'nobody'}, not marked as ours"
-        remedy = "install what `koala conf job_submit.lua` prints: JobSubmitPlugins=lua in slurm.conf, then scontrol reconfigure"
+        remedy = (
+            "install what `koala conf job_submit.lua` prints: JobSubmitPlugins=lua in slurm.conf, then scontrol "
+            "reconfigure"
+        )
         return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)
 
     async def _released(self, job: str) -> CheckResult:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala init`` among real batch systems: what it writes passes ``koala check``, and a job runs without any site file."""
+"""``koala init`` among real batch systems: what it writes passes ``koala check``; a job runs without a site file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What messages refer to can be had wherever koala is installed: by ``koala docs``, ``conf``, ``schema``, ``completion``."""
+"""What messages refer to can be had wherever koala is installed, by ``koala docs`` and ``koala conf``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,12 @@ def invoke(*arguments: str) -> str:
 
 def test_no_message_names_a_file_of_the_repository() -> None:
     """Who has installed the wheel has none: messages say by which command a page or an example is had."""
-    found = {f"{path.relative_to(ROOT)}: {text}" for path in SOURCES for one in said(path) for text in IN_REPOSITORY.findall(one)}
+    found = {
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in SOURCES
+        for one in said(path)
+        for text in IN_REPOSITORY.findall(one)
+    }
     assert found == set()
 
 
@@ -106,7 +111,7 @@ def test_schemas_are_those_of_the_manual() -> None:
     assert "slurm_settings" in json.loads(invoke("schema", "site"))["$defs"]
 
 
-# -- completion: what the shells themselves make of the scripts -------------------------------------------------------------
+# -- completion: what the shells themselves make of the scripts --------------------------------------------------
 
 CASES = [
     ("koala ", "init run submit", "--site"),
@@ -155,7 +160,7 @@ def test_fish_completes(line: str, offered: str, not_offered: str, tmp_path: Pat
 
 
 def test_zsh_takes_the_script(tmp_path: Path) -> None:
-    """zsh completes only on a terminal; that it can read the script, and what it sets up, is seen here."""
+    """Zsh completes only on a terminal; that it can read the script, and what it sets up, is seen here."""
     if shutil.which("zsh") is None:
         pytest.skip("no zsh here")
     script = tmp_path / "_koala"

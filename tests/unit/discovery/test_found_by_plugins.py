@@ -37,7 +37,7 @@ def program(root: Path, name: str, output: str) -> None:
     written(root / "bin" / name, f"#!/bin/sh\n/bin/cat <<'END'\n{output}\nEND\n", mode=0o755)
 
 
-# -- Slurm ---------------------------------------------------------------------------------------------------------------
+# -- Slurm -----------------------------------------------------------------------------------------------------------
 
 
 def test_slurm_by_its_variable_and_below_etc(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_slurmdbd_says_is_read_strictly() -> None:
     assert parse_clusters("welcome\n\na|h\n|x\nb|h|more\n") == {"a": "h"}
 
 
-# -- Grid Engine ---------------------------------------------------------------------------------------------------------
+# -- Grid Engine -----------------------------------------------------------------------------------------------------
 
 
 def cell(root: Path, name: str, *, settings: str = "") -> None:
@@ -151,7 +151,7 @@ def test_the_smallest_user(text: str, least: int) -> None:
     assert smallest_user(text) == least
 
 
-# -- PBS -----------------------------------------------------------------------------------------------------------------
+# -- PBS -------------------------------------------------------------------------------------------------------------
 
 
 def test_pbs_by_its_configuration(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,7 +18,7 @@ from koala_adapter.discovery.probing import UsableCluster
 from koala_adapter.discovery.search import search
 from koala_adapter.discovery.sitetext import Address, site_text
 from koala_adapter.discovery.standin import FILE_NAME, standin_site_file
-from koala_adapter.errors import ConfigurationError
+from koala_adapter.errors import ConfigurationError, PluginError
 from koala_adapter.model import Queue
 from koala_adapter.plugin import Discovery, FoundCluster, LeftOut, Surroundings, load_plugins
 from tests.local_daemon import end_daemon
@@ -83,7 +84,10 @@ def usable(**more: object) -> UsableCluster:
         "version": "local 1\n[evil]",
         "nodes": 1,
         "processors": 3,
-        "queues": (Queue(name='q"1', up=True, processors=3, walltime_limit=90061), Queue(name="r", up=False, processors=0)),
+        "queues": (
+            Queue(name='q"1', up=True, processors=3, walltime_limit=90061),
+            Queue(name="r", up=False, processors=0),
+        ),
         "queue": 'q"1',
         "walltime_limit": 90061,
         "poll_interval": None,
@@ -115,7 +119,9 @@ def test_the_text_is_a_site_file_that_says_what_was_found() -> None:
 def test_what_has_a_default_queue_names_none() -> None:
     """The line is there, for who wants another."""
     queues = (Queue(name="main", up=True, processors=3, default=True),)
-    text = site_text([usable(queues=queues, queue=None, walltime_limit=None)], [], Address(listen="127.0.0.1"), made="x")
+    text = site_text(
+        [usable(queues=queues, queue=None, walltime_limit=None)], [], Address(listen="127.0.0.1"), made="x"
+    )
     (cluster,) = tomllib.loads(text)["clusters"]
     assert "queue" not in cluster
     assert "walltime_limit" not in cluster
@@ -152,10 +158,6 @@ def test_what_stands_in_is_kept_while_nothing_changes(tmp_path: Path) -> None:
 
 def test_a_definition_with_a_wrong_discover_is_refused() -> None:
     """It is a part of the contract."""
-    from importlib.metadata import EntryPoint
-
-    from koala_adapter.errors import PluginError
-
     entry = EntryPoint(name="local", value=f"{__name__}:WRONG", group="koala_adapter.plugins")
     with pytest.raises(PluginError, match="discover"):
         load_plugins([entry])["local"]
