@@ -24,8 +24,9 @@ from koala_adapter.scheduler.records import Claim
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
 
 
 def gather(
