@@ -131,7 +131,7 @@ def run_all(serving: WikiServing, rounds: int) -> None:
 
 
 def test_every_shape_runs_where_its_user_allows(serving: WikiServing) -> None:
-    """One job of each, five that cannot run, arrays, a job that waits for another; a user's hold is kept until the end."""
+    """One job of each, five that cannot run, arrays, a job that waits for another; a user's hold is kept to the end."""
     run_all(serving, 1)
 
 

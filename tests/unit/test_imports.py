@@ -116,8 +116,9 @@ MAY_IMPORT = {
     f"{CORE}.dask.leave": (),
     f"{CORE}.parsl": _rooms("plugin", "config", "scheduler.outcome", "api", "parsl"),
     f"{CORE}.python": _rooms(
-        "plugin", "policies", "config", "scheduler.outcome", "scheduler.knownpolicies", "api", "python"
+        "plugin", "policies", "config", "scheduler.outcome", "scheduler.knownpolicies", "api", "discovery", "python"
     ),
+    f"{CORE}.discovery": _rooms("plugin", "config", "service", "api", "discovery"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
@@ -135,12 +136,14 @@ MAY_IMPORT = {
 
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
+    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.cli"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.api": (
         f"{CORE}.api",
         f"{CORE}.dask",
         f"{CORE}.parsl",
         f"{CORE}.python",
+        f"{CORE}.discovery",
         f"{CORE}.sitecheck",
         f"{CORE}.wiki.koalasource",
         f"{CORE}.cli",
@@ -149,7 +152,13 @@ IMPORTED_ONLY_BY = {
     f"{CORE}.dask": (f"{CORE}.dask",),
     f"{CORE}.parsl": (f"{CORE}.parsl",),
     "parsl": (f"{CORE}.parsl",),
-    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
+    f"{CORE}.service": (
+        f"{CORE}.service",
+        f"{CORE}.api",
+        f"{CORE}.discovery",
+        f"{CORE}.sitecheck",
+        f"{CORE}.cli",
+    ),
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
     f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
