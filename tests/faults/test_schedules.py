@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 RIGID, MALLEABLE, WORKERS, ADAPTIVE = 30, 12, 12, 16
 """Seeds from 0 on that the tests of what schedules contain run, of each kind."""
+OVER_CLUSTERS = (0, 2, 4, 7, 15, 23)
+"""Seeds of schedules in which wishes are met on several clusters."""
 OF_MALLEABLE_JOBS = {ev.OfferAnswered, ev.ProcessorsReleased, ev.MoreRequested, ev.SizeWanted}
 OF_ADAPTIVE_JOBS = {ev.LessRequested, ev.PointReached, ev.ChangeMade, ev.ChangeGivenUp}
 
@@ -41,13 +43,16 @@ class WatchedWorld(World):
 
     def __init__(self, seed: int, kind: str) -> None:
         self.phases: set[ChangePhase] = set()
+        self.joint_phases: set[ChangePhase] = set()
         super().__init__(seed, **KINDS[kind])
 
     def check(self) -> None:
         """Check what must hold at any moment, and note the phases of it."""
         super().check()
         claims = (claim for record in self.service.state.jobs.values() for claim in record.claims)
-        self.phases |= {claim.change.phase for claim in claims if claim.change is not None}
+        changes = [claim.change for claim in claims if claim.change is not None]
+        self.phases |= {change.phase for change in changes}
+        self.joint_phases |= {change.phase for change in changes if change.lead}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,8 @@ class Story:
     kinds: frozenset[type[ev.Event]]
     states: frozenset[JobState]
     phases: frozenset[ChangePhase]
+    joint_phases: frozenset[ChangePhase]
+    """Of wishes that were met on several clusters at once."""
     crashes: int
     defects: int
     strange: int
@@ -82,6 +89,7 @@ def story(seed: int, kind: str = "rigid") -> Story:
         kinds=frozenset(type(event) for event in service.journal),
         states=frozenset(outcome.state for (outcome,) in service.outcomes.values()),
         phases=frozenset(world.phases),
+        joint_phases=frozenset(world.joint_phases),
         crashes=service.life,
         defects=len(service.store.left_out),
         strange=sum(e.user == STRANGER for lrm in world.lrms.values() for e in lrm.elements.values()),
@@ -119,6 +127,12 @@ def test_nothing_is_lost_or_leaked_where_workers_come_and_go(seed: int) -> None:
 def test_nothing_is_lost_or_leaked_where_processes_change_together(seed: int) -> None:
     """The same for adaptive jobs: their processes negotiate, meet at points, die in the middle, and never answer."""
     story(seed, "adaptive")
+
+
+@pytest.mark.parametrize("seed", OVER_CLUSTERS)
+def test_nothing_is_lost_or_leaked_where_wishes_are_met_on_several_clusters(seed: int) -> None:
+    """The same where one wish is met on several clusters: its parts are in the same phase, and end together."""
+    story(seed, "spread")
 
 
 @pytest.mark.parametrize("kind", ["crowded-adaptive", "together"])
@@ -223,6 +237,13 @@ def test_schedules_of_adaptive_jobs_contain_what_they_are_for() -> None:
         assert reason in reasons, reasons
 
 
+def test_schedules_of_wishes_over_clusters_contain_what_they_are_for() -> None:
+    """Over some seeds such a wish is promised, offered in part, gathered and taken in."""
+    stories = [story(seed, "spread") for seed in OVER_CLUSTERS]
+    assert {phase for one in stories for phase in one.joint_phases} >= set(ChangePhase) - {ChangePhase.RELEASING}
+    assert sum(one.crashes for one in stories) > 2
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_adaptive_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
     """Changes, also those that the application asked for, cost nobody a job."""
@@ -238,6 +259,11 @@ def test_adaptive_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
 def test_schedules_of_adaptive_jobs_that_once_broke_an_invariant(seed: int) -> None:
     """An offer that had run out while a snapshot was being written was made again."""
     World(seed, **KINDS["adaptive"]).run()
+
+
+def test_a_schedule_of_wishes_over_clusters_that_once_broke_an_invariant() -> None:
+    """Of several jobs whose owners wanted them larger, others got what was free after a restart than before it."""
+    World(1064, **KINDS["spread"]).run()
 
 
 @pytest.mark.parametrize("seed", range(4))
