@@ -80,7 +80,7 @@ def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, libra
     koala.serve()
     rigid = koala.directory / "one.toml"
     rigid.write_text('walltime = 300\n[[components]]\ncommand = ["sleep", "5"]\nprocessors = 1\ncluster = "alpha"\n')
-    koala.run("submit", str(rigid))
+    koala.inside("submit", str(rigid))
     eventually(lambda: koala.state_of("1") == "running")
     environment = ('"power-of-two" }', f'"power-of-two", NBODY_LIBRARY = "{library}" }}')
     koala.run("run", write_nbody(koala.directory, "malleable", environment, rest=0.2))
