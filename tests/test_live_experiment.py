@@ -70,6 +70,13 @@ def test_a_tiny_experiment_writes_its_page(koala: Koala) -> None:
         assert row["execution (s) difference (%)"] == pytest.approx(100 * (simulated / live - 1), abs=0.06)
         assert live > 60.0, "no job takes less than FT at its best"
     assert all(row["until held (s)"] > 0 for row in result["tables"]["delays"])
+    jobs = result["tables"]["jobs"]
+    assert len(jobs) == 8
+    for row in rows:
+        mine = [
+            one["response (s) live"] for one in jobs if all(one[name] == row[name] for name in ("policy", "workload"))
+        ]
+        assert sum(mine) / len(mine) == pytest.approx(row["response (s) live"], abs=0.1)
     figures = {path.name for path in (koala.directory / "out" / "figures").glob("*.png")}
     assert {f"figure-8{part}.png" for part in "abcdef"} <= figures
     assert {"compared-execution.png", "compared-response.png", "compared-used.png"} <= figures
