@@ -20,7 +20,7 @@ _WHEN = {
 
 def size_notes(job: Job, site: SiteConfig) -> list[str]:
     """Return a sentence for each component that changes its size while the job runs; empty for other jobs."""
-    return [_note(job, one, site.scheduler.approach) for one in job.components if job.changes_size(one.name)]
+    return [_note(job, one, site.parameters.approach) for one in job.components if job.changes_size(one.name)]
 
 
 def _note(job: Job, component: Component, approach: Approach) -> str:
