@@ -337,7 +337,8 @@ def processor_time(process: int) -> float:
 
 def measured(address: Address, rounds: int, repeat: int, echo: Path | None) -> dict[str, Times]:
     """Return what each way to do so many rounds takes; they take turns."""
-    exchanges, ways = conversation(rounds), {}
+    exchanges = conversation(rounds)
+    ways: dict[str, Way] = {}
     with ExitStack() as servers:
 
         def listen() -> tuple[socket.socket, Address]:

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.jointgrowth import Part, Share
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
 
 
 def gather_all(context: Context, record: JobRecord, shares: Sequence[Share], *, offered: bool = False) -> bool:

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
+    from koala_adapter.scheduler.records import JobRecord
 
 
 def more_requested(context: Context, event: ev.MoreRequested) -> None:

@@ -155,8 +155,8 @@ class Negotiators:
         The parts of a growth are in the same phase at any moment.
         """
         for id_ in IDS:
-            for _, one in self.changes(id_):
-                assert len({part_.change.phase for part_ in parts_of(self.site.record(id_), one)}) == 1
+            for _, growth in self.changes(id_):
+                assert len({one.change.phase for one in parts_of(self.site.record(id_), growth)}) == 1
         for name, count in SIZES.items():
             cluster = self.site.state.clusters[A if name == "a" else B]
             reserved = sum(
