@@ -282,6 +282,41 @@ def test_schedules_that_once_broke_an_invariant(seed: int, *, malleable: bool) -
     World(seed, malleable=malleable).run()
 
 
+class StubWorld(World):
+    """A world that notes when stubs are about to be submitted, and whether growths submitted theirs again."""
+
+    def __init__(self, seed: int, kill_at: int | None = None) -> None:
+        super().__init__(seed, **KINDS["spread"])
+        self.faults.kill_at = kill_at
+        self.moments: list[int] = []
+        self.again: set[tuple[str, int]] = set()
+        self._batches: set[str] = set()
+
+    def check(self) -> None:
+        """Check what must hold at any moment, and note what was submitted by it."""
+        super().check()
+        state = self.service.state
+        stubs = {one.id.batch for one in state.placeholders.values() if one.stub} - self._batches
+        self.moments += [self.service.store.moments] * bool(stubs)
+        self._batches |= stubs
+        for record in state.jobs.values():
+            changes = [claim.change for claim in record.claims if claim.change is not None]
+            self.again |= {(record.job.id, change.number) for change in changes if change.submitted_again}
+
+
+def test_killed_while_the_stubs_of_a_growth_are_submitted() -> None:
+    """Before they are on their way: others are submitted, the growth goes on, and no placeholder is left over."""
+    first = StubWorld(7)
+    first.run()
+    again = 0
+    for moment in range(first.moments[0] - 4, first.moments[0]):
+        world = StubWorld(7, kill_at=moment)
+        world.run()
+        assert world.service.life > 0
+        again += len(world.again - first.again)
+    assert again
+
+
 def test_same_seed_same_world() -> None:
     """A schedule repeats itself event by event, or a failure could not be looked into."""
     journals = []
