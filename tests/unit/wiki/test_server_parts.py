@@ -84,6 +84,23 @@ async def test_ends_are_told_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
+async def test_the_end_of_a_job_that_nobody_saw_running_is_told(tmp_path: Path) -> None:
+    """The server was killed after a start, and the job is over, and forgotten, before the next one looks."""
+    memory = RunningJobsFile(tmp_path / "running.json")
+    server = Server(tmp_path, memory=memory)
+    server.source.add(job("5"), job("6"))
+    await server.states()
+    async with server.running():
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n1")).status == 0
+        left = memory.load()
+    assert [one.id for one in left] == ["5"]
+    memory.save(left)
+    later = Server(tmp_path, memory=memory)
+    later.source.add(job("6"))
+    assert await later.states() == {"5": "Completed", "6": "Idle"}
+
+
+@pytest.mark.anyio
 async def test_a_defect_costs_one_request(tmp_path: Path) -> None:
     """When something fails that must not, the peer gets a failure, and the next request is served."""
 
