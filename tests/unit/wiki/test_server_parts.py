@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
 from koala_adapter.wiki.codec.protocol import check_host
+from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.naming import node_names, wire_name
 from koala_adapter.wiki.runningjobsfile import RunningJobsFile
 from koala_adapter.wiki.sources import Place
@@ -98,6 +99,20 @@ async def test_the_end_of_a_job_that_nobody_saw_running_is_told(tmp_path: Path) 
     later = Server(tmp_path, memory=memory)
     later.source.add(job("6"))
     assert await later.states() == {"5": "Completed", "6": "Idle"}
+
+
+@pytest.mark.anyio
+async def test_a_job_that_nobody_knows_any_more_is_told_to_be_over(tmp_path: Path) -> None:
+    """Maui never forgets a job whose end it is not told, and cancels it again and again."""
+    server = Server(tmp_path)
+    server.source.add(job("6"))
+    assert await server.states() == {"6": "Idle"}
+    reply = await server.ask("CANCELJOB ARG=99 TYPE=ADMIN")
+    assert (reply.status, reply.text) == (-700, "No such job")
+    assert await server.states() == {"6": "Idle", "99": "Removed"}
+    moab = Server(tmp_path / "moab", dialect=Dialect.WIKI2)
+    assert (await moab.ask("CANCELJOB ARG=99 TYPE=ADMIN")).status == -700
+    assert await moab.states() == {}
 
 
 @pytest.mark.anyio
