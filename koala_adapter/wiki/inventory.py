@@ -169,6 +169,12 @@ class Inventory:
         """Return the jobs that run."""
         return [entry.job for entry in self.jobs.values() if entry.job.state in ACTIVE]
 
+    def untold(self) -> list[LrmJob]:
+        """Return the jobs whose ends peers must still be told, now or later: those that run, and those just ended."""
+        entries = self.jobs.values()
+        over = [entry.job for entry in entries if entry.ended_at is not None and entry.polls < POLLS_NEEDED]
+        return [*self.active(), *over]
+
     def promise(self, id_: str, promise: Promise) -> None:
         """Remember what a peer is told of a job, and tell it from now on: what it is to have, is others' no more."""
         self._promises[id_] = promise

@@ -106,9 +106,9 @@ class WikiResource:
         self._remember()
 
     def _remember(self) -> None:
-        """Keep which jobs run or start: one that ends before the next server looks is told to have ended."""
+        """Keep which jobs run or start, or have ended without anybody being told: the next server tells it."""
         if self._memory is not None:
-            self._memory.save(self.inventory.active())
+            self._memory.save(self.inventory.untold())
 
     async def answer(self, payload: bytes, peer: str) -> bytes | None:
         """Return the frame that answers a payload; None: nothing can be said, the connection is closed."""

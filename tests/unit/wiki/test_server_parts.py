@@ -102,6 +102,26 @@ async def test_the_end_of_a_job_that_nobody_saw_running_is_told(tmp_path: Path) 
 
 
 @pytest.mark.anyio
+async def test_an_end_that_nobody_was_told_is_told_after_two_restarts(tmp_path: Path) -> None:
+    """A server that looked, and was killed before a peer asked, has told nobody."""
+    memory = RunningJobsFile(tmp_path / "running.json")
+    server = Server(tmp_path, memory=memory)
+    server.source.add(running("7", {"n1": 2}), job("6"))
+    await server.states()
+    looked = Server(tmp_path, memory=memory)
+    looked.source.add(job("6"))
+    await looked.resource.readings.fresh(now=True)
+    assert [one.id for one in memory.load()] == ["7"]
+    later = Server(tmp_path, memory=memory)
+    later.source.add(job("6"))
+    assert await later.states() == {"6": "Idle", "7": "Completed"}
+    assert (await later.states())["7"] == "Completed"
+    later.source.add(running("8", {"n2": 2}))
+    await later.states()
+    assert [one.id for one in memory.load()] == ["8"]
+
+
+@pytest.mark.anyio
 async def test_a_job_that_nobody_knows_any_more_is_told_to_be_over(tmp_path: Path) -> None:
     """Maui never forgets a job whose end it is not told, and cancels it again and again."""
     server = Server(tmp_path)
