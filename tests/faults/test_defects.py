@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.faults.lrm import SimulatedLrm
 
 PLACES = ("before", "within", "after")
-OF_OTHERS = {ev.HoldsSeen, ev.TimersPostponed}
+OF_OTHERS = {ev.HoldsSeen, ev.MovesSeen, ev.TimersPostponed}
 """Kinds of event that do not occur in schedules without defects."""
 
 
