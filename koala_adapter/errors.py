@@ -65,7 +65,7 @@ class PolicyAnswerError(PluginError):
     def of(cls, policy: str, problem: str) -> PolicyAnswerError:
         """Say what is wrong with the answer of a policy; ``policy`` describes it to a person."""
         message = f"the answer of {policy} was refused: it {' '.join(problem.split())[:LONGEST_PROBLEM]}"
-        return cls(message, hint="mend the policy, or uninstall its distribution; see docs/policies.md")
+        return cls(message, hint="mend the policy, or uninstall its distribution; see `koala docs policies`")
 
 
 class SimulationError(KoalaError):

@@ -123,10 +123,7 @@ class Story:
         took = time.monotonic() - self._since
         self.console.print()
         self.console.print(f"[dim]That took {took:.0f} s. The three clusters and their files are removed.[/]")
-        self.console.print(
-            "Next: copy [bold]conf/site.toml[/] to ~/.config/koala/, name your clusters in it, "
-            "and see [bold]koala check[/]."
-        )
+        self.console.print("Next: [bold]koala init[/] finds your clusters, [bold]koala check[/] tries them.")
 
 
 STYLES = {"held": "green", "running": "cyan", "others": "yellow", "queued": "dim green", "idle": "dim"}

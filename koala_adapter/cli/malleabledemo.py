@@ -173,7 +173,7 @@ class MalleableStory(Story):
         took = time.monotonic() - self._since
         self.console.print()
         self.console.print(f"[dim]That took {took:.0f} s. The three clusters and their files are removed.[/]")
-        self.console.print("Next: [bold]docs/malleable.md[/] and [bold]examples/malleable/[/].")
+        self.console.print("Next: [bold]koala docs malleable[/].")
 
 
 def _distinct(sizes: Sequence[int]) -> list[int]:

@@ -75,7 +75,7 @@ class Session:
         """The site and its service, as programs have them."""
         from koala_adapter.python.site import Site
 
-        return Site(self.site_option, state=self.state_option)
+        return Site(self.site_option, state=self.state_option, notice=self.remark)
 
     @property
     def plugins(self) -> Mapping[str, PluginDefinition]:
@@ -89,12 +89,16 @@ class Session:
 
     @property
     def site_file(self) -> Path:
-        """The site file. Raises ConfigurationError when there is none."""
-        return self.here.file
+        """The site file, or what stands in for one that nobody has written. Raises ConfigurationError."""
+        if self.here.has_file:
+            return self.here.file
+        with self.progress.status("no site file: looking for batch systems"):
+            return self.here.file
 
     @property
     def site(self) -> SiteConfig:
         """The validated site. Raises ConfigurationError."""
+        _ = self.site_file
         return self.here.config
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -52,8 +53,18 @@ class Site:
     All methods may be called from several threads at once, and from inside an event loop, which they block.
     """
 
-    def __init__(self, file: str | PathLike[str] | None = None, *, state: str | PathLike[str] | None = None) -> None:
-        """``file``, ``state``: as for :meth:`load`; here nothing is read or checked before it is used."""
+    def __init__(
+        self,
+        file: str | PathLike[str] | None = None,
+        *,
+        state: str | PathLike[str] | None = None,
+        notice: Callable[[str], None] = warnings.warn,
+    ) -> None:
+        """``file``, ``state``: as for :meth:`load`; here nothing is read or checked before it is used.
+
+        ``notice``: is told in one line when something stands in for a site file that nobody has written.
+        """
+        self._notice = notice
         self._named_file = None if file is None else Path(file)
         self._named_state = None if state is None else Path(state)
         self._lock = threading.Lock()
@@ -65,8 +76,9 @@ class Site:
     def load(cls, file: str | PathLike[str] | None = None, *, state: str | PathLike[str] | None = None) -> Self:
         """Read and check a site file.
 
-        ``file``: default $KOALA_SITE, ~/.config/koala/site.toml or /etc/koala/site.toml. ``state``: the directory of
-        the service's private state, default $KOALA_STATE or ~/.local/state/koala. Raises ConfigurationError.
+        ``file``: default $KOALA_SITE, ~/.config/koala/site.toml or /etc/koala/site.toml; where there is none, what
+        `koala init` would find stands in for it. ``state``: the directory of the service's private state, default
+        $KOALA_STATE or ~/.local/state/koala. Raises ConfigurationError.
         """
         site = cls(file, state=state)
         _ = site.config, site.directory
@@ -94,10 +106,30 @@ class Site:
 
     @cached_property
     def file(self) -> Path:
-        """The site file. Raises ConfigurationError when there is none."""
-        from koala_adapter.config.locations import find_site_file
+        """The site file, or what stands in for one that nobody has written. Raises ConfigurationError."""
+        from koala_adapter.config.locations import locate_site_file
 
-        return find_site_file(self._named_file)
+        return locate_site_file(self._named_file) or self._standin_file()
+
+    @property
+    def has_file(self) -> bool:
+        """Tell whether somebody has written a site file. Raises ConfigurationError when the one named is gone."""
+        from koala_adapter.config.locations import locate_site_file
+
+        return locate_site_file(self._named_file) is not None
+
+    def _standin_file(self) -> Path:
+        """Find what is here, and say in one line that it is used."""
+        from koala_adapter.config.locations import no_site_file
+        from koala_adapter.discovery.standin import standin_site_file
+        from koala_adapter.errors import ConfigurationError
+
+        try:
+            path, described = standin_site_file(self.plugins, self.directory)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{no_site_file()}; {error.message}", hint=error.hint) from error
+        self._notice(f"no site file: using {described}; `koala init` writes one of it")
+        return path
 
     @cached_property
     def config(self) -> SiteConfig:

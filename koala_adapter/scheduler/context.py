@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Component
     from koala_adapter.scheduler.batchnumbers import Contents, RecordedBatches
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.ledger import Ledger
     from koala_adapter.scheduler.outcome import JobOutcome
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord, State
     from koala_adapter.scheduler.timetable import Timetable
 
 

@@ -32,8 +32,8 @@ LIBRARY = f"{CORE}.application.library"
 STANDALONE = (AGENT, APPLICATION_SIDE, LIBRARY, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
-BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
-"""What every part may import: nouns, the error tree and the version."""
+BOTTOM = (f"{CORE}.__version__", f"{CORE}.adapters", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
+"""What every part may import: nouns, the error tree, what checks values against types, and the version."""
 
 FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
 """Reading a file that a person wrote, and saying what is wrong with it."""
@@ -43,9 +43,9 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "batchnumbers", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger",
-    "othersjob",
-    "outcome", "parameters", "records", "roster", "timers", "timetable", "transitions",
+    "actions", "batchnumbers", "changes", "clusterrecord", "clustertable", "context", "events", "jitter",
+    "knownpolicies", "ledger", "othersjob", "outcome",
+    "parameters", "records", "roster", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -56,6 +56,7 @@ def _rooms(*names: str) -> tuple[str, ...]:
 
 
 MAY_IMPORT = {
+    f"{CORE}.adapters": (),
     f"{CORE}.endreason": (),
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
@@ -115,8 +116,9 @@ MAY_IMPORT = {
     f"{CORE}.dask.leave": (),
     f"{CORE}.parsl": _rooms("plugin", "config", "scheduler.outcome", "api", "parsl"),
     f"{CORE}.python": _rooms(
-        "plugin", "policies", "config", "scheduler.outcome", "scheduler.knownpolicies", "api", "python"
+        "plugin", "policies", "config", "scheduler.outcome", "scheduler.knownpolicies", "api", "discovery", "python"
     ),
+    f"{CORE}.discovery": _rooms("plugin", "config", "service", "api", "discovery"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
@@ -134,12 +136,14 @@ MAY_IMPORT = {
 
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
+    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.cli"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.api": (
         f"{CORE}.api",
         f"{CORE}.dask",
         f"{CORE}.parsl",
         f"{CORE}.python",
+        f"{CORE}.discovery",
         f"{CORE}.sitecheck",
         f"{CORE}.wiki.koalasource",
         f"{CORE}.cli",
@@ -148,7 +152,13 @@ IMPORTED_ONLY_BY = {
     f"{CORE}.dask": (f"{CORE}.dask",),
     f"{CORE}.parsl": (f"{CORE}.parsl",),
     "parsl": (f"{CORE}.parsl",),
-    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
+    f"{CORE}.service": (
+        f"{CORE}.service",
+        f"{CORE}.api",
+        f"{CORE}.discovery",
+        f"{CORE}.sitecheck",
+        f"{CORE}.cli",
+    ),
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
     f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
