@@ -74,7 +74,7 @@ def test_calls_come_back_from_both_clusters(site: koala.Site, tmp_path: Path) ->
         assert "raise LookupError(word)" in str(error.__cause__)
         unpicklable = executor.submit(id, socket.socket).exception(LIVENESS)
         assert unpicklable is None
-        assert executor.submit(len, (one for one in "ab")).exception(LIVENESS) is not None
+        assert executor.submit(list, (one for one in "ab")).exception(LIVENESS) is not None
         held = [executor.submit(wait_for, tmp_path / "go") for _ in range(4)]
         eventually(lambda: all(one.running() for one in held))
         waiting = executor.submit(where, 1)

@@ -113,7 +113,7 @@ class TaskServer:
             self._fail(KoalaError("the executor was shut down"))
             for worker in self._board.connected:
                 worker.writer.transport.abort()
-            self._loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True))
+            self._loop.run_until_complete(_all_ended())
             self._loop.close()
 
     # ---- in the event loop ------------------------------------------------------------------------------------------
@@ -195,6 +195,13 @@ class TaskServer:
         else:
             board.waiting.appendleft(task)
             self._dispatch()
+
+
+async def _all_ended() -> None:
+    """Wait for the conversations, whose connections are closed."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(0)
 
 
 def _settle(task: Task, frame: bytes) -> None:

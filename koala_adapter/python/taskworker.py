@@ -19,12 +19,11 @@ import sys
 import traceback
 from pathlib import Path
 
-try:
-    from cloudpickle import dumps
-except ModuleNotFoundError:
-    from pickle import dumps
-
 SETTINGS = "executor.json"
+try:
+    import cloudpickle as pickler
+except ModuleNotFoundError:
+    pickler = pickle
 LEAVING = b""
 """The frame that says that no more tasks are wanted."""
 CONNECTING = 60.0
@@ -101,6 +100,12 @@ def send(connection: ssl.SSLSocket, frame: bytes) -> None:
         connection.sendall(_LENGTH.pack(len(frame)) + frame)
     except OSError:
         state["leaving"] = True
+
+
+def dumps(value: object) -> bytes:
+    """Return a value pickled, functions of the program itself by what they are, where cloudpickle is installed."""
+    data: bytes = pickler.dumps(value)
+    return data
 
 
 def done(task: bytes) -> bytes:
