@@ -41,9 +41,9 @@ class Executor(AnyExecutor):
     functions of the program itself can be called, too. An exception has the traceback of the node as its cause. A call
     that has begun cannot be cancelled.
 
-    Its methods may be called by several threads. It ends with :meth:`shutdown` or at the end of its ``with`` block;
-    then the job is cancelled, and a service that was started for it ends. When the program ends without that, its workers
-    find nobody any more and end, and so does the job.
+    Its methods may be called by several threads. It ends with :meth:`shutdown` or at the end of its ``with`` block:
+    then the job is cancelled, and a service that was started for it ends. When the program ends without that, its
+    workers find nobody any more and end, and so does the job.
     """
 
     def __init__(  # noqa: PLR0913 - as many as there are things to say of a job
