@@ -15,6 +15,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
+from koala_adapter.plugin.commandsystem import portions
 from koala_drmaa.classify import error_of, kind_of_text
 from koala_drmaa.client import DrmaaClient
 from koala_drmaa.environment import HelperLaunch
@@ -27,6 +28,7 @@ from koala_sge import requests
 from koala_sge.accounting import parse_accounting
 from koala_sge.checks import run_checks
 from koala_sge.client import GridEngineCommands
+from koala_sge.hookholds import held_by_users, possibly_hook_holds, without_users
 from koala_sge.hosts import parse_nodes
 from koala_sge.jobs import parse_jobs, parse_layouts, with_layout
 from koala_sge.outside import check_outside
@@ -54,6 +56,8 @@ CAPABILITIES = Capabilities(
 running job keeps the walltime it started with."""
 
 ERROR_LETTER = "E"
+GIVEN_BACK_AT_ONCE = 100
+"""Jobs on one command line."""
 HOLDERS_KEPT = 60.0
 """Seconds for which it is believed who holds the same jobs."""
 
@@ -64,6 +68,7 @@ class SgeLrm(Lrm):
     """One Grid Engine cell."""
 
     capabilities = CAPABILITIES
+    hook_removal = "set jsv_url to none (qconf -mconf), or take -h out of sge_request of the cell"
     array_index_variable = "SGE_TASK_ID"
     job_id_variable = "JOB_ID"
     requests_per_poll = 5
@@ -215,6 +220,22 @@ class SgeLrm(Lrm):
     async def release(self, ids: Sequence[LrmJobId]) -> None:
         """Release from user hold."""
         raise_for(await self.client.control(ControlAction.RELEASE, ids))
+
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs in user hold whose users, by the mark of conf/sge_jsv.sh, do not hold them."""
+        document = await self._commands.document(requests.list_jobs(self._settings))
+        # The letters of a listing do not tell this hold from an operator's.
+        listed = await self._commands.document(requests.list_held(self._settings, "*", "u"))
+        held = possibly_hook_holds(parse_jobs(document), {job.id for job in parse_jobs(listed)})
+        users: set[str] = set()
+        for part in portions(sorted({requests.job_number(job.id) for job in held}), GIVEN_BACK_AT_ONCE):
+            users |= held_by_users((await self._commands.run(requests.explain_jobs(self._settings, part))).text)
+        return without_users(held, users)
+
+    async def give_back(self, ids: Sequence[LrmJobId]) -> None:
+        """Take the user hold from jobs; from arrays as a whole. Managers may do it with all jobs."""
+        for part in portions(list(dict.fromkeys(map(requests.job_number, ids))), GIVEN_BACK_AT_ONCE):
+            await self._commands.change(requests.give_back(self._settings, part), action="release")
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend jobs (SIGSTOP to the whole job)."""

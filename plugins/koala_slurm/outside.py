@@ -19,6 +19,7 @@ from koala_slurm.details import (
     new_separator,
     parse_details,
     parse_everything,
+    parse_held_by_hook,
     state_key,
     with_details,
     worth_asking,
@@ -91,6 +92,14 @@ class OutsideReader:
         self._drop_notes(jobs)
         detailed = [self._as_asked(with_details(job, self._known.get(state_key(job)))) for job in jobs]
         return tuple(await self._with_obstacles(detailed))
+
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
+        separator = new_separator()
+        output = await self._commands.read(
+            everything_command(separator), action="listing of jobs", environment=ENVIRONMENT
+        )
+        return parse_held_by_hook(output, separator)
 
     async def _with_obstacles(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
         """Say of each waiting job what keeps it from starting now: other jobs, and what else it asks for."""

@@ -331,3 +331,32 @@ def test_a_controller_that_goes_away_costs_time_only(cluster: SlurmCluster, tmp_
         scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
     assert any("answers again" in line for line in scheduling.said())
     assert scheduling.traces() == {name: ["run", "end"] for name in names}
+
+
+def test_the_queue_is_given_back_after_a_kill(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """What the hook held runs under Slurm's own scheduler; what users or operators hold stays, and so at a second time."""
+    scheduling = Scheduling(tmp_path, cluster)
+    runs = submit(scheduling, "runs", 32, until_told=True)
+    with scheduling.ended():
+        scheduling.start()
+        scheduling.wait(lambda: runs in scheduling.told("started"), what="one runs")
+        waits = [submit(scheduling, f"waits{number}", 32) for number in range(2)]
+        array = submit(scheduling, "array", 1, "--array=1-3")
+        own = submit(scheduling, "own", 1, "--hold")
+        scheduling.wait(lambda: {*waits, own} <= set(scheduling.told("submitted")), what="all are seen")
+        scheduling.kill()
+    back = scheduling.user.run("schedule", "--give-back", cluster.name, "--json")
+    assert back.code == 0, back.stderr
+    assert set(waits) | {f"{array}_{index}" for index in (1, 2, 3)} == set(back.json["released"])
+    assert back.json["running"] == [runs]
+    # Queued again it waits for the two minutes that Slurm lets such a job wait, and not in anybody's hold.
+    cluster.run("scontrol", "requeue", runs)
+    reasons = {"None", "BeginTime"}
+    scheduling.wait(lambda: cluster.squeue(f"--jobs={runs}")[0][1] == "PENDING", what="it waits again")
+    assert cluster.squeue(f"--jobs={runs}")[0][2] in reasons
+    cluster.run("scancel", runs)
+    scheduling.wait(lambda: [row[0] for row in unfinished(cluster)] == [own], what="all but the user's have run")
+    assert "own" not in scheduling.traces()
+    assert scheduling.user.run("schedule", "--give-back", cluster.name, "--json").json["released"] == []
+    cluster.run("scontrol", "release", own)
+    scheduling.wait(lambda: not unfinished(cluster), what="its user's release lets it run")

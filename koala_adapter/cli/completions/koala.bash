@@ -32,6 +32,7 @@ _koala() {
         "koala reap,--timeout") words=(-) ;;
         "koala serve,--end-when-idle") words=(-) ;;
         "koala schedule,--cluster" | "koala schedule,-c") words=(-) ;;
+        "koala schedule,--give-back") words=(-) ;;
         "koala schedule,--policy" | "koala schedule,-p") values=(fcfs easy conservative firstfit bestfit greedy metacluster); words=(-) ;;
         "koala schedule,--metric") values=(processors processor-seconds seconds); words=(-) ;;
         "koala schedule,--depth") words=(-) ;;
@@ -89,7 +90,7 @@ _koala() {
         "koala check") words=(--no-submit --timeout --outside --json --help); values=(); ;;
         "koala reap") words=(--dry-run --all --yes --timeout --json --help); values=(); ;;
         "koala serve") words=(--stop --end-when-idle --help); values=(); ;;
-        "koala schedule") words=(--cluster --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --json --help); values=(); ;;
+        "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --json --help); values=(); ;;
         "koala demo") words=(--malleable --help); values=(); ;;
         "koala simulate") words=(--policy --platform --processors --jobs --seed --kill-at-limit --metric --depth --processes --out --json --help); values=(); files=yes; ;;
         "koala experiment") words=(--help); values=(list run); ;;
