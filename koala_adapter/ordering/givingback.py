@@ -41,8 +41,7 @@ async def give_back(
 
     Raises LrmUnavailableError when the batch system does not answer; then it can be repeated.
     """
-    held = await lrm.held_by_hook()
-    held = await _untied(lrm, held, tied, tell)
+    held = await _untied(lrm, await lrm.held_by_hook(), tied, tell)
     running = [job.id for job in held if job.state is not LrmJobState.HELD]
     await _release(lrm, running)
     waiting: dict[LrmJobId, None] = {}

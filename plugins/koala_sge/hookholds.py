@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which jobs are in hold for an outside scheduler, and which their own users hold, by what stands in their contexts. Pure.
+"""Which jobs are in hold for an outside scheduler, and which their users hold, by their contexts. Pure.
 
 Grid Engine has one bit for the hold of a submission verifier and for that of the user.
 """

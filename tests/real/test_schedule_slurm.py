@@ -334,7 +334,7 @@ def test_a_controller_that_goes_away_costs_time_only(cluster: SlurmCluster, tmp_
 
 
 def test_the_queue_is_given_back_after_a_kill(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """What the hook held runs under Slurm's own scheduler; what users or operators hold stays, and so at a second time."""
+    """What the hook held runs under Slurm's own scheduler; what users hold stays held, at a second time, too."""
     scheduling = Scheduling(tmp_path, cluster)
     runs = submit(scheduling, "runs", 32, until_told=True)
     with scheduling.ended():
