@@ -100,6 +100,18 @@ def test_check_says_what_is_missing(fake: FakePbs, site: Path) -> None:
     plain.close()
 
 
+def test_one_cluster_is_checked(site: Path) -> None:
+    """That which is named, and no other; a wrong name is refused with those that there are."""
+    site.write_text(site.read_text() + site.read_text().replace('"p"', '"q"'))
+    command = koala(site, "check", "--outside", "--cluster", "q", "--json")
+    checks = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)["checks"]
+    assert {one["cluster"] for one in checks} == {None, "q"}
+    assert "jobs come in held" in {one["subject"] for one in checks}
+    done = subprocess.run(koala(site, "check", "--cluster", "x"), capture_output=True, text=True, check=False)
+    assert done.returncode == 245
+    assert "p, q" in done.stderr
+
+
 def test_the_queue_is_given_back(fake: FakePbs, site: Path) -> None:
     """What the hook held runs, arrays too; what a user holds stays with its user; again, there is nothing to do."""
     plain = [submit(fake), submit(fake, "-l", "select=1:ncpus=2")]

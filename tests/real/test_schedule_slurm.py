@@ -15,6 +15,7 @@ from koala_adapter.queueing.policies import POLICIES
 from tests.real.scheduling import Scheduling
 from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
+from tests.real.user import part
 from tests.real.wiki_serving import WikiServing
 
 if TYPE_CHECKING:
@@ -360,3 +361,22 @@ def test_the_queue_is_given_back_after_a_kill(cluster: SlurmCluster, tmp_path: P
     assert scheduling.user.run("schedule", "--give-back", cluster.name, "--json").json["released"] == []
     cluster.run("scontrol", "release", own)
     scheduling.wait(lambda: not unfinished(cluster), what="its user's release lets it run")
+
+
+def test_what_nobody_releases_is_named(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """With the hook and without a scheduler, `explain` and `check` say who holds a job, and the way out."""
+    scheduling = Scheduling(tmp_path, cluster)
+    user = scheduling.user
+    user.serve()
+    try:
+        job = user.submit(user.job_file(part(cluster.name, 1, "true")))
+        scheduling.wait(
+            lambda: "in hold by its user or a submission hook" in user.run("explain", job).text, what="it says so"
+        )
+        assert "koala schedule" in user.run("explain", job).text
+        check = user.run("check", "--timeout", "3")
+        assert check.code == 1
+        assert "in hold by the site's hook for an outside scheduler" in check.text
+        assert f"koala schedule --give-back {cluster.name}" in check.text
+    finally:
+        user.close()

@@ -29,6 +29,7 @@ _koala() {
         "koala explain,--cluster" | "koala explain,-c") words=(-) ;;
         "koala script,--cluster" | "koala script,-c") words=(-) ;;
         "koala check,--timeout") words=(-) ;;
+        "koala check,--cluster" | "koala check,-c") words=(-) ;;
         "koala reap,--timeout") words=(-) ;;
         "koala serve,--end-when-idle") words=(-) ;;
         "koala schedule,--cluster" | "koala schedule,-c") words=(-) ;;
@@ -87,7 +88,7 @@ _koala() {
         "koala plan") words=(--json --help); values=(); files=yes; ;;
         "koala script") words=(--cluster --json --help); values=(); files=yes; ;;
         "koala clusters") words=(--json --help); values=(); ;;
-        "koala check") words=(--no-submit --timeout --outside --json --help); values=(); ;;
+        "koala check") words=(--no-submit --timeout --outside --cluster --json --help); values=(); ;;
         "koala reap") words=(--dry-run --all --yes --timeout --json --help); values=(); ;;
         "koala serve") words=(--stop --end-when-idle --help); values=(); ;;
         "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --json --help); values=(); ;;

@@ -98,6 +98,7 @@ complete -c koala -n '__koala_at koala check' -f
 complete -c koala -n '__koala_at koala check' -l no-submit -d 'Submit no placeholder - do not try whether nodes reach this host'
 complete -c koala -n '__koala_at koala check' -l timeout -x -d 'Seconds that a placeholder may take until its agent reports'
 complete -c koala -n '__koala_at koala check' -l outside -d 'Check instead what `koala wiki serve` and `koala schedule` need - jobs come in held, and we may start them'
+complete -c koala -n '__koala_at koala check' -l cluster -s c -x -d 'Check this cluster; may be repeated'
 complete -c koala -n '__koala_at koala check' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala check' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala reap' -f
