@@ -9,6 +9,7 @@ marked ``never_required``: its system is in no package registry, and so not ther
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -42,6 +43,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos")
     group.addoption("--chaos-seed", type=int, help="seed of the first plan of chaos; by default a random one")
     group.addoption("--chaos-minutes", type=float, help="minutes in which one plan of chaos is run after another")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while thousands of tests are collected, nor later among them: they stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.cli.following import closing
-from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.tables import styled
 from koala_adapter.errors import KoalaError
 

@@ -17,9 +17,9 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 
+from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.cli.demofiles import LOCAL_USER
 from koala_adapter.cli.demostory import SLOT, Story, legend
-from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.temporarysite import everywhere
 from koala_adapter.errors import KoalaError
 from koala_adapter.model import BatchKey

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake commands: qstat, qhost, qacct, qconf, qalter. They print what Grid Engine 8.1.9 prints."""
+"""The fake commands: qstat, qhost, qacct, qconf, qalter, qselect. They print what Grid Engine 8.1.9 prints."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ def _answer(name: str, options: list[str], state: State) -> tuple[str, str]:
     match [name, *options]:
         case ["qacct", "-j", number]:
             return _accounted(state, number)
-        case ["qalter", "-q", _queue, _number]:
+        case ["qalter", "-q", _queue, *_others, _number]:
             return "", ""
+        case ["qselect", *_requests]:
+            return f"{QUEUE}@{HOST}\n", ""
     text = _listing(name, options, state)
     return (text, "") if text is not None else ("", f"{name}: invalid option argument {options}\n")
 
