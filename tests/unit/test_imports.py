@@ -136,7 +136,7 @@ MAY_IMPORT = {
 
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
-    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.cli"),
+    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.python", f"{CORE}.cli"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.api": (
         f"{CORE}.api",
