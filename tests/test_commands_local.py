@@ -291,6 +291,22 @@ def test_cluster_that_is_not_enabled_is_not_asked(koala: Koala) -> None:
     assert not asked.exists()
 
 
+def test_submit_takes_many_job_files(koala: Koala) -> None:
+    """In their order, in one go; none of them when one is wrong."""
+    koala.serve()
+    files = [koala.job("true", name=f"many{number}") for number in range(3)]
+    told = koala.json("submit", *files)["jobs"]
+    assert [one["file"] for one in told] == files
+    assert [koala.report(one["id"]).name for one in told] == ["many0", "many1", "many2"]
+    last = int(told[-1]["id"])
+    koala.run("submit", files[0], str(koala.directory / "missing.toml"), check=245)
+    done = koala.run("submit", *files[:2])
+    assert done.stdout.splitlines() == [
+        f"job {last + 1} submitted: {files[0]}",
+        f"job {last + 2} submitted: {files[1]}",
+    ]
+
+
 def test_submit_waits_for_a_service_that_is_starting(koala: Koala) -> None:
     """Somebody else's, just begun: it is used, and no second one is tried."""
     service = koala.start("serve")

@@ -49,9 +49,19 @@ class JobWords:
         return session.job(path)
 
     @property
-    def _of_a_program(self) -> bool:
+    def job_files(self) -> tuple[Path, ...]:
+        """The job files that are named, several at once; empty where the words are one job."""
+        several = len(self.words) > 1 and all(word.endswith(".toml") for word in self.words)
+        return tuple(map(Path, self.words)) if several and not self._given else ()
+
+    @property
+    def _given(self) -> bool:
         given = (self.processors, self.walltime, self.cluster, self.save)
-        return len(self.words) > 1 or self.mpi or self.split or any(one is not None for one in given)
+        return self.mpi or self.split or any(one is not None for one in given)
+
+    @property
+    def _of_a_program(self) -> bool:
+        return len(self.words) > 1 or self._given
 
     def _job_of_a_program(self, session: Session) -> Job:
         from koala_adapter.config.commandjob import WALLTIME, CommandJob, job_file_text

@@ -19,7 +19,8 @@ from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.innerservice import InnerService
@@ -71,14 +72,19 @@ def run(session: Session, wanted: JobWords, as_json: bool, quiet: bool) -> None:
 def submit(session: Session, wanted: JobWords, as_json: bool) -> None:
     r"""Hand a job to the service, and start one if none runs.
 
-    JOB is a job file, or a program as for `koala run`.
+    JOB is a job file, or a program as for `koala run`. Several job files, all in .toml, are several jobs: all are read
+    before the first is handed over.
 
     The service goes on in the background; `koala serve --stop` ends it.
 
     \b
-    Example:
+    Examples:
       koala submit job.toml
+      koala submit *.toml
     """
+    if wanted.job_files:
+        _submit_several(session, wanted.job_files, as_json=as_json)
+        return
     job = wanted.job(session)
     go_on_in_background(session, "no service was running; started one in the background")
     job_id = session.here.submit(job).id
@@ -86,6 +92,23 @@ def submit(session: Session, wanted: JobWords, as_json: bool) -> None:
         session.print_json({"id": job_id})
     else:
         session.console.print(f"job {job_id} submitted; follow it with `koala logs {job_id} -f`")
+
+
+def _submit_several(session: Session, files: Sequence[Path], *, as_json: bool) -> None:
+    """Hand over the jobs of several files; none of them when one cannot be read."""
+    jobs = [session.job(file) for file in files]
+    go_on_in_background(session, "no service was running; started one in the background")
+    submitted = []
+    try:
+        for file, job in zip(files, jobs, strict=True):
+            job_id = session.here.submit(job).id
+            submitted.append({"id": job_id, "file": str(file)})
+            if not as_json:
+                session.console.print(f"job {job_id} submitted: {file}", markup=False, soft_wrap=True)
+    finally:
+        # What is in is told also when the service goes away in the middle.
+        if as_json:
+            session.print_json({"jobs": submitted})
 
 
 def go_on_in_background(session: Session, text: str) -> None:

@@ -202,7 +202,7 @@ def schedule(
         give_queue_back(session, config, schedule_directory(session, given_back), RECORD, as_json=as_json)
         return
     if name is None:
-        raise click.UsageError("say which cluster: --cluster NAME")
+        raise click.MissingParameter(param_hint="'--cluster'", param_type="option")
     config = _cluster(session, name)
     definition = session.plugins[config.plugin]
     told_apart = definition.capabilities.tells_holders
