@@ -146,7 +146,7 @@ class Koala:
             stdout=more.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,
             text=True,
-            timeout=LIVENESS,
+            timeout=more.pop("timeout", LIVENESS),
             check=False,
             **more,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.claiming.holds import hold_groups
+from koala_adapter.scheduler.claiming.moves import moves_told
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.durations import duration
@@ -164,7 +165,7 @@ def _in_queue(state: State, name: ClusterName, queued: list[PlaceholderRecord], 
         return f"{text}, which is out of reach ({cluster.unavailable})"
     holds = [f"{one.count} in hold {one.who} for {duration(now - one.since)}" for one in hold_groups(queued)]
     idle = [f"idle there: {cluster.idle}"] if cluster.polled_at is not None else []
-    known = "; ".join((*idle, *holds))
+    known = "; ".join((*idle, *holds, *moves_told(queued)))
     return f"{text} ({known})" if known else text
 
 

@@ -68,8 +68,10 @@ class OutsideChecks:
         options = (*self._small, "-N", "koala-check", "-l", "walltime=60", "-o", "/dev/null")
         result = await self._commands.run(("qsub", *options, "-j", "oe", "-a", begin), stdin=SCRIPT)
         if result.returncode:
-            found = f"an ordinary submission is refused: {submission_error(result).message}"
-            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy="see the check above"),)
+            error = submission_error(result)
+            found = f"an ordinary submission is refused: {error.message}"
+            remedy = error.hint or f"qsub as {self._user} must succeed first: ask the site, or see the server's log"
+            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=remedy),)
         job = only_id(result.text, SUBMITTED)
         try:
             listed, _ = await self._commands.job(job)

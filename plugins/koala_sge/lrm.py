@@ -279,7 +279,9 @@ class SgeLrm(Lrm):
     async def take_back(self, job: LrmJobId) -> None:
         """Hold a job that waits again, and let it run in the queues it asked for. Tasks of one array go together."""
         await self.hold([job])
-        asked = (await self._held_jobs.context(job)).queues
+        _, everything = await self._listing()
+        waits = any(seen.id == job and seen.state is LrmJobState.HELD for seen in everything)
+        asked = (await self._held_jobs.context(job)).queues if waits else None
         if asked is not None:
             await self._commands.change(requests.unpin(self._settings, requests.job_number(job), asked), action="unpin")
 
