@@ -129,7 +129,7 @@ def test_the_service_is_killed_while_a_program_grows(
     "phase",
     [
         pytest.param("asked to give up", marks=pytest.mark.nightly),
-        "giving up",
+        pytest.param("giving up", marks=pytest.mark.nightly),
         pytest.param("at its point", marks=pytest.mark.nightly),
     ],
 )

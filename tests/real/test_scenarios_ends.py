@@ -51,7 +51,7 @@ def test_a_component_that_exits_3(new_user: NewUser, slurm_a: SlurmCluster, slur
 
 
 @pytest.mark.real("sge_qmaster")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.nightly)])
 def test_a_rank_killed_by_a_signal(
     new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, number: signal.Signals
 ) -> None:

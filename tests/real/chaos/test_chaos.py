@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chaos: one short run with `make test`; every night as many as fit, ``tox run -e chaos -- --chaos-minutes 60``.
+"""Chaos, in the night: one short run with the nightly tests; as many as fit with ``tox run -e chaos``.
 
 ``--chaos-seed N`` begins with the plan of seed N, so it repeats what a violation names.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.real("slurmctld", "slurmd", "sge_qmaster", "sge_execd", "mpicc", "mpiexec.hydra"),
     pytest.mark.slow,
+    pytest.mark.nightly,
 ]
 
 
