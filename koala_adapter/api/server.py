@@ -23,7 +23,7 @@ from koala_adapter.api.reportbuilder import cluster_report, plan_report
 from koala_adapter.api.reports import JobReport, in_order, of_the_past
 from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
-from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.net.unixsocket import same_user
 from koala_adapter.service.samplesubmission import SampleSubmission
@@ -55,6 +55,7 @@ class Server:
         """Answer for ``service``."""
         self._service = service
         self.stop_wanted = anyio.Event()
+        self._ending = False
         self._conversations = 0
         self._ended = anyio.Event()
 
@@ -103,7 +104,7 @@ class Server:
                 await self._service.ready()
             reply = protocol.Reply(result=self._result(request))
             await stream.send(protocol.encode(reply))
-            if request.operation == "stop":
+            if request.operation == "stop" or self._ending:
                 self.stop_wanted.set()
         except KoalaError as error:
             await stream.send(protocol.encode(protocol.refusal(error)))
@@ -116,6 +117,8 @@ class Server:
         service = self._service
         match request.operation:
             case "submit":
+                if self._ending:
+                    raise ServiceAbsentError("the koala service is about to end", hint="try again in a second")
                 return {"job_id": service.submit(lambda id_, now: self._job(request, id_, now))}
             case "cancel":
                 service.cancel(request.job_id)
@@ -141,6 +144,10 @@ class Server:
                 return self._negotiations(request)
             case "defects":
                 return service.journal.defects_told(service.now())
+            case "stop-if-idle":
+                # Noted at once, so that no job comes in between the answer and the end.
+                self._ending = self._ending or not service.busy
+                return {"stops": self._ending}
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from koala_adapter.api.statedirectory import ownership
+from koala_adapter.api.temporaryclusters import end_daemons, temporary_directory
 from koala_adapter.cli.innerservice import InnerService, inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.session import Session
-from koala_adapter.cli.temporarysite import end_daemons, temporary_directory, temporary_site
+from koala_adapter.cli.temporarysite import temporary_site
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.liveworkload.bagserver import bag_server
 from koala_adapter.liveworkload.jobs import bag_of, live_job, name_of
@@ -86,7 +87,7 @@ def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
             yield session
         return
     session = Session(site_option=Path(run.site), state_option=temporary_directory(PREFIX))
-    session.site = _steered(session.site, run)
+    session.here.config = _steered(session.site, run)
     try:
         yield session
     finally:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.tomlfile import KeyPath
     from koala_adapter.model import InputFile
 
-HINT = "every key is described in docs/jobfile.md"
+HINT = "`koala docs jobfile` describes every key"
 
 
 def load_job(path: Path, *, job_id: JobId, user: str, submitted_at: float, site: SiteConfig | None = None) -> Job:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from koala_adapter.errors import LrmError, LrmUnsupportedError
-from koala_adapter.model import ClusterName, Directives
+from koala_adapter.model import ClusterName, Directives, HoldOwner, LrmJobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
     from koala_adapter.plugin.commands import CommandRunner
+    from koala_adapter.plugin.discovery import Discovery, Surroundings
 
 INTERFACE_VERSION = 1
 NOWHERE = "/dev/null"
@@ -150,6 +151,8 @@ class Lrm(ABC):
     """Environment variable with the LRM's job id of a running placeholder (``SLURM_ARRAY_JOB_ID``)."""
     requests_per_start: int = 5
     """LRM requests that one ``start_on`` and its ``confirm_start`` usually cost."""
+    hook_removal: str = ""
+    """How the piece that has jobs come in held is taken out again: said after the queue was given back."""
     requests_per_poll: int
     """Upper bound of LRM requests that one ``nodes`` plus one ``jobs`` cost: part of the overload contract."""
 
@@ -202,6 +205,14 @@ class Lrm(ABC):
         """Return the ends of jobs from accounting, for those of ``ids`` it knows. Needs ``accounting``."""
         self._unsupported("history", ids)
 
+    async def moved(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:  # noqa: ARG002 - most LRMs move no jobs
+        """Return those of ``ids``, jobs of ours that are listed no more, that live on in another LRM.
+
+        An LRM may hand jobs on to another one. They have ``elsewhere`` set, and are UNKNOWN where the other one cannot
+        be asked. From then on ``jobs`` lists them, as long as they live there.
+        """
+        return ()
+
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """Put queued jobs in hold. Needs ``hold``."""
         self._unsupported("hold", ids)
@@ -244,6 +255,23 @@ class Lrm(ABC):
         """
         await self.hold([job])
 
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that are in hold because the site has jobs come in held for an outside scheduler.
+
+        Running ones, too, that would wait in that hold if they were queued again. Not those that anybody else holds,
+        as far as the LRM can tell: what is returned may be released. Needs ``hold``.
+        """
+        return tuple(
+            job for job in await self.jobs() if job.state is LrmJobState.HELD and job.hold is HoldOwner.OPERATOR
+        )
+
+    async def give_back(self, ids: Sequence[LrmJobId]) -> None:
+        """Take that hold, and no other, from jobs, so that the LRM's own scheduler starts them. Needs ``hold``.
+
+        May be asked again of jobs that have none any more.
+        """
+        await self.release(ids)
+
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs. Needs ``suspend``."""
         self._unsupported("suspend", ids)
@@ -281,12 +309,12 @@ class Lrm(ABC):
         found = (
             f"{type(self).__name__} cannot {' or '.join(missing)} jobs" if missing else "jobs can be held and pinned"
         )
-        remedy = "schedule another cluster from outside: see the table in docs/wiki.md"
+        remedy = "schedule another cluster from outside: see the table in `koala docs wiki`"
         return (CheckResult(subject="outside scheduler", ok=not missing, found=found, remedy=remedy),)
 
     def _unsupported(self, operation: str, _arguments: Sequence[str]) -> NoReturn:
         message = f"{type(self).__name__} cannot {operation}"
-        raise LrmUnsupportedError(message, hint="see the table of capabilities in docs/plugins.md")
+        raise LrmUnsupportedError(message, hint="see the table of capabilities in `koala docs plugins`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,5 +333,10 @@ class PluginDefinition:
     """Settings that together say which batch system it is, so that requests to the same one are counted together.
 
     Empty: all settings, and the state directory, say so.
+    """
+    discover: Callable[[Surroundings], Discovery] | None = None
+    """Returns the batch systems of this kind that this host can reach, for `koala init`; raises nothing.
+
+    Looks at variables and files, and asks a command or two at most; what it returns is tried by the core.
     """
     interface_version: int = INTERFACE_VERSION

@@ -15,6 +15,7 @@ from koala_adapter.plugin.attribution import tells_of
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, PlaceholderEnded
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.service.listedholds import new_holds
+from koala_adapter.service.listedmoves import new_moves
 from koala_adapter.service.reconciliation import Reconciler
 
 if TYPE_CHECKING:
@@ -132,6 +133,9 @@ class ListingJudge:
         holds = new_holds(state, self._cluster, look.jobs, now=now, told=look.tells_holders)
         if holds is not None:
             events.append(holds)
+        moves = new_moves(state, self._cluster, look.jobs, now=now)
+        if moves is not None:
+            events.append(moves)
         return Judgement(
             events=tuple(events),
             lost=lost,

@@ -70,14 +70,19 @@ class JobStarts:
         options: ServerOptions,
         clock: Callable[[], float],
         steady: Callable[[], float],
+        on_begun: Callable[[], None],
     ) -> None:
-        """``clock``: the time of day, seconds since the epoch; ``steady``: a clock that nobody sets."""
+        """``clock``: the time of day, seconds since the epoch; ``steady``: a clock that nobody sets.
+
+        ``on_begun`` is called when a job is told to be starting, before the source is asked.
+        """
         self._inventory = inventory
         self._readings = readings
         self._starter = starter
         self._options = options
         self._clock = clock
         self._steady = steady
+        self._on_begun = on_begun
         self._tasks: TaskGroup | None = None
         self._begun = anyio.Event()
 
@@ -108,6 +113,7 @@ class JobStarts:
         pin = self._put_on_record(LrmJobId(request.job), admission.given)
         self._inventory.promise(request.job, Promise(until=inf, places=admission.taken))
         self._inventory.report_tasks(request.job, request.tasks)
+        self._on_begun()
         refusal = await self._refusal(pin, tasks)
         if refusal is not None:
             self._starter.put_away(pin.job_id)

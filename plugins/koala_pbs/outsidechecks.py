@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from koala_pbs.settings import PbsSettings
 
 WEEK = 7 * 86_400
+SUBMIT_BY_HAND = (
+    "submit such a job by hand (echo true | qsub) as the user that koala runs as, and mend what it complains about"
+)
 SCRIPT = b"#!/bin/sh\nexit 0\n"
 
 
@@ -39,7 +42,7 @@ class OutsideChecks:
         try:
             return (await self._rights(), *await self._trial())
         except LrmError as error:
-            remedy = error.hint or "see docs/wiki.md"
+            remedy = error.hint or "see `koala docs wiki`"
             return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
 
     async def _rights(self) -> CheckResult:
@@ -68,8 +71,10 @@ class OutsideChecks:
         options = (*self._small, "-N", "koala-check", "-l", "walltime=60", "-o", "/dev/null")
         result = await self._commands.run(("qsub", *options, "-j", "oe", "-a", begin), stdin=SCRIPT)
         if result.returncode:
-            found = f"an ordinary submission is refused: {submission_error(result).message}"
-            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy="see the check above"),)
+            error = submission_error(result)
+            found = f"an ordinary submission is refused: {error.message}"
+            remedy = error.hint or SUBMIT_BY_HAND
+            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=remedy),)
         job = only_id(result.text, SUBMITTED)
         try:
             listed, _ = await self._commands.job(job)
@@ -82,7 +87,7 @@ class OutsideChecks:
         found = "yes, in an operator's hold" if ok else "no, they go to PBS's own scheduler"
         if seen is not None and seen.state is LrmJobState.HELD and not ok:
             found = f"held, but as by {seen.hold or 'nobody'}, whom koala leaves the release to"
-        remedy = "import conf/pbs_queuejob.py as a queuejob hook: its first lines say how"
+        remedy = "import what `koala conf pbs_queuejob.py` prints as a queuejob hook: its first lines say how"
         if self._commands.dialect is TORQUE:
             remedy = "Torque has no hook for it: an operator must hold jobs when they have come in (qhold -h o)"
         return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)

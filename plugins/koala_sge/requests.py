@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError
 from koala_drmaa.scripts import ScriptDelivery
+from koala_sge.contexts import ANY_QUEUE, QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Submission
     from koala_drmaa.protocol import Template
     from koala_sge.settings import SgeSettings
+    from koala_sge.wishes import Wishes
 
+LARGEST_EXPLANATION = 200
+"""Jobs asked for in one request for all about them."""
 LARGEST_ACCOUNTING_REQUEST = 20
 """Arrays asked for in one history request: qacct reads the whole file for each."""
 
@@ -67,7 +71,10 @@ def list_jobs(settings: SgeSettings) -> tuple[str, ...]:
 
 
 def list_held(settings: SgeSettings, user: str, kind: str) -> tuple[str, ...]:
-    """Return the request for a user's jobs in hold of a kind: ``o`` of an operator, ``s`` of the system (a manager)."""
+    """Return the request for a user's jobs, or all users' (``*``), in hold of a kind.
+
+    It is ``u`` of the user, ``o`` of an operator, ``s`` of the system (a manager).
+    """
     return (settings.command("qstat"), "-xml", "-u", user, "-s", f"h{kind}")
 
 
@@ -96,14 +103,42 @@ def explain_jobs(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ..
     return (settings.command("qstat"), "-j", ",".join(numbers))
 
 
+def give_back(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
+    """Take the hold of users from these jobs, which is the only one that a submission verifier can set."""
+    return (settings.command("qrls"), *numbers)
+
+
 def account(settings: SgeSettings, number: str) -> tuple[str, ...]:
     """Ends of all tasks of one job."""
     return (settings.command("qacct"), "-j", number)
 
 
-def pin(settings: SgeSettings, number: str, queues: Sequence[str]) -> tuple[str, ...]:
-    """Let a job start in these queue instances only. Works on whole jobs, not on tasks."""
-    return (settings.command("qalter"), "-q", ",".join(queues), number)
+def select_instances(settings: SgeSettings, wishes: Wishes, queues: Sequence[str]) -> tuple[str, ...]:
+    """Queue instances, in these queues, that have what a job asks for; whether they are free now does not matter."""
+    given = (
+        ("-l", ",".join(f"{name}={value}" for name, value in wishes.resources)),
+        ("-pe", wishes.environment),
+        ("-q", ",".join(queues)),
+        ("-U", wishes.user),
+    )
+    return (settings.command("qselect"), *(word for pair in given if pair[1] for word in pair))
+
+
+def pin(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
+    """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its."""
+    noted = ("-ac", context) if context else ()
+    return (settings.command("qalter"), "-q", ",".join(queues), *noted, number)
+
+
+def pin_and_release(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
+    """Do that, and take the hold of its user from a job that is no array, in the same request."""
+    *pinned, _ = pin(settings, number, queues, context=context)
+    return (*pinned, "-h", "U", number)
+
+
+def unpin(settings: SgeSettings, number: str, queues: Sequence[str]) -> tuple[str, ...]:
+    """Let a job start in the queues that it had asked for, and forget that it was pinned."""
+    return (settings.command("qalter"), "-q", ",".join(queues) or ANY_QUEUE, "-dc", QUEUES, number)
 
 
 def trigger_scheduler(settings: SgeSettings) -> tuple[str, ...]:

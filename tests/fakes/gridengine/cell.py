@@ -17,7 +17,7 @@ from tests.fakes.gridengine.engine import DOWN, STATE, Engine, State, Task
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-COMMANDS = ("qstat", "qhost", "qacct", "qconf", "qalter")
+COMMANDS = ("qstat", "qhost", "qacct", "qconf", "qalter", "qselect")
 
 
 class FakeCell:
@@ -46,6 +46,11 @@ class FakeCell:
         """Variables with which a helper process imports the fake library."""
         modules = Path(__file__).parent / "modules"
         return {"PYTHONPATH": f"{modules}:{REPOSITORY}", "SGE_ROOT": str(self.root)}
+
+    def variables_of(self, library: str) -> dict[str, str]:
+        """Variables with which a helper imports a library that is odd in its way: ``slurm`` or ``pbs``."""
+        modules = Path(__file__).parents[1] / "drmaalibraries"
+        return {"PYTHONPATH": f"{modules}:{REPOSITORY}", "SGE_ROOT": str(self.root), "FAKE_DRMAA": library}
 
     async def stop(self) -> None:
         """Let the fake qmaster not answer; jobs go on."""

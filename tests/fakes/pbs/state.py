@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tests.fakes.scripts import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
 NO_ELEMENT = -1
 WAITING = "QW"
 ALIVE = "RSE"
 OVER = "XF"
+MOVED = "M"
 
 
 class Settings(TypedDict):
@@ -33,6 +35,10 @@ class Settings(TypedDict):
     operators: list[str]
     site_hook: bool
     """conf/pbs_queuejob.py is at work: jobs come in with an operator's hold."""
+    peers: dict[str, str]
+    """The pbs.conf of each other server to which jobs may be moved."""
+    routes: dict[str, str]
+    """Destination of each routing queue."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +69,10 @@ class Job:
     begin: float = 0.0
     runner: int = 0
     """Process id of the process that runs the script and waits for it."""
+    known_as: str = ""
+    """Its id, where another server gave it."""
+    queue: str = ""
+    """The routing queue that it waits in, or where it was moved to; empty: the queue of the server."""
     fate: str = ""
     """What has come of it by our doing: deleted, requeued."""
 
@@ -103,6 +113,8 @@ class Store:
 
     def identity(self, job: Job) -> str:
         """Return the id as PBS prints it."""
+        if job.known_as:
+            return job.known_as
         element = "" if job.element == NO_ELEMENT else f"[{job.element}]"
         return f"{job.number}{element}.{self.settings['server']}"
 
@@ -118,21 +130,10 @@ class Store:
         """File with the process group of the running script."""
         return self.directory / "spool" / f"{job.number}.{job.element}.pid"
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[State]:
+    def locked(self) -> AbstractContextManager[State]:
         """Give the state, and write it back if nothing went wrong; one process at a time."""
-        file = self.directory / "state.json"
-        with (self.directory / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            state = _read(file)
-            yield state
-            new = file.with_suffix(".new")
-            new.write_text(json.dumps(asdict(state)))
-            new.replace(file)
+        return locked(self.directory, _read, State)
 
 
-def _read(file: Path) -> State:
-    if not file.exists():
-        return State()
-    raw = json.loads(file.read_text())
+def _read(raw: Mapping[str, Any]) -> State:
     return State(**{**raw, "jobs": [Job(**job) for job in raw["jobs"]]})
