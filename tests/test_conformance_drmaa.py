@@ -143,7 +143,7 @@ async def test_idle_helper_killed(lrm: DrmaaLrm) -> None:
     await lrm.submit(submission("before"))
     first = helper_of(lrm)
     os.kill(first, signal.SIGKILL)
-    await eventually(lambda: _dead(first), bool, what="helper is dead", seconds=10)
+    await eventually(lambda: _dead(first), bool, what="helper is dead", seconds=90)
     assert {job.name for job in await lrm.jobs()} == {"before"}
     assert helper_of(lrm) != first
 
@@ -276,7 +276,7 @@ async def test_each_placeholder_knows_its_number(singles: tuple[DrmaaLrm, FakeCe
     async def started() -> set[str]:
         return {path.suffix async for path in anyio.Path(tmp_path).glob("started.*")}
 
-    await eventually(started, lambda seen: seen == {".1", ".2", ".3"}, what="three numbers", seconds=30)
+    await eventually(started, lambda seen: seen == {".1", ".2", ".3"}, what="three numbers", seconds=90)
     assert {(job.id, job.array_index) for job in await lrm.jobs(name_prefix="three")} == {
         (id_, index) for index, id_ in enumerate(ids, start=1)
     }
@@ -367,4 +367,4 @@ async def test_helper_does_not_outlive_its_parent(cell: FakeCell, tmp_path: Path
         pid = int(await anyio.to_thread.run_sync(parent.stdout.readline))
         assert alive(pid)
         parent.kill()
-    await eventually(lambda: _dead(pid), bool, what="the helper has ended", seconds=20)
+    await eventually(lambda: _dead(pid), bool, what="the helper has ended", seconds=90)

@@ -49,10 +49,10 @@ class TestLocal(LrmConformance):
             async def states() -> set[LrmJobState]:
                 return {job.state for job in await lrm.jobs(name_prefix="somebody")}
 
-            await eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=10)
+            await eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=90)
             yield
             await lrm.cancel(ids)
-            await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=10)
+            await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=90)
 
         @asynccontextmanager
         async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:

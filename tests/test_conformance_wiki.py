@@ -95,7 +95,7 @@ class WikiConformance(LrmConformance):
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, served.settings)
         await lrm.start()
-        await eventually(lambda: occupied(lrm), [].__eq__, what="the last test's jobs are gone", seconds=10)
+        await eventually(lambda: occupied(lrm), [].__eq__, what="the last test's jobs are gone", seconds=90)
 
         async def stop_lrm() -> None:
             await anyio.to_thread.run_sync(served.server.stop)
@@ -112,10 +112,10 @@ class WikiConformance(LrmConformance):
                 # As the plugin sees them: the server answers from a listing that may be some moments old.
                 return {job.state for job in await lrm.jobs() if job.id in ids}
 
-            await eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=10)
+            await eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=90)
             yield
             await local.cancel(ids)
-            await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=10)
+            await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=90)
 
         @asynccontextmanager
         async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:

@@ -159,6 +159,7 @@ def simulated(directory: Path, site: SiteConfig, scale: float) -> list[Event]:
     return service.journal
 
 
+@pytest.mark.nightly  # it goes by the clock; tests/test_malleable_as_simulated.py compares step by step
 def test_live_service_decides_as_the_simulator_does(koala: Koala) -> None:
     """Claims, launches and ends come in the same order, on the same clusters, with the same processors."""
     site = load_site(koala.site_file, load_plugins())

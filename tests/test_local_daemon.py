@@ -227,7 +227,7 @@ async def test_idle_daemon_ends_and_comes_back(make: Make) -> None:
     batch = await trial.submit(wait=False)
     await trial.wait_ended(batch)
     descriptor = os.pidfd_open(daemon_pid(state_of(trial)))
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await anyio.wait_readable(descriptor)
     os.close(descriptor)
     assert not (state_of(trial) / "socket").exists()

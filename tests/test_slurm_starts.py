@@ -70,7 +70,7 @@ def entries(**counts: int) -> list[str]:
 async def run(lrm: Lrm, job: LrmJobId, **counts: int) -> None:
     """Start a job, see it run, and say so."""
     await lrm.start_on(job, entries(**counts))
-    await eventually(lrm.jobs, lambda jobs: state_of(jobs, job) is LrmJobState.RUNNING, what="it runs", seconds=10)
+    await eventually(lrm.jobs, lambda jobs: state_of(jobs, job) is LrmJobState.RUNNING, what="it runs", seconds=90)
     await lrm.confirm_start(job)
 
 

@@ -142,10 +142,11 @@ def _whole_nodes(job: LrmJob, usable: Sequence[Host], wanted: int, *, one_node: 
     asked = {host.wire for host in usable if host.name in job.requested_nodes}
     least, most = job.node_bounds
     most = 1 if one_node else most
-    sizes = Counter(host.processors // job.processors_per_task for host in usable)
-    for size, number in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
-        names = [host.wire for host in usable if host.processors // job.processors_per_task == size]
-        each = min(size, job.tasks_per_node or size)
+    capacities = {host.wire: (host.processors // job.processors_per_task, _slots(job, host, wanted)) for host in usable}
+    # Of hosts of one size, some may have memory for fewer of its tasks.
+    sizes = Counter(capacities.values())
+    for (size, each), number in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        names = [name for name, capacity in capacities.items() if capacity == (size, each)]
         count = max(least, len(asked), -(-wanted // each)) if each else 0
         if not each or count > number or count > (most or count) or not asked <= set(names):
             continue

@@ -164,6 +164,10 @@ def _excluded(job: LrmJob, hosts: Sequence[Host]) -> tuple[str, ...]:
 
 def _memory_per_task(job: LrmJob, told: Offer) -> int | None:
     each = job.memory_per_processor_mib
+    if each is not None and job.exclusive and told.nodes and told.tasks_per_node:
+        # The job's own tasks are fewer than those told, which stand for whole nodes: their memory is divided among all.
+        own = -(-tasks_of(job) // told.nodes)
+        return max(1, own * each * job.processors_per_task // told.tasks_per_node)
     if each is not None:
         return each * job.processors_per_task
     return -(-job.memory_per_node_mib // told.memory_divisor) if job.memory_per_node_mib else None

@@ -578,7 +578,7 @@ async def test_output_that_cannot_be_written_waits_for_its_file(site: Site) -> N
         await site.wait_for(AgentRegistered)
         text = "seq 700000 & seq 300000 >&2; wait"
         assert site.center.launch(placeholder(), shell("t", text))
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(site.unwritten) < 3:
                 await site.news()
         assert {why for _, _, _, why in site.unwritten} == {"Not a directory"}
@@ -598,7 +598,7 @@ async def test_a_short_last_word_that_cannot_be_written_is_not_lost(site: Site) 
         site.start_agent()
         await site.wait_for(AgentRegistered)
         assert site.center.launch(placeholder(), shell("t", "echo precious"))
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(site.unwritten) < 2:
                 await site.news()
         assert not [event for event in site.events if isinstance(event, AgentTaskEnded)]
@@ -616,7 +616,7 @@ async def test_an_agent_of_an_earlier_version_sends_again_on_a_new_connection(si
         site.start_agent(script=script.replace('"resends": True', '"old": True'))
         await site.wait_for(AgentRegistered)
         assert site.center.launch(placeholder(), shell("t", "seq 700000"))
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(site.unwritten) < 2:
                 await site.news()
         (site.directory / "output").unlink()
@@ -630,7 +630,7 @@ async def test_a_journal_that_cannot_be_written_turns_an_agent_away_for_a_while(
     site.unbindable = True
     async with site.serving():
         site.start_agent()
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while "the journal cannot be written" not in site.rejected:
                 await site.news()
         assert not site.events

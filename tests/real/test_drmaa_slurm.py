@@ -80,7 +80,7 @@ class TestDrmaaOnSlurm(LrmConformance):
         async def start() -> None:
             if not responding(slurm_a):
                 await anyio.to_thread.run_sync(slurm_a.start_controller)
-            await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(slurm_a), seconds=30, what="nodes"))
+            await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(slurm_a), seconds=90, what="nodes"))
 
         yield LrmUnderTest(
             definition=PLUGIN,

@@ -55,4 +55,5 @@ def test_parsl_computes_where_processors_are_idle(
         seconds=PATIENCE,
         what="no block is left",
     )
-    assert {one.state for one in user.client.jobs()} == {JobState.CANCELLED}
+    states = {one.id: one.state for one in user.client.jobs()}
+    assert set(states.values()) == {JobState.CANCELLED}, user.details()

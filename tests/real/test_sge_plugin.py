@@ -68,7 +68,7 @@ def foreign_job(cell: GridEngineCell) -> Callable[[int], AbstractAsyncContextMan
             rows = [line.split() for line in cell.qstat().splitlines() if line.split()[:1] == [number]]
             return [row[4] for row in rows] == ["r"] * processors
 
-        await anyio.to_thread.run_sync(lambda: wait_until(runs, seconds=30, what="foreign job runs"))
+        await anyio.to_thread.run_sync(lambda: wait_until(runs, seconds=90, what="foreign job runs"))
         try:
             yield
         finally:
@@ -253,7 +253,7 @@ async def _settle(lrm: SgeLrm) -> None:
             return False
         return True
 
-    await eventually(reachable, bool, what="helper replaced", seconds=30)
+    await eventually(reachable, bool, what="helper replaced", seconds=90)
 
 
 async def test_job_that_cannot_start(sge: tuple[SgeLrm, Trial]) -> None:
@@ -405,7 +405,7 @@ async def test_lost_host(new_grid_engine: NewGridEngine, tmp_path: Path) -> None
     async def node() -> NodeState:
         return (await lrm.nodes())[0].state
 
-    await eventually(state, lambda seen: seen == [LrmJobState.RUNNING], what="job runs", seconds=30)
+    await eventually(state, lambda seen: seen == [LrmJobState.RUNNING], what="job runs", seconds=90)
     cell.kill_execd()
     await eventually(node, lambda seen: seen is NodeState.DOWN, what="node is DOWN", seconds=60)
     assert await state() == [LrmJobState.RUNNING]

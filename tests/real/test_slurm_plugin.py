@@ -52,7 +52,7 @@ def foreign_job(cluster: SlurmCluster) -> Callable[[int], AbstractAsyncContextMa
         def runs() -> bool:
             return len(cluster.squeue(f"--jobs={job}", "--states=RUNNING")) == processors
 
-        await anyio.to_thread.run_sync(lambda: wait_until(runs, seconds=30, what="job runs"))
+        await anyio.to_thread.run_sync(lambda: wait_until(runs, seconds=90, what="job runs"))
         try:
             yield
         finally:
@@ -93,7 +93,7 @@ class TestSlurm(LrmConformance):
         async def start() -> None:
             if not responding(slurm_a):
                 await anyio.to_thread.run_sync(slurm_a.start_controller)
-            await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(slurm_a), seconds=30, what="nodes"))
+            await anyio.to_thread.run_sync(lambda: wait_until(lambda: responding(slurm_a), seconds=90, what="nodes"))
 
         yield LrmUnderTest(
             definition=PLUGIN,

@@ -113,7 +113,7 @@ def test_ten_ordinary_jobs(serving: WikiServing, tmp_path: Path) -> None:
         assert {seen[job].processors for job in jobs} == {6}
         assert {node.name for node in await lrm.nodes()} == {"n1", "n2", "n3", "n4"}
         await lrm.start_on(LrmJobId(jobs[3]), ["n4", "n4", "n4", "n2", "n2", "n2"])
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             running = {str(job.id): job for job in await lrm.jobs()}[jobs[3]]
             while running.state is LrmJobState.STARTING:  # it is answered before the job runs
                 await anyio.sleep(0.1)

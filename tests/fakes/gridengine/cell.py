@@ -85,7 +85,7 @@ class FakeCell:
             return sum(task.occupies for task in self._tasks(number))
 
         try:
-            await eventually(occupied, lambda count: count == processors, what="foreign job runs", seconds=30)
+            await eventually(occupied, lambda count: count == processors, what="foreign job runs", seconds=90)
             yield
         finally:
             self._delete(number)

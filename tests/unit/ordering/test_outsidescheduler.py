@@ -136,7 +136,7 @@ class Driven:
 
     async def until(self, met: Callable[[], bool]) -> None:
         """Wait until something is so."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not met():  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
 
@@ -164,7 +164,7 @@ async def test_once_returns_when_what_it_started_shows(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     driven.lrm.add("1")
     driven.lrm.add("2")
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         await driven.driver.run(once=True)
     assert [job for job, _ in driven.lrm.started] == ["1"]
     assert JobEventKind.STARTED in driven.kinds("1")

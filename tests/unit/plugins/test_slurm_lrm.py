@@ -156,7 +156,7 @@ async def test_history_of_a_newer_release(tmp_path: Path, context: ClusterContex
         jobs = await lrm.jobs(name_prefix="koala")
         return [job.exit_code for job in jobs if job.state is LrmJobState.ENDED]
 
-    assert await eventually(ended, lambda codes: len(codes) == 2, what="both ended", seconds=20) == [1, 2]
+    assert await eventually(ended, lambda codes: len(codes) == 2, what="both ended", seconds=90) == [1, 2]
     kept = await lrm.history([*ids, LrmJobId("999_1")])
     assert [(job.id, job.end, job.exit_code) for job in kept] == [
         (ids[0], EndReason.EXITED, 1),

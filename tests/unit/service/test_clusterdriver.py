@@ -68,7 +68,7 @@ class Driven:
 
     async def until(self, met: Callable[[], bool]) -> None:
         """Wait until something is so."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not met():  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
 

@@ -122,7 +122,7 @@ def served(tmp_path: Path) -> Served:
 
 async def until(met: Callable[[], bool], service: Service) -> None:
     """Wait until something is so in a service."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not met():
             with anyio.move_on_after(0.2):
                 await service.changed.wait()

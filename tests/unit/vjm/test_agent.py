@@ -292,7 +292,7 @@ def test_processes_of_a_task_are_found(tmp_path: Path) -> None:
         wait_until_executed(processes)
         assert session_of(processes[0].pid) == processes[0].pid
         assert signal_all(processes[0].pid, b"KOALA_STDOUT=/x/1/out\0", 9) == 2
-        assert [process.wait(timeout=10) for process in processes[:2]] == [-9, -9]
+        assert [process.wait(timeout=90) for process in processes[:2]] == [-9, -9]
         assert session_of(processes[0].pid) is None
         assert processes[2].poll() is None
     finally:

@@ -25,7 +25,7 @@ def run(source: str) -> str:
     """Run a file as a node does and return what it says."""
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-B", "-c", "import sys; exec(sys.stdin.buffer.read())"],
-        input=source, capture_output=True, text=True, check=False, timeout=30,
+        input=source, capture_output=True, text=True, check=False, timeout=90,
     )  # fmt: skip
     return done.stderr
 

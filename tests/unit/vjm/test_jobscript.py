@@ -45,7 +45,7 @@ def run(
     """Run a script as a batch system does, with its own PATH."""
     return subprocess.run(
         [*shell], input=script, env={"PATH": path, "TMPDIR": str(tmp_path)}, cwd=tmp_path, capture_output=True,
-        text=True, check=False, timeout=30,
+        text=True, check=False, timeout=90,
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_script_is_posix_shell() -> None:
     """It begins as the plugin contract says, and sh finds no fault in it."""
     script = render()
     assert script.startswith("#!/bin/sh\n")
-    subprocess.run(["/bin/sh", "-n"], input=script.encode(), check=True, timeout=30)
+    subprocess.run(["/bin/sh", "-n"], input=script.encode(), check=True, timeout=90)
 
 
 def test_token_is_only_in_the_input_of_python() -> None:
@@ -153,7 +153,7 @@ def test_nothing_is_imported_from_the_directory_of_the_job(tmp_path: Path) -> No
     for name in ("ssl", "json", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text("open('pwned', 'w')")
     done = subprocess.run(
-        ["/bin/sh"], input=render(), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=30,
+        ["/bin/sh"], input=render(), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=90,
         env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 4, done.stderr

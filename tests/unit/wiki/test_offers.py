@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koala_adapter.model import LrmJob, LrmJobState, Node, NodeState
@@ -120,6 +120,11 @@ def requests(draw: st.DrawFn) -> LrmJob:
 
 
 @given(wanted=requests(), hosts=HOST_SETS, one_node=st.booleans())
+@example(
+    wanted=replace(job("5"), exclusive=True, memory_per_processor_mib=900),
+    hosts=[host("n1", 2, 1000)],
+    one_node=False,
+)
 def test_what_is_offered_can_be_placed_and_is_what_the_user_asked_for(
     wanted: LrmJob, hosts: list[Host], *, one_node: bool
 ) -> None:
