@@ -84,7 +84,7 @@ def test_a_malleable_program_takes_what_makes_a_power_of_two(koala: Koala, libra
     end, rigid = koala.directory / "end", koala.directory / "one.toml"
     wait = json.dumps(["sh", "-c", f"until [ -e {end} ]; do sleep 0.2; done"])
     rigid.write_text(f'walltime = 300\n[[components]]\ncommand = {wait}\nprocessors = 1\ncluster = "alpha"\n')
-    koala.run("submit", str(rigid))
+    koala.inside("submit", str(rigid))
     eventually(lambda: koala.state_of("1") == "running")
     environment = ('"power-of-two" }', f'"power-of-two", NBODY_LIBRARY = "{library}" }}')
     running = koala.start("run", write_nbody(koala.directory, "malleable", environment, rest=0.1, steps=MANY))
