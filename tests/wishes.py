@@ -31,6 +31,8 @@ def main(directory: Path, wishes: list[str]) -> None:
             kind, _, number = wishes.pop(0).partition("=")
             if kind == "give-back":
                 answer = app.give_back(int(number))
+            elif kind == "memory":  # of one more process
+                answer = app.request(1, memory=int(number))
             else:
                 answer = app.request(int(number), mandatory=kind == "mandatory")
             coming = answer.granted > 0

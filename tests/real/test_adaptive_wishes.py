@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,13 @@ from koala_adapter.model import JobId
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.lrms import placeholders
+from tests.real.systems import GridEngineCell
 from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
     from tests.real.conftest import NewUser
     from tests.real.lrms import System
-    from tests.real.systems import GridEngineCell, SlurmCluster
+    from tests.real.systems import SlurmCluster
     from tests.real.user import KoalaUser
 
 pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
@@ -72,3 +74,42 @@ def test_wishes_on_both_systems(new_user: NewUser, slurm_a: SlurmCluster, sge_ce
         report = user.wait_over(job)
         assert report.state is JobState.COMPLETED, report.outcome
     assert all(not placeholders(system) for system in systems)
+
+
+LIMIT, WANTED = 200, 150
+"""MiB that the site gives an application with a processor, and that it asks for."""
+
+
+@pytest.mark.nightly
+def test_memory_comes_with_new_processors(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
+    """The batch system itself says how much the new placeholder has; what is beyond the site's limit is refused."""
+    systems = (slurm_a, sge_cell)
+    clusters = {one.name: {"memory_limit": LIMIT} for one in systems}
+    user = new_user(*systems, scheduler={"approach": "none"}, clusters=clusters)
+    jobs = {one.name: submit(user, one, "big", 1, f"memory={LIMIT + 1}", f"memory={WANTED}") for one in systems}
+    for job in jobs.values():
+        user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+    for system in systems:
+        (user.directory / f"big-{system.name}" / "go").touch()
+    for system in systems:
+        job = jobs[system.name]
+        user.wait(job, lambda _, job=job: len(said(user, job)) == 3, what="has what it asked for")  # type: ignore[misc]
+        refused = f"on {system.name} a processor comes with {LIMIT} MiB of memory at most, not {LIMIT + 1}"
+        assert said(user, job) == [
+            ["memory", LIMIT + 1, 0, refused],
+            ["memory", WANTED, 1, ""],
+            ["size", 2],
+        ]
+        assert sorted(memory_of(system, one) for one in placeholders(system)) == ["", f"{WANTED}M"]
+        (user.directory / f"big-{system.name}" / "stop").touch()
+    for job in jobs.values():
+        user.wait(job, lambda report: report.state is JobState.COMPLETED, what="has ended")
+
+
+def memory_of(system: System, name: str) -> str:
+    """Return how much memory a batch system says that a placeholder asks for; empty: none, or not so much."""
+    if isinstance(system, GridEngineCell):
+        found = re.search(r"h_vmem=(\w+)", system.run("qstat", "-j", name))
+        return "" if found is None else found[1]
+    (memory,) = {row[1] for row in system.squeue(form="%j|%m") if row[0] == name}
+    return memory if memory == f"{WANTED}M" else ""
