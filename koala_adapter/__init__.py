@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # importing typing would take longer than all the rest
     )
     from koala_adapter.python import aio
     from koala_adapter.python.description import Component, Job
+    from koala_adapter.python.executor import Executor
     from koala_adapter.python.handle import JobHandle
     from koala_adapter.python.localsite import local_site
     from koala_adapter.python.result import JobResult
@@ -34,6 +35,7 @@ __all__ = [
     "Component",
     "ComponentReport",
     "ConfigurationError",
+    "Executor",
     "Job",
     "JobFailedError",
     "JobHandle",
@@ -68,6 +70,7 @@ _HOME = {
     "ClusterReport": "api.clusterreports",
     "Component": "python.description",
     "ComponentReport": "api.reports",
+    "Executor": "python.executor",
     "Job": "python.description",
     "JobHandle": "python.handle",
     "JobReport": "api.reports",

@@ -92,6 +92,7 @@ def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
             handle.wait(0.1)
         assert handle.status is koala.JobState.RUNNING
         assert "has been running" in handle.explain()
+        assert not site.client.stop_if_idle()
         handle.cancel()
         assert handle.wait(LIVENESS).state is koala.JobState.CANCELLED
     assert handle.report().over

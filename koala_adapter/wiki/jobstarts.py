@@ -50,6 +50,8 @@ PROMISED = 10.0
 """Seconds for which a peer sees what it was told after the last moment at which the start could show."""
 FIRST_LOOK, SLOWEST_LOOK = 0.5, 4.0
 """Seconds between two looks at what has become of starts."""
+MOMENTS = (0.1, 0.2, 0.4, 0.8)
+"""Seconds between the looks at an element of an array that seems not to be held."""
 SHAPE_REASONS = frozenset({WaitReason.BAD_CONSTRAINTS, WaitReason.DEPENDENCY})
 """Refusals that nothing but another request, or another job, can change."""
 
@@ -99,11 +101,7 @@ class JobStarts:
         """Have a job started and return the answer, once the batch system has taken it. Raises WikiError."""
         if request.job in self._starter.starts.attempts:
             raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
-        known = self._inventory.job(request.job)
-        if known is not None and known.state is LrmJobState.QUEUED:
-            # While an element is started, Slurm shows others of its array for a moment as if they were not in hold.
-            with suppress(LrmError):
-                await self._readings.fresh(now=True)
+        await self._look_again(request.job)
         try:
             admission = admit_start(self._inventory, request, now=self._clock())
         except WikiError as error:
@@ -126,6 +124,21 @@ class JobStarts:
                 self._readings.invalidate()
             raise self._not_started(request, refusal)
         return done(request.verb, request.job)
+
+    async def _look_again(self, id_: str) -> None:
+        """Look again at a job that seems not to be held, and at an element of an array for a few moments.
+
+        While an element is started, Slurm shows others of its array for a moment as if they were not in hold.
+        """
+        for pause in MOMENTS:
+            known = self._inventory.job(id_)
+            if known is None or known.state is not LrmJobState.QUEUED:
+                return
+            with suppress(LrmError):
+                await self._readings.fresh(now=True)
+            if known.array_index is None:
+                return
+            await anyio.sleep(pause)
 
     async def _refusal(self, pin: Pin, tasks: TaskGroup) -> LrmError | None:
         """Return why a start was refused; None when it was taken, or must be answered before that is known.

@@ -29,6 +29,7 @@ APPLICATION_SIDE = f"{CORE}.negotiation.applicationside"
 WORKER = f"{CORE}.liveworkload.worker"
 STEPPER = f"{CORE}.liveworkload.stepper"
 LIBRARY = f"{CORE}.application.library"
+TASKWORKER = f"{CORE}.python.taskworker"
 STANDALONE = (AGENT, APPLICATION_SIDE, LIBRARY, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
@@ -91,6 +92,7 @@ MAY_IMPORT = {
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
     f"{CORE}.liveworkload": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
     STEPPER: (),
+    TASKWORKER: (),
     WORKER: (),
     f"{CORE}.service": _rooms(
         "host",
@@ -116,7 +118,15 @@ MAY_IMPORT = {
     f"{CORE}.dask.leave": (),
     f"{CORE}.parsl": _rooms("plugin", "config", "scheduler.outcome", "api", "parsl"),
     f"{CORE}.python": _rooms(
-        "plugin", "policies", "config", "scheduler.outcome", "scheduler.knownpolicies", "api", "discovery", "python"
+        "plugin",
+        "policies",
+        "config",
+        "scheduler.outcome",
+        "scheduler.knownpolicies",
+        "vjm.certificate",
+        "api",
+        "discovery",
+        "python",
     ),
     f"{CORE}.discovery": _rooms("plugin", "config", "service", "api", "discovery"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
@@ -136,7 +146,7 @@ MAY_IMPORT = {
 
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
-    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.cli"),
+    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.python", f"{CORE}.cli"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.api": (
         f"{CORE}.api",
@@ -320,7 +330,8 @@ def import_circle(modules: Sequence[Module]) -> list[str]:
     names = {module.name for module in modules}
     graph: TopologicalSorter[str] = TopologicalSorter()
     for module in modules:
-        targets = (item.target for item in imports(module))
+        # The version is there before anything of what the package hands on, which is imported when it is asked for.
+        targets = (item.target for item in imports(module) if item.target != f"{CORE}.__version__")
         found = (target if target in names else target.rpartition(".")[0] for target in targets)
         graph.add(module.name, *(name for name in found if name in names and name != module.name))
     try:

@@ -15,6 +15,7 @@ PROMISED = {
     "Component",
     "ComponentReport",
     "ConfigurationError",
+    "Executor",
     "Job",
     "JobFailedError",
     "JobHandle",
