@@ -17,7 +17,7 @@ from koala_adapter.wiki.codec.hostlists import check_id
 from koala_adapter.wiki.codec.listings import Prepared
 from koala_adapter.wiki.codec.records import build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat
-from koala_adapter.wiki.naming import node_names
+from koala_adapter.wiki.naming import node_names, wire_name
 from koala_adapter.wiki.offers import Host
 from koala_adapter.wiki.recordbuilder import ACTIVE, MOST_CLASSES, WAITING, ReportingRules, job_record, node_record
 from koala_adapter.wiki.setbacks import Setback, Setbacks
@@ -340,7 +340,7 @@ class Inventory:
 
     def _task_counts(self, job: LrmJob) -> dict[str, int]:
         each = job.processors_per_task
-        return {self._wire.get(node, node): max(1, processors // each) for node, processors in job.layout}
+        return {self._wire.get(node) or wire_name(node): max(1, processors // each) for node, processors in job.layout}
 
     def _prepared(self, job: LrmJob, tasks: tuple[str, ...], now: int) -> Prepared:
         record = job_record(job, hosts=self.offered, tasks=tasks, words=self.words, changed_at=now)
