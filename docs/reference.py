@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what in docs/ is made from the program: JSON Schemas, and keys, help texts and tables of states in pages.
+"""Writes what is made from the program: JSON Schemas, keys, help texts and tables of states in pages, manual pages.
 
 Run it after a change of a model or a command: ``python docs/reference.py``. A test fails while a file is out of date.
 """
@@ -18,6 +18,9 @@ import click
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs.commandtree import command_tree
+from docs.completions import completions
+from docs.manpages import man_pages
 from docs.statediagram import drawing
 from koala_adapter.config.inputfiles import InputFileTable
 from koala_adapter.config.jobmodel import ComponentTable, JobHeader
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 
 AnyState = TypeVar("AnyState", JobState, PlaceholderState)
 DOCS = Path(__file__).parent
+MAN = DOCS.parent / "man"
+COMPLETIONS = DOCS.parent / "koala_adapter" / "cli" / "completions"
 OURS = ("drmaa", "local", "pbs", "sge", "slurm", "wiki")
 MARKED = re.compile(r"(<!-- keys: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HELP = re.compile(r"(<!-- help: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -111,6 +116,9 @@ def generated() -> dict[Path, str]:
     contents[page] = CAPABILITIES.sub(
         lambda mark: f"{mark[1]}{_capabilities(ours)}{mark[2]}", page.read_text(encoding="utf-8")
     )
+    tree = command_tree()
+    contents |= {MAN / name: text for name, text in man_pages(tree).items()}
+    contents |= {COMPLETIONS / name: text for name, text in completions(tree).items()}
     return contents
 
 

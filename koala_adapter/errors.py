@@ -65,7 +65,7 @@ class PolicyAnswerError(PluginError):
     def of(cls, policy: str, problem: str) -> PolicyAnswerError:
         """Say what is wrong with the answer of a policy; ``policy`` describes it to a person."""
         message = f"the answer of {policy} was refused: it {' '.join(problem.split())[:LONGEST_PROBLEM]}"
-        return cls(message, hint="mend the policy, or uninstall its distribution; see docs/policies.md")
+        return cls(message, hint="mend the policy, or uninstall its distribution; see `koala docs policies`")
 
 
 class SimulationError(KoalaError):
@@ -84,6 +84,22 @@ class JobNotFoundError(KoalaError):
     """No job of this id is known."""
 
     exit_code = EXIT_REFUSED
+
+
+class JobFailedError(KoalaError):
+    """A job whose result was asked for ended otherwise than well; the message says how."""
+
+    def __init__(self, message: str, *, hint: str = "", job_id: str = "", job_exit_code: int = 1) -> None:
+        """``job_id``: the job. ``job_exit_code``: its own exit code, or one of EXIT_* that says what became of it."""
+        super().__init__(message, hint=hint)
+        self.job_id = job_id
+        self.job_exit_code = job_exit_code
+
+
+class JobTimeoutError(KoalaError, TimeoutError):
+    """What was waited for has not come about in the time that was given; the job goes on."""
+
+    transient = True
 
 
 class LrmError(KoalaError):
@@ -148,6 +164,10 @@ class ServiceUnavailableError(KoalaError):
 
     exit_code = EXIT_SERVICE
     transient = True
+
+
+class ServiceAbsentError(ServiceUnavailableError):
+    """No koala service listens, or it is about to end: what it was asked has certainly not arrived."""
 
 
 class ServiceRunningError(KoalaError):

@@ -9,6 +9,7 @@ marked ``never_required``: its system is in no package registry, and so not ther
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -44,6 +45,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--chaos-minutes", type=float, help="minutes in which one plan of chaos is run after another")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage while thousands of tests are collected, nor later among them: they stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run asynchronous tests on asyncio, the only event loop the service uses."""
@@ -60,6 +72,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES)]:
             patch.delenv(name)
+        patch.delenv("COLUMNS", raising=False)  # or what a command prints inside this process is broken into lines
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("LC_ALL", "C.UTF-8")
         yield

@@ -66,6 +66,17 @@ def begin(path: str, seconds: float) -> str:
     return str(get_worker().name)
 
 
+def note_the_end(path: str) -> None:
+    """Have the worker's process note in a file that it ends."""
+    import atexit  # noqa: PLC0415 - the worker does it
+
+    def note() -> None:
+        with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - as above
+            file.write("ended\n")
+
+    atexit.register(note)
+
+
 def await_begin(path: Path) -> None:
     """Wait until the task has begun."""
     until = time.monotonic() + LIVENESS
@@ -109,6 +120,15 @@ def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, 
     while begun.read_text() != "begun\nbegun\n":
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_exit_handlers_run_once(workers: Workers, tmp_path: Path) -> None:
+    """What tasks want to be done at the end of their process is done, though the end is a short one."""
+    leaver = workers.start("leaver")
+    workers.client.submit(note_the_end, str(tmp_path / "end")).result(timeout=LIVENESS)
+    leaver.send_signal(signal.SIGTERM)
+    assert leaver.wait(LIVENESS) == 0
+    assert (tmp_path / "end").read_text() == "ended\n"
 
 
 def test_the_last_worker_leaves_too(workers: Workers) -> None:

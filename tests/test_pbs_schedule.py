@@ -94,7 +94,7 @@ def test_check_says_what_is_missing(fake: FakePbs, site: Path) -> None:
     site.write_text(site.read_text().replace(str(fake.conf.parent), str(plain.conf.parent)))
     done = subprocess.run(koala(site, "check", "--outside", "--no-submit"), capture_output=True, text=True, check=False)
     assert "jobs come in held: no" in done.stdout
-    assert "conf/pbs_queuejob.py" in done.stdout
+    assert "koala conf pbs_queuejob.py" in done.stdout
     assert "set server operators +=" in done.stdout
     assert done.returncode
     plain.close()

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talking to the service from an asyncio event loop, without threads: they cannot be had when a program is ending."""
+"""Talking to the service from an event loop, without threads: they cannot be had when a program is ending."""
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.api import protocol
 from koala_adapter.api.client import TIMEOUT, unavailable
@@ -15,8 +16,10 @@ from koala_adapter.api.reports import JobReport
 from koala_adapter.api.statedirectory import socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
+
+    from anyio.abc import SocketStream
 
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
@@ -46,52 +49,48 @@ class AsyncClient:
         request = protocol.Request(operation="resize", job_id=job_id, component=component, processors=processors)
         return from_json(JobReport, await self._ask(request))
 
+    async def job(self, job_id: str) -> JobReport:
+        """Return the report of a job. Raises JobNotFoundError."""
+        return from_json(JobReport, await self._ask(protocol.Request(operation="job", job_id=job_id)))
+
     async def watch(self, job_id: str) -> AsyncGenerator[JobReport, None]:
         """Yield the report of a job now and after each change, until it is over. Raises JobNotFoundError."""
-        async with self._connected() as (reader, writer):
-            await self._send(writer, protocol.Request(operation="watch", job_id=job_id))
-            last = False
+        async with await self._connected() as stream:
+            await self._send(stream, protocol.Request(operation="watch", job_id=job_id))
+            lines, last = BufferedByteReceiveStream(stream), False
             while not last:
-                reply = await self._reply(reader)
+                reply = await self._reply(lines)
                 last = reply.last
                 yield from_json(JobReport, reply.result)
 
     async def _ask(self, request: Request) -> Any:  # noqa: ANN401 - JSON of many shapes
         try:
-            async with asyncio.timeout(TIMEOUT), self._connected() as (reader, writer):
-                await self._send(writer, request)
-                return (await self._reply(reader)).result
+            with anyio.fail_after(TIMEOUT):
+                async with await self._connected() as stream:
+                    await self._send(stream, request)
+                    return (await self._reply(BufferedByteReceiveStream(stream))).result
         except TimeoutError as error:
             raise unavailable(self.directory, "timed out") from error
 
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        path = str(socket_path(self.directory))
+    async def _connected(self) -> SocketStream:
         try:
-            reader, writer = await asyncio.open_unix_connection(path, limit=protocol.LINE_LIMIT)
-        except OSError as error:
-            raise unavailable(self.directory, error) from error
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
-
-    async def _send(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        try:
-            writer.write(protocol.encode(request))
-            await writer.drain()
+            return await anyio.connect_unix(socket_path(self.directory))
         except OSError as error:
             raise unavailable(self.directory, error) from error
 
-    async def _reply(self, reader: asyncio.StreamReader) -> Reply:
+    async def _send(self, stream: SocketStream, request: Request) -> None:
         try:
-            line = await reader.readline()
-        except (OSError, ValueError) as error:  # ValueError: longer than the limit
-            raise unavailable(self.directory, error) from error
-        if not line:
-            raise unavailable(self.directory, "it closed the connection")
+            await stream.send(protocol.encode(request))
+        except anyio.BrokenResourceError as error:
+            raise unavailable(self.directory, "it closed the connection") from error
+
+    async def _reply(self, lines: BufferedByteReceiveStream) -> Reply:
+        try:
+            line = await lines.receive_until(b"\n", protocol.LINE_LIMIT)
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError) as error:
+            raise unavailable(self.directory, "it closed the connection") from error
+        except anyio.DelimiterNotFound as error:
+            raise unavailable(self.directory, "its answer is too long") from error
         reply = protocol.decode_reply(line)
         protocol.raise_refusal(reply)
         return reply

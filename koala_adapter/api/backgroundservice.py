@@ -59,6 +59,19 @@ def start_in_background(site_file: Path, directory: Path, *, timeout: float = 12
     raise ServiceUnavailableError(f"the service did not come up{said}", hint=f"see {directory / LOG_NAME}")
 
 
+def ended_within(pid: int, timeout: float) -> bool:
+    """Wait until a process has ended, at most ``timeout`` seconds; tell whether it has."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        readable, _, _ = select.select([process], [], [], timeout)
+        return bool(readable)
+    finally:
+        os.close(process)
+
+
 def _read_within(descriptor: int, timeout: float) -> bytes:
     readable, _, _ = select.select([descriptor], [], [], timeout)
     return os.read(descriptor, len(READY)) if readable else b""

@@ -12,7 +12,7 @@ from koala_adapter.api import protocol
 from koala_adapter.api.jsonvalues import from_json
 from koala_adapter.api.reports import JobReport
 from koala_adapter.api.statedirectory import socket_path
-from koala_adapter.errors import ServiceUnavailableError
+from koala_adapter.errors import JobTimeoutError, ServiceAbsentError, ServiceUnavailableError
 from koala_adapter.scheduler.outcome import NOT_SEEN
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from koala_adapter.service.samplesubmission import SampleSubmission
 
 TIMEOUT = 30.0
+SHORTEST = 0.001
+"""Seconds of a time-out that is over already: 0 would mean something else to a socket."""
 LOOK_AGAIN = 0.2
 """Seconds between two attempts to reach a service that is expected."""
 
@@ -133,6 +135,10 @@ class Client:
         """Ask the service to end; its jobs go on and are found again by the next one."""
         self._ask(protocol.Request(operation="stop"))
 
+    def stop_if_idle(self) -> bool:
+        """Ask the service to end unless it has an unfinished job; tell whether it does."""
+        return bool(self._ask(protocol.Request(operation="stop-if-idle"))["stops"])
+
     def follow(self, job_id: str, *, patience: float, on_lost: Callable[[], None]) -> Iterator[JobReport]:
         """Watch a job; when the service goes away, call ``on_lost`` and wait ``patience`` seconds for the next one.
 
@@ -147,15 +153,22 @@ class Client:
                 if not self.wait_until_running(patience):
                     raise
 
-    def watch(self, job_id: str) -> Iterator[JobReport]:
-        """Yield the report of a job now and after each change, until it is over."""
+    def watch(self, job_id: str, *, until: float | None = None) -> Iterator[JobReport]:
+        """Yield the report of a job now and after each change, until it is over.
+
+        ``until``: the monotonic time at which it raises JobTimeoutError; None: never.
+        """
         with self._connect(timeout=None) as connection, connection.makefile("rb") as lines:
             last = False
             request = protocol.encode(protocol.Request(operation="watch", job_id=job_id))
             while not last:
                 try:
+                    if until is not None:
+                        connection.settimeout(max(SHORTEST, until - time.monotonic()))
                     connection.sendall(request)
                     reply = self._reply(lines.readline())
+                except TimeoutError as error:
+                    raise JobTimeoutError(f"job {job_id} is not over yet", hint="it goes on") from error
                 except OSError as error:
                     raise unavailable(self.directory, error) from error
                 request, last = b"", reply.last
@@ -189,8 +202,12 @@ class Client:
 
 
 def unavailable(directory: Path, why: object) -> ServiceUnavailableError:
-    """Return the error that says that no service answers in a state directory, and how to have one."""
+    """Return the error that says that no service answers in a state directory, and how to have one.
+
+    It is a ServiceAbsentError when ``why`` is that nothing listens there.
+    """
     said = getattr(why, "strerror", None) or why
-    return ServiceUnavailableError(
-        f"no koala service answers in {directory}: {said}", hint="start one with `koala serve`"
+    kind = (
+        ServiceAbsentError if isinstance(why, FileNotFoundError | ConnectionRefusedError) else ServiceUnavailableError
     )
+    return kind(f"no koala service answers in {directory}: {said}", hint="start one with `koala serve`")

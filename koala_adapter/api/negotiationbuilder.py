@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
-
-from pydantic import TypeAdapter
 
 from koala_adapter.api.negotiationreports import NegotiationMessageReport, NegotiationReport
 from koala_adapter.errors import NegotiationError
@@ -43,12 +40,6 @@ _SAID = {
 }
 TOLD = 2
 """So many of the latest negotiations of a job are explained."""
-
-
-@cache
-def negotiation_adapter() -> TypeAdapter[NegotiationReport]:
-    """Return what writes reports of negotiations as JSON."""
-    return TypeAdapter(NegotiationReport)
 
 
 def negotiation_reports(

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.adapters import adapter_of
 from koala_adapter.api.clusterreports import ClusterReport
 from koala_adapter.api.negotiationbuilder import job_negotiations, negotiation_reports
-from koala_adapter.api.reportbuilder import job_report, job_reports
-from koala_adapter.api.reports import in_order
+from koala_adapter.api.reportbuilder import job_report
+from koala_adapter.api.reports import JobReport, in_order
 from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.negotiationreports import NegotiationReport
-    from koala_adapter.api.reports import JobReport
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.model import JobId
     from koala_adapter.plugin import PluginDefinition
@@ -127,7 +127,7 @@ def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Jo
         return JournalView(directory=directory, scheduler=Scheduler(policies=policies))
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
         scheduler = rebuilt(WithPolicies(journal, policies), partial(Scheduler, policies=policies))
-        reports = [job_reports().validate_json(text) for text in reversed(journal.latest_archived(archived))]
+        reports = [adapter_of(JobReport).validate_json(text) for text in reversed(journal.latest_archived(archived))]
         return JournalView(
             directory=directory,
             scheduler=scheduler,

@@ -29,6 +29,7 @@ OPERATIONS = frozenset(
         "defects",
         "ping",
         "stop",
+        "stop-if-idle",
     }
 )
 
@@ -40,7 +41,7 @@ class Request:
     ``submit`` (job: text of a job as JSON), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
     ``watch`` (a reply at each change until the job is over), ``clusters``, ``plan``, ``script``, ``negotiate`` (how a
     program gets to do so for a job), ``negotiations`` (of the job, if one is named; number, if one is), ``defects`` (of
-    koala itself, one sentence each), ``ping``, ``stop``.
+    koala itself, one sentence each), ``ping``, ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
     """
 
     operation: str

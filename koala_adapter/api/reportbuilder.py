@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
-
-from pydantic import TypeAdapter
 
 from koala_adapter.api.clusterreports import ClusterReport, PlannedComponent, PlanReport
 from koala_adapter.api.reports import ComponentReport, HoldReport, JobReport, SizeChangeReport
@@ -23,27 +20,10 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import Job
     from koala_adapter.scheduler import Scheduler
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord, State
     from koala_adapter.service.clusterdriver import ClusterDriver
     from koala_adapter.vjm.channel import TaskFiles
-
-
-@cache
-def job_reports() -> TypeAdapter[JobReport]:
-    """Return what writes and reads reports of jobs as JSON; built when it is first used, as the two below."""
-    return TypeAdapter(JobReport)
-
-
-@cache
-def cluster_reports() -> TypeAdapter[ClusterReport]:
-    """Return what writes and reads reports of clusters."""
-    return TypeAdapter(ClusterReport)
-
-
-@cache
-def plan_reports() -> TypeAdapter[PlanReport]:
-    """Return what writes and reads plans."""
-    return TypeAdapter(PlanReport)
 
 
 def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:

@@ -13,23 +13,21 @@ import structlog
 from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from koala_adapter.adapters import adapter_of
 from koala_adapter.api import protocol
+from koala_adapter.api.clusterreports import ClusterReport, PlanReport
 from koala_adapter.api.livereports import live_report
-from koala_adapter.api.negotiationbuilder import negotiation_adapter, negotiation_reports
-from koala_adapter.api.reportbuilder import (
-    cluster_report,
-    cluster_reports,
-    job_reports,
-    plan_report,
-    plan_reports,
-)
-from koala_adapter.api.reports import in_order, of_the_past
+from koala_adapter.api.negotiationbuilder import negotiation_reports
+from koala_adapter.api.negotiationreports import NegotiationReport
+from koala_adapter.api.reportbuilder import cluster_report, plan_report
+from koala_adapter.api.reports import JobReport, in_order, of_the_past
 from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
-from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.net.unixsocket import same_user
-from koala_adapter.service.scriptmaker import sample_adapter, sample_submissions
+from koala_adapter.service.samplesubmission import SampleSubmission
+from koala_adapter.service.scriptmaker import sample_submissions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from anyio.abc import Listener, SocketStream
 
     from koala_adapter.api.protocol import Request
-    from koala_adapter.api.reports import JobReport
     from koala_adapter.model import Job
     from koala_adapter.service.service import Service
 
@@ -58,6 +55,7 @@ class Server:
         """Answer for ``service``."""
         self._service = service
         self.stop_wanted = anyio.Event()
+        self._ending = False
         self._conversations = 0
         self._ended = anyio.Event()
 
@@ -106,7 +104,7 @@ class Server:
                 await self._service.ready()
             reply = protocol.Reply(result=self._result(request))
             await stream.send(protocol.encode(reply))
-            if request.operation == "stop":
+            if request.operation == "stop" or self._ending:
                 self.stop_wanted.set()
         except KoalaError as error:
             await stream.send(protocol.encode(protocol.refusal(error)))
@@ -119,6 +117,8 @@ class Server:
         service = self._service
         match request.operation:
             case "submit":
+                if self._ending:
+                    raise ServiceAbsentError("the koala service is about to end", hint="try again in a second")
                 return {"job_id": service.submit(lambda id_, now: self._job(request, id_, now))}
             case "cancel":
                 service.cancel(request.job_id)
@@ -135,7 +135,7 @@ class Server:
                 offset = service.clock.offset
                 drivers = service.clusters.values()
                 reports = [cluster_report(service.state, one, now=now, wall_offset=offset) for one in drivers]
-                return [cluster_reports().dump_python(report, mode="json") for report in reports]
+                return [adapter_of(ClusterReport).dump_python(report, mode="json") for report in reports]
             case "plan":
                 return self._plan(request)
             case "script":
@@ -144,6 +144,10 @@ class Server:
                 return self._negotiations(request)
             case "defects":
                 return service.journal.defects_told(service.now())
+            case "stop-if-idle":
+                # Noted at once, so that no job comes in between the answer and the end.
+                self._ending = self._ending or not service.busy
+                return {"stops": self._ending}
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
@@ -156,7 +160,7 @@ class Server:
             limit=request.limit,
             wall_offset=service.clock.offset,
         )
-        return [negotiation_adapter().dump_python(report, mode="json") for report in reports]
+        return [adapter_of(NegotiationReport).dump_python(report, mode="json") for report in reports]
 
     def _job(self, request: Request, job_id: JobId, now: float) -> Job:
         if request.job is None:
@@ -172,13 +176,13 @@ class Server:
             archived = self._service.journal.archived(job_id)
             if archived is None:
                 raise
-            return of_the_past(job_reports().validate_json(archived))
+            return of_the_past(adapter_of(JobReport).validate_json(archived))
 
     def _reports(self, limit: int) -> list[JobReport]:
         live = [live_report(self._service, job_id) for job_id in list(self._service.state.jobs)[-limit:]]
         known = {report.id for report in live}
         texts = self._service.journal.latest_archived(limit)
-        archived = [of_the_past(job_reports().validate_json(text)) for text in texts]
+        archived = [of_the_past(adapter_of(JobReport).validate_json(text)) for text in texts]
         reports = [report for report in archived if report.id not in known] + live
         return sorted(reports, key=in_order)[-limit:]
 
@@ -195,7 +199,7 @@ class Server:
     def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
         job = self._job(request, JobId("plan"), service.now())
-        return plan_reports().dump_python(plan_report(service.scheduler, job, now=service.now()), mode="json")
+        return adapter_of(PlanReport).dump_python(plan_report(service.scheduler, job, now=service.now()), mode="json")
 
     def _script(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
@@ -205,7 +209,7 @@ class Server:
             known = ", ".join(service.clusters)
             raise ConfigurationError(f"no cluster {request.cluster!r}; there are: {known}", hint="give --cluster NAME")
         samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.instance)
-        return [sample_adapter().dump_python(sample, mode="json") for sample in samples]
+        return [adapter_of(SampleSubmission).dump_python(sample, mode="json") for sample in samples]
 
 
 @asynccontextmanager
@@ -224,4 +228,4 @@ async def listening(directory: Path) -> AsyncIterator[Listener[SocketStream]]:
 
 
 def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON
-    return job_reports().dump_python(report, mode="json")
+    return adapter_of(JobReport).dump_python(report, mode="json")

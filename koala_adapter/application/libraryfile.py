@@ -50,7 +50,7 @@ _BEGINNING = '''\
     app.close()
 
 Not under koala the program runs as it is: every call works, and there is never a change.
-Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see docs/malleable.md there.
+Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see `koala docs malleable`.
 """
 '''
 
@@ -72,7 +72,7 @@ _NEGOTIATION_BEGINNING = '''\
             break
     connection.close()
 
-Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see docs/negotiation.md there.
+Needs the standard library of Python 3.6 or newer only. Made from koala-adapter; see `koala docs negotiation`.
 """
 '''
 

@@ -11,11 +11,11 @@ import os
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from koala_adapter.adapters import adapter_of
 from koala_adapter.errors import JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import LrmJobId  # noqa: TC001 - the codec of the log reads annotations at run time
@@ -88,16 +88,6 @@ class Pin:
 HINT = "is the disk full, or the file damaged?"
 
 
-@cache
-def _pins() -> TypeAdapter[Pin]:
-    return TypeAdapter(Pin)
-
-
-@cache
-def _readings() -> TypeAdapter[ClockReading]:
-    return TypeAdapter(ClockReading)
-
-
 class StartLog:
     """The pins of one cluster in one SQLite file of mode 0600."""
 
@@ -114,10 +104,10 @@ class StartLog:
             self._database.execute("CREATE TABLE IF NOT EXISTS pins (job TEXT PRIMARY KEY, body TEXT NOT NULL)")
             self._database.execute("CREATE TABLE IF NOT EXISTS clock (only INTEGER PRIMARY KEY, body TEXT NOT NULL)")
             with closing(self._database.execute("SELECT body FROM clock")) as rows:
-                self.clock = next((_readings().validate_json(body) for (body,) in rows), None)
+                self.clock = next((adapter_of(ClockReading).validate_json(body) for (body,) in rows), None)
                 """How the clocks stood when they were noted last."""
             with closing(self._database.execute("SELECT body FROM pins")) as rows:
-                self._stored = {pin.job_id: pin for (body,) in rows for pin in [_pins().validate_json(body)]}
+                self._stored = {pin.job_id: pin for (body,) in rows for pin in [adapter_of(Pin).validate_json(body)]}
         except (OSError, sqlite3.Error, ValidationError) as error:
             raise JournalError(f"{path}: cannot be used: {error}", hint="check the state directory") from error
 
@@ -128,7 +118,9 @@ class StartLog:
 
     def note_clock(self, reading: ClockReading) -> None:
         """Keep how the clocks stand, so that a later process goes on from there. Raises JournalError."""
-        self._write("INSERT OR REPLACE INTO clock VALUES (1, ?)", (_readings().dump_json(reading).decode(),))
+        self._write(
+            "INSERT OR REPLACE INTO clock VALUES (1, ?)", (adapter_of(ClockReading).dump_json(reading).decode(),)
+        )
 
     def _write(self, statement: str, values: tuple[str, ...]) -> None:
         try:
@@ -150,7 +142,7 @@ class StartLog:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 self._database.executemany("DELETE FROM pins WHERE job = ?", [(job,) for job in gone])
-                rows = [(pin.job_id, _pins().dump_json(pin).decode()) for pin in new]
+                rows = [(pin.job_id, adapter_of(Pin).dump_json(pin).decode()) for pin in new]
                 self._database.executemany("INSERT OR REPLACE INTO pins VALUES (?, ?)", rows)
                 self._database.execute("COMMIT")
             except sqlite3.Error:

@@ -17,8 +17,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.cli.following import closing
-from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.tables import styled
 from koala_adapter.errors import KoalaError
 
@@ -123,10 +123,7 @@ class Story:
         took = time.monotonic() - self._since
         self.console.print()
         self.console.print(f"[dim]That took {took:.0f} s. The three clusters and their files are removed.[/]")
-        self.console.print(
-            "Next: copy [bold]conf/site.toml[/] to ~/.config/koala/, name your clusters in it, "
-            "and see [bold]koala check[/]."
-        )
+        self.console.print("Next: [bold]koala init[/] finds your clusters, [bold]koala check[/] tries them.")
 
 
 STYLES = {"held": "green", "running": "cyan", "others": "yellow", "queued": "dim green", "idle": "dim"}

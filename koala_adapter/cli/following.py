@@ -13,9 +13,10 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from rich.text import Text
 
-from koala_adapter.cli.logprinter import LogPrinter
+from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.cli.session import abandon_output
 from koala_adapter.cli.tables import components_table, files_lines, run_time, seconds, styled, waiting_time
+from koala_adapter.python.display import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from koala_adapter.api.reports import ComponentReport, JobReport
+    from koala_adapter.api.reports import JobReport
 
 
 def follow(reports: Iterable[JobReport], display: Display) -> JobReport:
@@ -97,19 +98,6 @@ class Display:
         else:
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
-
-
-def one_line(report: JobReport) -> str:
-    """Return where a job stands, in one line without times, so that it changes only when the job does."""
-    parts = [f"{c.name} {c.held} of {c.processors} on {c.cluster or '-'}{in_hold(c)}" for c in report.components]
-    text = f"job {report.id} {report.state.value}"
-    return text if report.outcome else f"{text}: {', '.join(parts)}"
-
-
-def in_hold(component: ComponentReport) -> str:
-    """Return what of a component is in hold in its batch system, and who holds it; nothing when nothing is."""
-    said = ", ".join(f"{one.placeholders} in hold there: {one.holder} {one.reason}".rstrip() for one in component.holds)
-    return f" ({said})" if said else ""
 
 
 def _progress(report: JobReport) -> RenderableType:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter.api.client import Client
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceUnavailableError
 
@@ -20,50 +21,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from koala_adapter.api.clusterreports import ClusterReport
-    from koala_adapter.api.negotiationreports import NegotiationReport
+    from koala_adapter.api.offline import JournalView
     from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.session import Session
 
-ASKING = 60.0
-"""Seconds that a cluster may take to answer when no service knows it already."""
 PATIENCE = 30.0
 """Seconds to wait for a service that went away to come back."""
-MANY = 1000
-"""Finished jobs that are looked through when no service runs."""
 QUEUE_LIMIT = 50
 
 
-class JobInformation(Protocol):
-    """Who can tell of jobs: the service, or the journal."""
-
-    def job(self, job_id: str) -> JobReport:
-        """Return the report of a job. Raises JobNotFoundError."""
-
-    def jobs(self, limit: int) -> list[JobReport]:
-        """Return the latest jobs in order of submission."""
-
-    def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
-        """Return the latest negotiations, oldest first. Raises NegotiationError when there is none of the number."""
-
-    def defects(self) -> list[str]:
-        """Return what is to be told of the events on which koala failed of late."""
-
-
-def job_information(session: Session) -> JobInformation:
+def job_information(session: Session) -> Client | JournalView:
     """Return the service, or what its journal says when none runs; that is remarked."""
-    if session.client.running():
-        return session.client
-    from koala_adapter.api.offline import recorded
-
-    session.set_up_log()
-    record = recorded(session.directory, session.policies, archived=MANY)
-    left = ", ".join(record.unfinished)
+    source = session.here.information(before_reading=session.set_up_log)
+    if isinstance(source, Client):
+        return source
+    left = ", ".join(source.unfinished)
     session.remark("no service runs; this is what its journal says")
     if left:
         session.remark(
             f"unfinished: {left}; `koala serve`, or the next `koala run` or `koala submit`, goes on with them"
         )
-    return record
+    return source
 
 
 @click.command()
@@ -162,9 +140,7 @@ def _until_over(session: Session, job_id: str) -> Iterator[JobReport]:
     try:
         yield from session.client.watch(job_id)
     except ServiceUnavailableError:
-        from koala_adapter.api.offline import recorded
-
-        report = recorded(session.directory, session.policies, archived=MANY).job(job_id)
+        report = session.here.recorded().job(job_id)
         if report.over:
             yield report
         else:
@@ -245,21 +221,9 @@ def cluster_reports(session: Session) -> list[ClusterReport]:
     """Return the clusters as the service sees them, or as they answer now."""
     if session.client.running():
         return session.client.clusters()
-    import anyio
-
-    from koala_adapter.api.offline import answer_report, ask_clusters, read_record
-    from koala_adapter.api.statedirectory import prepare_directory
-
     session.set_up_log()
-    prepare_directory(session.directory)
-    record = read_record(session.directory, session.policies)
     with session.progress.status("asking the clusters") as display:
-
-        def tell(names: str) -> None:
-            display.update(f"asking {names}")
-
-        answers = anyio.run(lambda: ask_clusters(session.site, session.plugins, record, timeout=ASKING, tell=tell))
-    return [answer_report(record, answer) for answer in answers]
+        return session.here.clusters(tell=lambda names: display.update(f"asking {names}"))
 
 
 @click.command()
@@ -279,7 +243,7 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
     Example:
       koala logs 12 -f
     """
-    from koala_adapter.cli.logprinter import LogPrinter
+    from koala_adapter.api.logprinter import LogPrinter
 
     source = job_information(session)
     report = source.job(job_id)

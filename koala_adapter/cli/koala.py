@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PATH = click.Path(path_type=Path)
 COMMANDS = (
+    ("init", "init", "Find the batch systems of this host and write a site file that uses them."),
     ("run", "run", "Run a job to its end and exit with its exit code."),
     ("submit", "run", "Hand a job to the service, and start one if none runs."),
     ("status", "jobs", "Show the jobs, or one job in detail."),
@@ -40,6 +41,10 @@ COMMANDS = (
     ("negotiations", "negotiations", "Show who offered what when in the negotiations of jobs, and how each ended."),
     ("negotiation", "negotiation", "Show and check templates of negotiations, and let a program negotiate for a job."),
     ("app", "app", "Write the library for programs that change their size while they run, in Python and in C."),
+    ("conf", "manual", "Print an example of a site file, or what an administrator installs."),
+    ("schema", "manual", "Print the JSON Schema of site files or job files."),
+    ("docs", "manual", "Show a page of the manual."),
+    ("completion", "manual", "Print what completes commands and options in bash, zsh or fish."),
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),
 )
 """Name, module and first sentence of each, in the order in which a person comes to need them."""
@@ -59,6 +64,7 @@ def koala(context: click.Context, site: Path | None, state: Path | None, verbose
     \b
     Examples:
       koala demo            see it work, without any batch system
+      koala init            write a site file of what is found here
       koala check           is everything here as it must be?
       koala run job.toml    run a job
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from koala_adapter.api.statedirectory import ownership
+from koala_adapter.api.temporaryclusters import temporary_directory
 from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.liveruns import remove_session
 from koala_adapter.cli.session import Session
-from koala_adapter.cli.temporarysite import temporary_directory, temporary_site
+from koala_adapter.cli.temporarysite import temporary_site
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.liveworkload.localsite import site_text
 from koala_adapter.liveworkload.negotiatingjobs import COMPONENT, application, played, rigid, steps_done
@@ -73,7 +74,7 @@ def play_scenario(scenario: Scenario, pace: Pace, site: str) -> Played:
                 with inner_service(session, interrupts):
                     session.client.wait_until_seen(SEEN)
                     found = session.client.clusters()
-                session.site, places = fitted(session.site, found, scenario.initial)
+                session.here.config, places = fitted(session.site, found, scenario.initial)
             with inner_service(session, interrupts):
                 session.client.wait_until_seen(SEEN)
                 return Stage(session.client, session.directory, places).play(scenario, pace)
@@ -87,7 +88,7 @@ def _session(approach: Approach, site: str, interrupts: Interrupts) -> Iterator[
         return
     session = Session(site_option=Path(site), state_option=temporary_directory(PREFIX))
     scheduler = session.site.scheduler.model_copy(update={"approach": approach})
-    session.site = session.site.model_copy(update={"scheduler": scheduler})
+    session.here.config = session.site.model_copy(update={"scheduler": scheduler})
     try:
         yield session
     finally:

@@ -7,7 +7,7 @@ import io
 import shutil
 import time
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from koala_adapter.api.statedirectory import ownership
+from koala_adapter.api.temporaryclusters import end_daemons, temporary_directory
 from koala_adapter.cli.innerservice import InnerService, inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.session import Session
-from koala_adapter.cli.temporarysite import end_daemons, temporary_directory, temporary_site
+from koala_adapter.cli.temporarysite import temporary_site
 from koala_adapter.errors import KoalaError, SimulationError
 from koala_adapter.liveworkload.bagserver import bag_server
 from koala_adapter.liveworkload.jobs import bag_of, live_job, name_of
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.liveworkload.bag import Bag
     from koala_adapter.liveworkload.bagserver import BagServer
     from koala_adapter.simulation.live_runs import LiveRun
+    from koala_adapter.simulation.simulated_jobs import SimulatedJob
 
 PREFIX = "koala-live-"
 LOOK = 0.25
@@ -49,6 +52,14 @@ NEVER = 10**9
 
 def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
     """See RunsLive."""
+    return carried_out(run, lambda running: _by_the_clock(running, ended))
+
+
+def carried_out(run: LiveRun, work: Callable[[RunningService], None]) -> LiveOutcome:
+    """Return what came out of a run whose jobs are submitted, and followed to their ends, by ``work``.
+
+    Whatever comes between, the jobs that it submitted are cancelled first. Raises KoalaError.
+    """
     with Interrupts() as interrupts, _site(run, interrupts) as session:
         session.progress = Console(file=io.StringIO())  # how far the experiment is shown moves on the terminal already
         with (
@@ -57,7 +68,13 @@ def run_live(run: LiveRun, ended: Callable[[int], None]) -> LiveOutcome:
             inner_service(session, interrupts, snapshot_interval=NEVER),
         ):
             clusters = _clusters(run, session)
-            _Submission(run, session, bags, interrupts).to_end(ended)
+            running = RunningService(run, session, bags)
+            try:
+                work(running)
+            except BaseException:
+                with interrupts.deferred():
+                    running.cancel()
+                raise
         return _outcome(run, session.directory, clusters, bags)
 
 
@@ -70,7 +87,7 @@ def _site(run: LiveRun, interrupts: Interrupts) -> Iterator[Session]:
             yield session
         return
     session = Session(site_option=Path(run.site), state_option=temporary_directory(PREFIX))
-    session.site = _steered(session.site, run)
+    session.here.config = _steered(session.site, run)
     try:
         yield session
     finally:
@@ -114,60 +131,59 @@ def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:
 
 
 @dataclass(slots=True)
-class _Submission:
-    """Submits the jobs of a run at their times, and follows them."""
+class RunningService:
+    """The service of a run: takes its jobs, and tells of them."""
 
     run: LiveRun
     session: Session
     bags: BagServer
-    interrupts: Interrupts
+    submitted: list[str] = field(default_factory=list)
 
-    def to_end(self, ended: Callable[[int], None]) -> None:
-        """Return when all jobs have ended; whatever comes between, they are cancelled first."""
-        submitted: list[str] = []
-        try:
-            self._submit_all(submitted, ended)
-            self._follow(submitted, ended, until=None)
-        except BaseException:
-            with self.interrupts.deferred():
-                for job_id in submitted:
-                    self.session.client.cancel(job_id)
-                if not self._follow(submitted, ended, until=time.monotonic() + ENDING):
-                    where = f"--site {self.run.site} --state {self.session.directory}"
-                    raise KoalaError(
-                        "jobs of the experiment have not ended", hint=f"see `koala {where} reap`"
-                    ) from None
-            raise
-
-    def _submit_all(self, submitted: list[str], ended: Callable[[int], None]) -> None:
+    def submit(self, job: SimulatedJob, bag: Bag) -> str:
+        """Submit a job whose work is in a bag; return its id."""
         key = self.session.directory / "authkey"
         key.touch(mode=0o600)
         key.write_bytes(self.bags.key)
-        begin = time.monotonic()
-        for job in self.run.jobs:
-            self._follow(submitted, ended, until=begin + job.submitted_at / self.run.pace)
-            self.bags.put({name_of(job): bag_of(job, self.run.pace)})
-            live = live_job(
-                job,
-                address=self.session.site.control_center.node_address,
-                port=self.bags.port,
-                key=key,
-                user=login_name(),
-            )
-            submitted.append(self.session.client.submit(live))
+        self.bags.put({name_of(job): bag})
+        live = live_job(
+            job,
+            address=self.session.site.control_center.node_address,
+            port=self.bags.port,
+            key=key,
+            user=login_name(),
+        )
+        self.submitted.append(self.session.client.submit(live))
+        return self.submitted[-1]
 
-    def _follow(self, submitted: Sequence[str], ended: Callable[[int], None], *, until: float | None) -> bool:
+    def follow(self, ended: Callable[[int], None], *, until: float | None) -> bool:
         """Tell how many jobs have ended until all have, or a time has come; tell which of the two."""
         while True:
-            reports = self.session.client.jobs(max(1, len(submitted)))
+            reports = self.session.client.jobs(max(1, len(self.submitted)))
             over = sum(one.over for one in reports)
             ended(over)
-            if until is None and over == len(submitted):
+            if until is None and over == len(self.submitted):
                 return True
             left = LOOK if until is None else min(LOOK, until - time.monotonic())
             if left <= 0:
-                return over == len(submitted)
+                return over == len(self.submitted)
             time.sleep(left)
+
+    def cancel(self) -> None:
+        """Cancel all jobs and wait for their ends. Raises KoalaError when these do not come."""
+        for job_id in self.submitted:
+            self.session.client.cancel(job_id)
+        if not self.follow(lambda _ended: None, until=time.monotonic() + ENDING):
+            where = f"--site {self.run.site} --state {self.session.directory}"
+            raise KoalaError("jobs of the experiment have not ended", hint=f"see `koala {where} reap`") from None
+
+
+def _by_the_clock(running: RunningService, ended: Callable[[int], None]) -> None:
+    """Submit the jobs of a run at their times; return when all have ended."""
+    run, begin = running.run, time.monotonic()
+    for job in run.jobs:
+        running.follow(ended, until=begin + job.submitted_at / run.pace)
+        running.submit(job, bag_of(job, run.pace))
+    running.follow(ended, until=None)
 
 
 def _outcome(run: LiveRun, directory: Path, clusters: Sequence[ClusterModel], bags: BagServer) -> LiveOutcome:

@@ -17,9 +17,9 @@ from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 
+from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.cli.demofiles import LOCAL_USER
 from koala_adapter.cli.demostory import SLOT, Story, legend
-from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.temporarysite import everywhere
 from koala_adapter.errors import KoalaError
 from koala_adapter.model import BatchKey
@@ -173,7 +173,7 @@ class MalleableStory(Story):
         took = time.monotonic() - self._since
         self.console.print()
         self.console.print(f"[dim]That took {took:.0f} s. The three clusters and their files are removed.[/]")
-        self.console.print("Next: [bold]docs/malleable.md[/] and [bold]examples/malleable/[/].")
+        self.console.print("Next: [bold]koala docs malleable[/].")
 
 
 def _distinct(sizes: Sequence[int]) -> list[int]:

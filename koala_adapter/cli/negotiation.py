@@ -34,7 +34,7 @@ def negotiation() -> None:
 def schema(extension: bool) -> None:
     r"""Print the XML Schema of the template, as every template that arrives is checked with it.
 
-    It refers to the one of the extension as NT-koala.xsd. See docs/negotiation.md.
+    It refers to the one of the extension as NT-koala.xsd. See `koala docs negotiation`.
     """
     from koala_adapter.negotiation.templateschema import EXTENSION, PUBLISHED, schema_path
 
@@ -51,7 +51,7 @@ def access(session: Session, job_id: str, as_json: bool) -> None:
 
     Prints the address, the port and a one-time token, for a program that then speaks for the job by TCP: it hears
     what is offered and wanted back, and may ask for more or give back. Its first frame is "KOALA-NT 1 " and the
-    token. A token that was not used is void when another one is asked for. See docs/negotiation.md.
+    token. A token that was not used is void when another one is asked for. See `koala docs negotiation`.
 
     \b
     Example:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from koala_adapter.api.standby import stand_by, unless_another_answers
+from koala_adapter.api.standby import unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.jobs import PATIENCE, lost
@@ -80,9 +80,8 @@ def submit(session: Session, wanted: JobWords, as_json: bool) -> None:
       koala submit job.toml
     """
     job = wanted.job(session)
-    if not session.client.running():
-        go_on_in_background(session, "no service was running; started one in the background")
-    job_id = session.client.submit(job)
+    go_on_in_background(session, "no service was running; started one in the background")
+    job_id = session.here.submit(job).id
     if as_json:
         session.print_json({"id": job_id})
     else:
@@ -91,8 +90,10 @@ def submit(session: Session, wanted: JobWords, as_json: bool) -> None:
 
 def go_on_in_background(session: Session, text: str) -> None:
     """Start a service that outlives this command, and say so, unless somebody else has just started one."""
+    if session.client.running():
+        return
     with session.progress.status("starting a service"):
-        pid = stand_by(session.client, session.site_file)
+        pid = session.here.begin_service()
     if pid is not None:
         session.remark(f"{text} (pid {pid}, log in {session.directory / LOG_NAME})")
 

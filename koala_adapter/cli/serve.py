@@ -49,7 +49,7 @@ def serve(
 
     \b
     Example:
-      koala --site conf/site.toml serve
+      koala --site /etc/koala/site.toml serve
     """
     if stop:
         session.client.stop()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import SiteConfig
     from koala_adapter.model import Job
     from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.python.site import Site
     from koala_adapter.scheduler.knownpolicies import Policies
 
 P = ParamSpec("P")
@@ -70,57 +71,49 @@ class Session:
         return self.console if self.console.is_terminal else self.progress
 
     @cached_property
+    def here(self) -> Site:
+        """The site and its service, as programs have them."""
+        from koala_adapter.python.site import Site
+
+        return Site(self.site_option, state=self.state_option, notice=self.remark)
+
+    @property
     def plugins(self) -> Mapping[str, PluginDefinition]:
         """The installed plugins. Raises PluginError."""
-        from koala_adapter.plugin import load_plugins
+        return self.here.plugins
 
-        return load_plugins()
-
-    @cached_property
+    @property
     def policies(self) -> Policies:
         """What the scheduler may use: koala's own policies and the installed ones. Raises PluginError."""
-        from koala_adapter.policies.loading import load_policies
+        return self.here.policies
 
-        return load_policies()
-
-    @cached_property
+    @property
     def site_file(self) -> Path:
-        """The site file. Raises ConfigurationError when there is none."""
-        from koala_adapter.config.locations import find_site_file
+        """The site file, or what stands in for one that nobody has written. Raises ConfigurationError."""
+        if self.here.has_file:
+            return self.here.file
+        with self.progress.status("no site file: looking for batch systems"):
+            return self.here.file
 
-        return find_site_file(self.site_option)
-
-    @cached_property
+    @property
     def site(self) -> SiteConfig:
         """The validated site. Raises ConfigurationError."""
-        from koala_adapter.config.sitefile import load_site
+        _ = self.site_file
+        return self.here.config
 
-        return load_site(self.site_file, self.plugins)
-
-    @cached_property
+    @property
     def directory(self) -> Path:
         """The state directory, there or not. Raises ConfigurationError when it is somebody else's."""
-        from koala_adapter.api.statedirectory import check_directory
-        from koala_adapter.config.locations import state_directory
+        return self.here.directory
 
-        directory = state_directory(self.state_option)
-        check_directory(directory)
-        return directory
-
-    @cached_property
+    @property
     def client(self) -> Client:
         """The service of the state directory, whether it runs or not."""
-        from koala_adapter.api.client import Client
-
-        return Client(self.directory)
+        return self.here.client
 
     def job(self, path: Path) -> Job:
         """Read a job file against the site. The id is given by the service at submission."""
-        from koala_adapter.config.jobfile import load_job
-        from koala_adapter.model import JobId
-        from koala_adapter.plugin.commands import login_name
-
-        return load_job(path, job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.site)
+        return self.here.checked(path)
 
     def job_of_text(self, text: str, *, source: str) -> Job:
         """Read the text of a job file against the site; ``source`` is what refusals call it."""

@@ -142,7 +142,7 @@ def files_lines(report: JobReport) -> list[str]:
         were, are = ("was", "is") if files.left == 1 else ("were", "are")
         lines.append(
             f"{_counted(files.left, 'file')} {were} left in the ranks' directories and {are} gone: {names}; "
-            "see output_files in docs/jobfile.md"
+            "see output_files in `koala docs jobfile`"
         )
     return lines
 

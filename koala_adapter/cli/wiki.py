@@ -125,7 +125,8 @@ def serve(
     r"""Serve one cluster, or all, to a WIKI scheduler until stopped.
 
     The scheduler sees all nodes and all users' jobs, and starts those that the site's submission hook holds for it
-    (see docs/wiki.md). The key is only a guard against mistakes: keep the port on this machine, or behind a firewall.
+    (see `koala docs wiki`). The key is only a guard against mistakes: keep the port on this machine, or behind a
+    firewall.
 
     \b
     Example:

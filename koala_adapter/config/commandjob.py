@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
+
+from koala_adapter.config.formatting import toml_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,24 +44,19 @@ def job_file_text(wanted: CommandJob) -> str:
 def _header(wanted: CommandJob) -> Iterator[str]:
     name = "".join(one for one in PurePath(wanted.command[0]).name if one.isprintable())[:LONGEST_NAME]
     if name.strip():
-        yield f"name = {_text(name)}"
-    yield f"walltime = {_text(wanted.walltime)}"
+        yield f"name = {toml_text(name)}"
+    yield f"walltime = {toml_text(wanted.walltime)}"
     if wanted.mpi:
         yield 'launcher = "mpi"'
     if wanted.split:
         yield 'placement = "flexible-cluster-minimization"'
-    yield f"working_directory = {_text(wanted.working_directory)}"
+    yield f"working_directory = {toml_text(wanted.working_directory)}"
 
 
 def _component(wanted: CommandJob) -> Iterator[str]:
-    yield f"command = [{', '.join(map(_text, wanted.command))}]"
+    yield f"command = [{', '.join(map(toml_text, wanted.command))}]"
     yield f"processors = {wanted.processors}"
     if wanted.cluster:
-        yield f"cluster = {_text(wanted.cluster)}"
+        yield f"cluster = {toml_text(wanted.cluster)}"
     if wanted.split:
         yield "flexible = true"
-
-
-def _text(value: str) -> str:
-    """Return a TOML string: JSON's, but for the one control character that JSON leaves as it is."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durations, sizes and text of others as a person is shown them. Pure."""
+"""Durations, sizes and text of others as a person is shown them, and text as TOML has it. Pure."""
 
 from __future__ import annotations
+
+import json
 
 
 def show_duration(seconds: float) -> str:
@@ -24,3 +26,8 @@ def show_size(size: int) -> str:
 def printable(text: str) -> str:
     """Return ``text`` with whatever a terminal would act on escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def toml_text(value: str) -> str:
+    """Return a TOML string: JSON's, but for the one control character that JSON leaves as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

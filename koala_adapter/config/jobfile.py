@@ -6,11 +6,11 @@ A Job as a plain dictionary, for the service's socket and the journal, is made a
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from koala_adapter.adapters import adapter_of
 from koala_adapter.config.diagnosis import Problems, not_among
 from koala_adapter.config.formatting import show_duration
 from koala_adapter.config.inputfiles import collect_input_files
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.tomlfile import KeyPath
     from koala_adapter.model import InputFile
 
-HINT = "every key is described in docs/jobfile.md"
+HINT = "`koala docs jobfile` describes every key"
 
 
 def load_job(path: Path, *, job_id: JobId, user: str, submitted_at: float, site: SiteConfig | None = None) -> Job:
@@ -87,17 +87,12 @@ def check_job(job: Job, site: SiteConfig) -> None:
 def job_from_dict(values: Mapping[str, object]) -> Job:
     """Return the job whose fields these are, as ``asdict`` and JSON give them. Raises ConfigurationError for others."""
     try:
-        return _job_values().validate_python(values)
+        return adapter_of(Job).validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         message = f"not the record of a job: {where}: {first['msg']}"
         raise ConfigurationError(message, hint="is it of another version of koala-adapter?") from None
-
-
-@cache
-def _job_values() -> TypeAdapter[Job]:
-    return TypeAdapter(Job)
 
 
 def _table(

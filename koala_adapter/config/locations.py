@@ -18,11 +18,20 @@ SYSTEM_SITE_FILE = Path("/etc/koala/site.toml")
 
 
 def find_site_file(explicit: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
-    """Return the site file: ``explicit``, else $KOALA_SITE, else the user's own, else the system's.
+    """Return the site file as :func:`locate_site_file` does; raise ConfigurationError when there is none."""
+    path = locate_site_file(explicit, environment)
+    if path is None:
+        hint = "run `koala init`, which writes one of what it finds here, or try `koala demo`, which needs none"
+        raise ConfigurationError(no_site_file(environment), hint=hint)
+    return path
+
+
+def locate_site_file(explicit: Path | None = None, environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return the site file: ``explicit``, else $KOALA_SITE, else the user's own, else the system's; None: no such file.
 
     The user's own is ``koala/site.toml`` in $XDG_CONFIG_HOME or ~/.config; the system's is /etc/koala/site.toml. One
     that is named, by argument or variable, must be there: another one is never taken in its place. Raises
-    ConfigurationError that lists where it was looked for.
+    ConfigurationError when it is not.
     """
     environment = os.environ if environment is None else environment
     named = [("given on the command line", explicit)]
@@ -32,15 +41,22 @@ def find_site_file(explicit: Path | None = None, environment: Mapping[str, str] 
             if not _is_there(path):
                 raise ConfigurationError(f"{path}: there is no such site file ({why})", hint="check the path")
             return path.absolute()
-    looked = [path for path in (_user_site_file(environment), SYSTEM_SITE_FILE) if path is not None]
-    for path in looked:
-        if _is_there(path):
-            return path
+    return next((path for path in _usual_site_files(environment) if _is_there(path)), None)
+
+
+def no_site_file(environment: Mapping[str, str] | None = None) -> str:
+    """Return, for a person, that there is none, and where it was looked for."""
+    looked = _usual_site_files(os.environ if environment is None else environment)
     places = ", ".join([f"${SITE_VARIABLE} (not set)", *map(str, looked)])
-    raise ConfigurationError(
-        f"no site file found; looked for: {places}",
-        hint="try `koala demo`, which needs none, or copy conf/site.toml to one of these places and adapt it",
-    )
+    return f"no site file found; looked for: {places}"
+
+
+def new_site_file(environment: Mapping[str, str] | None = None) -> Path:
+    """Return where a user's own site file belongs. Raises ConfigurationError where there is no home directory."""
+    path = _user_site_file(os.environ if environment is None else environment)
+    if path is None:
+        raise ConfigurationError("there is no home directory to write the site file to", hint="say where: --output")
+    return path
 
 
 def state_directory(explicit: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
@@ -73,6 +89,10 @@ def requests_directory(environment: Mapping[str, str] | None = None) -> Path | N
 def _user_site_file(environment: Mapping[str, str]) -> Path | None:
     base = _base_directory(environment, "XDG_CONFIG_HOME", ".config")
     return base / "koala" / "site.toml" if base is not None else None
+
+
+def _usual_site_files(environment: Mapping[str, str]) -> list[Path]:
+    return [path for path in (_user_site_file(environment), SYSTEM_SITE_FILE) if path is not None]
 
 
 def _base_directory(environment: Mapping[str, str], variable: str, default: str) -> Path | None:

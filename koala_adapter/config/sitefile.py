@@ -44,7 +44,7 @@ __all__ = [
     "state_directory",
 ]
 
-HINT = "every key is described in docs/site-file.md"
+HINT = "`koala docs site-file` describes every key"
 
 
 def load_site(path: Path, plugins: Mapping[str, PluginDefinition]) -> SiteConfig:

@@ -14,68 +14,30 @@ restart a change that was begun is finished, and one that was not is agreed on a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from koala_adapter.dynaco.adaptation import (
     AllDone,
-    AllStand,
     Complaint,
     GivenUp,
     Membership,
     Overdue,
     Report,
     Tell,
-    WantedChange,
 )
+from koala_adapter.dynaco.changeunderway import ChangeUnderWay, Stage, who_has
 from koala_adapter.dynaco.notes import note
 from koala_adapter.dynaco.processes import Process, Stand, process_of
 from koala_adapter.dynaco.tidings import change_note, welcome_note
 from koala_adapter.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from koala_adapter.dynaco.notes import Note
 
 LAST_WORDS = 2.0
 """Seconds in which the processes can tell people why their job is about to end."""
-
-_ACTIVE = (Stand.RUNNING, Stand.ARMED, Stand.WAITING)
-
-
-class _Stage(IntEnum):
-    """How far the change is that is under way."""
-
-    GATHERING = 0
-    """Members or newcomers are not all in contact yet."""
-    ASKING = 1
-    """How far are you?"""
-    ARMING = 2
-    """The point is set; not all stand there."""
-    RECORDING = 3
-    """All stand there; that is being written down."""
-    CHANGING = 4
-    CLOSING = 5
-    """All are done; that is being written down."""
-
-
-@dataclass(slots=True)
-class _Current:
-    wanted: WantedChange
-    since: float
-    stage: _Stage = _Stage.GATHERING
-    number: int = 0
-    at: int = 0
-    distance: int = 1
-    counts: dict[int, int] = field(default_factory=dict)
-    told: bool = False
-    """Those who stand have been told the change."""
-    warned: bool = False
-    """They have been told who holds it up."""
-    overdue: Overdue | None = None
-    """The process that is taken as lost for that."""
 
 
 class Coordinator:
@@ -93,7 +55,7 @@ class Coordinator:
         """Those that have said where they are since they came, or came back, into contact."""
         self._away: set[int] = set()
         """Those whose agents are out of contact: others watch over how long that may last."""
-        self._current: _Current | None = None
+        self._current: ChangeUnderWay | None = None
         self._given_up: dict[int, str] = {}
         """Reasons by the numbers of changes that the records still have."""
         self._highest = 0
@@ -140,7 +102,7 @@ class Coordinator:
         """The agent of a process is in contact, perhaps anew: the process is about to say where it is."""
         self._processes.pop(rank, None)
         self._away.discard(rank)
-        if self._current is not None and self._current.stage is _Stage.CHANGING:
+        if self._current is not None and self._current.stage is Stage.CHANGING:
             self._current.since = now
 
     def time_passed(self, now: float) -> None:
@@ -150,9 +112,9 @@ class Coordinator:
     def next_deadline(self) -> float | None:
         """Return when `time_passed` is to be called at the latest; None: not for now."""
         current = self._current
-        if current is None or current.stage in {_Stage.RECORDING, _Stage.CLOSING}:
+        if current is None or current.stage in {Stage.RECORDING, Stage.CLOSING}:
             return None
-        if current.stage < _Stage.RECORDING:
+        if current.stage < Stage.RECORDING:
             return current.since + self._patience
         if self._away or current.overdue is not None:
             return None
@@ -208,13 +170,13 @@ class Coordinator:
     def _reached(self, rank: int, process: Process, number: int, point: int) -> None:
         process.reached = max(process.reached, point)
         current = self._current
-        if current is not None and current.stage is _Stage.ASKING and number == current.number:
+        if current is not None and current.stage is Stage.ASKING and number == current.number:
             current.counts[rank] = point
 
     def _passed(self, rank: int, process: Process, number: int, reached: int) -> None:
         process.reached = max(process.reached, reached)
         current = self._current
-        if current is None or current.stage is not _Stage.ARMING or number != current.number:
+        if current is None or current.stage is not Stage.ARMING or number != current.number:
             return
         process.move(Stand.RUNNING, 0)
         if reached >= current.at:
@@ -233,7 +195,7 @@ class Coordinator:
     def _remind(self, rank: int, process: Process) -> None:
         """Tell a process what it may have missed."""
         current = self._current
-        number = current.number if current is not None and current.stage > _Stage.GATHERING else 0
+        number = current.number if current is not None and current.stage > Stage.GATHERING else 0
         if process.stand in {Stand.ARMED, Stand.WAITING} and process.change != number:
             self._tells.append(Tell(rank, note("abandon", change=process.change)))
             process.move(Stand.RUNNING, 0)
@@ -242,20 +204,20 @@ class Coordinator:
         if current is None:
             return
         old = rank in self._membership.speakers
-        if current.stage is _Stage.ASKING and old and rank not in current.counts:
+        if current.stage is Stage.ASKING and old and rank not in current.counts:
             self._tells.append(Tell(rank, note("when", change=number)))
-        elif current.stage is _Stage.ARMING and old and process.at != current.at:
+        elif current.stage is Stage.ARMING and old and process.at != current.at:
             self._tells.append(Tell(rank, note("stop", change=number, at=current.at)))
-        elif current.stage is _Stage.CHANGING and current.told:
+        elif current.stage is Stage.CHANGING and current.told:
             self._tell_change(current, rank, process)
 
     def _report_again(self) -> None:
         """Say once more what the records do not have: it may have been set aside; twice does no harm."""
         self._reports.extend(GivenUp(number=number, reason=reason) for number, reason in self._given_up.items())
         current = self._current
-        if current is not None and current.stage is _Stage.RECORDING:
-            self._reports.append(_all_stand(current))
-        elif current is not None and current.stage is _Stage.CLOSING:
+        if current is not None and current.stage is Stage.RECORDING:
+            self._reports.append(current.all_stand())
+        elif current is not None and current.stage is Stage.CLOSING:
             self._reports.append(AllDone(number=current.wanted.number))
         elif current is not None and current.overdue is not None:
             self._reports.append(current.overdue)
@@ -265,7 +227,7 @@ class Coordinator:
         leaves = any(rank in one.leaving and one.adaptation for one in self._membership.wanted)
         process.move(Stand.LEFT if leaves else Stand.RUNNING, process.change)
 
-    def _tell_change(self, current: _Current, rank: int, process: Process) -> None:
+    def _tell_change(self, current: ChangeUnderWay, rank: int, process: Process) -> None:
         newcomer = rank in self._membership.awaited(current.wanted)
         again = process.begun_anew and process.in_change(current.number, Stand.DONE)
         joins = newcomer and process.stand is Stand.NEW
@@ -303,12 +265,14 @@ class Coordinator:
         while self._current is not None and self._step(self._current, now):
             pass
         current = self._current
-        if current is not None and current.stage < _Stage.RECORDING:
-            problem = self._problem(current, now)
+        if current is not None and current.stage < Stage.RECORDING:
+            problem = current.problem(self._membership, self._processes)
+            if not problem and now >= current.since + self._patience:
+                problem = f"{current.held_up_by(self._membership, self._processes)} within {self._patience:g} s"
             if problem:
                 self._give_up(current, problem)
                 self._go_on(now)
-        elif current is not None and current.stage is _Stage.CHANGING:
+        elif current is not None and current.stage is Stage.CHANGING:
             self._await_done(current, now)
 
     def _follow_records(self, now: float) -> None:
@@ -317,14 +281,14 @@ class Coordinator:
         if current is None:
             return
         found = next((one for one in self._membership.wanted if one.number == current.wanted.number), None)
-        if current.stage <= _Stage.RECORDING:
+        if current.stage <= Stage.RECORDING:
             if found is None:
                 self._release(current)
             elif found.adaptation:
-                current.wanted, current.stage, current.since = found, _Stage.CHANGING, now
-            elif current.stage < _Stage.ASKING:
+                current.wanted, current.stage, current.since = found, Stage.CHANGING, now
+            elif current.stage < Stage.ASKING:
                 current.wanted = found
-        elif current.stage is _Stage.CLOSING and (found is None or found.made):
+        elif current.stage is Stage.CLOSING and (found is None or found.made):
             self._close(current)
 
     def _begin(self, now: float) -> None:
@@ -332,86 +296,62 @@ class Coordinator:
         if not open_:
             return
         wanted = min(open_, key=lambda one: (not one.adaptation, one.number))
-        self._current = current = _Current(wanted=wanted, since=now)
+        self._current = current = ChangeUnderWay(wanted=wanted, since=now)
         if wanted.adaptation:
-            current.stage, current.number, current.at = _Stage.CHANGING, wanted.adaptation, wanted.point
+            current.stage, current.number, current.at = Stage.CHANGING, wanted.adaptation, wanted.point
             self._highest = max(self._highest, wanted.adaptation)
 
-    def _step(self, current: _Current, now: float) -> bool:
+    def _step(self, current: ChangeUnderWay, now: float) -> bool:
         """Go on by one stage; False: something must happen first."""
         everybody = (*self._membership.speakers, *self._membership.awaited(current.wanted))
         match current.stage:
-            case _Stage.GATHERING:
-                if not self._ready(current.wanted):
+            case Stage.GATHERING:
+                if not current.ready(self._membership, self._processes):
                     return False
                 self._highest += 1
-                current.number, current.stage, current.since = self._highest, _Stage.ASKING, now
+                current.number, current.stage, current.since = self._highest, Stage.ASKING, now
                 self._say(self._membership.speakers, note("when", change=current.number))
-            case _Stage.ASKING:
+            case Stage.ASKING:
                 if any(rank not in current.counts for rank in self._membership.speakers):
                     return False
                 current.at = max(current.counts.values()) + current.distance
-                current.stage = _Stage.ARMING
+                current.stage = Stage.ARMING
                 self._say(self._membership.speakers, note("stop", change=current.number, at=current.at))
-            case _Stage.ARMING:
-                standing = self._speakers()
-                here = [
-                    one for one in standing if one.in_change(current.number, Stand.WAITING) and one.at == current.at
-                ]
-                newcomers = [self._processes.get(rank) for rank in self._membership.awaited(current.wanted)]
-                if len(here) < len(self._membership.speakers) or None in newcomers:
+            case Stage.ARMING:
+                if not current.all_at_point(self._membership, self._processes):
                     return False
-                current.stage = _Stage.RECORDING
-                self._reports.append(_all_stand(current))
-            case _Stage.CHANGING:
+                current.stage = Stage.RECORDING
+                self._reports.append(current.all_stand())
+            case Stage.CHANGING:
                 return self._change(current, everybody)
             case _:
                 return False
         return True
 
-    def _ready(self, wanted: WantedChange) -> bool:
-        members = self._speakers()
-        if len(members) < len(self._membership.speakers) or any(one.stand not in _ACTIVE for one in members):
-            return False
-        newcomers = [self._processes.get(rank) for rank in self._membership.awaited(wanted)]
-        return all(one is not None and one.stand is Stand.NEW for one in newcomers)
-
-    def _change(self, current: _Current, everybody: tuple[int, ...]) -> bool:
+    def _change(self, current: ChangeUnderWay, everybody: tuple[int, ...]) -> bool:
         if not current.told:
-            if self._unfinished(current, everybody):
+            if current.unfinished(self._membership, self._processes):
                 return False
             current.told = True
             for rank in everybody:
                 if rank in self._processes:
                     self._tell_change(current, rank, self._processes[rank])
-        if self._unfinished(current, everybody):
+        if current.unfinished(self._membership, self._processes):
             return False
-        current.stage = _Stage.CLOSING
+        current.stage = Stage.CLOSING
         self._reports.append(AllDone(number=current.wanted.number))
         return True
 
-    def _unfinished(self, current: _Current, everybody: tuple[int, ...]) -> list[int]:
-        """Return for whom a change waits: to be in contact and, once it was told, to be done."""
-        waited_for = []
-        for rank in everybody:
-            process = self._processes.get(rank)
-            done = process is not None and (
-                not current.told or process.in_change(current.number, Stand.DONE) or process.past(current.number)
-            )
-            if not done and rank not in self._membership.ended:
-                waited_for.append(rank)
-        return waited_for
-
-    def _await_done(self, current: _Current, now: float) -> None:
+    def _await_done(self, current: ChangeUnderWay, now: float) -> None:
         """Say who holds a change up; then take it as lost, and its part of the data with it."""
         due = self.next_deadline()
         if due is None or now < due:
             return
         everybody = (*self._membership.speakers, *self._membership.awaited(current.wanted))
-        late = self._unfinished(current, everybody)
+        late = current.unfinished(self._membership, self._processes)
         missing = "called done()" if current.told else "come back"
         within = f"within {self._done_patience:g} s of the change at point {current.at}"
-        text = f"{_who_has(late)} not {missing} {within}"
+        text = f"{who_has(late)} not {missing} {within}"
         if current.warned:
             current.overdue = Overdue(rank=late[0], reason=text)
             self._reports.append(current.overdue)
@@ -419,7 +359,7 @@ class Coordinator:
         current.warned = True
         self._say(everybody, note("error", text=f"{text}; its part of the data is lost, and the job ends"))
 
-    def _close(self, current: _Current) -> None:
+    def _close(self, current: ChangeUnderWay) -> None:
         """Let the processes go on: those that stay first."""
         self._current = None
         leaving = set(current.wanted.leaving)
@@ -430,40 +370,15 @@ class Coordinator:
 
     # ---- changes that are not made --------------------------------------------------------------------------------
 
-    def _problem(self, current: _Current, now: float) -> str:
-        """Return why a change that nobody has been told yet cannot be made; nothing when it can."""
-        members = self._membership.speakers
-        for rank in members:
-            process = self._processes.get(rank)
-            if rank in self._membership.ended:
-                return f"process {rank} has ended"
-            if process is not None and process.leaving:
-                return f"process {rank} is about to exit"
-        if now < current.since + self._patience:
-            return ""
-        within = f"within {self._patience:g} s"
-        for rank in members:
-            if rank not in self._processes:
-                return f"process {rank} was out of contact, and has not come back {within}"
-        for rank in self._membership.awaited(current.wanted):
-            if rank not in self._processes:
-                return f"the new process {rank} has not joined {within}"
-        late = [
-            rank
-            for rank in members
-            if not (self._processes[rank].in_change(current.number, Stand.WAITING) and current.number)
-        ]
-        return f"{_who_has(late)} not reached an adaptation point {within}"
-
-    def _give_up(self, current: _Current, reason: str) -> None:
+    def _give_up(self, current: ChangeUnderWay, reason: str) -> None:
         self._given_up[current.wanted.number] = reason
         self._reports.append(GivenUp(number=current.wanted.number, reason=reason))
         self._release(current)
 
-    def _release(self, current: _Current) -> None:
+    def _release(self, current: ChangeUnderWay) -> None:
         """Let everybody go on as if nothing had been asked."""
         self._current = None
-        if current.stage is _Stage.GATHERING:
+        if current.stage is Stage.GATHERING:
             return
         for rank in self._membership.speakers:
             process = self._processes.get(rank)
@@ -474,16 +389,3 @@ class Coordinator:
 
     def _speakers(self) -> list[Process]:
         return [self._processes[rank] for rank in self._membership.speakers if rank in self._processes]
-
-
-def _who_has(ranks: Sequence[int]) -> str:
-    return f"process {ranks[0]} has" if len(ranks) == 1 else f"processes {', '.join(map(str, ranks))} have"
-
-
-def _all_stand(current: _Current) -> AllStand:
-    return AllStand(
-        number=current.wanted.number,
-        adaptation=current.number,
-        point=current.at,
-        leaving=current.wanted.leaving,
-    )

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 STEPPER = Path(__file__).with_name("stepper.py")
 COMPONENT = "steps"
 WALLTIME = 3600
+LONGEST = 100.0
+"""Seconds, but for delays, that the application computes where it never comes to its goal."""
 
 
 def application(scenario: Scenario, pace: Pace, *, user: str, anywhere: bool) -> Job:
     """Return the application of a scenario; ``anywhere``: it may grow on other clusters than that of its beginning."""
-    arguments = (pace.steps, pace.work, scenario.sizes, scenario.wish, scenario.goal)
+    most = max(pace.steps, round(LONGEST * scenario.initial / pace.work))
+    arguments = (pace.steps, pace.work, scenario.sizes, scenario.wish, scenario.goal, most)
     component = Component(
         name=COMPONENT,
         command=("python3", STEPPER.name, *(str(one) for one in arguments)),

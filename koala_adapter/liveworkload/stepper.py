@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of an adaptive program whose steps take the less time the more processes it has: it sleeps its share.
 
-python3 stepper.py STEPS WORK SIZES WISH GOAL
+python3 stepper.py STEPS WORK SIZES WISH GOAL MOST
 
 WORK: seconds that a step takes on one process. SIZES: on how many processes it can run, as koala_app.join has it.
 WISH: so many more it asks for after a third of its steps; 0: none. It ends when its steps are done and a third of them
-was done on GOAL processes; without that, after twenty times as many. The process of rank 0 prints what it asked for,
-and each step, with the time.
+was done on GOAL processes; without that, after MOST steps. The process of rank 0 prints what it asked for, and each
+step, with the time.
 
 It is sent to the nodes as an input file, and needs koala_app.py, which koala brings along.
 """
@@ -17,16 +17,14 @@ import time
 
 import koala_app  # type: ignore[import-not-found] # it is there where this runs
 
-LONGEST = 20
 
-
-def compute(app: koala_app.App, steps: int, work: float, wish: int, goal: int) -> None:
+def compute(app: koala_app.App, steps: int, work: float, wish: int, goal: int, most: int) -> None:  # noqa: PLR0917 - its command line
     """Compute as one process of the program, for as long as it is one."""
     if app.change is not None:
         app.done()
     since = app.reached
     tell(app, "begins", app.reached, app.size)
-    while not over(app, steps, since, goal):
+    while not over(app, steps, since, goal, most):
         if wish and app.rank == 0 and app.reached == steps // 3:
             answer = app.request(wish)
             tell(app, "asks", wish, answer.granted, answer.reason)
@@ -44,10 +42,10 @@ def compute(app: koala_app.App, steps: int, work: float, wish: int, goal: int) -
     app.close()
 
 
-def over(app: koala_app.App, steps: int, since: int, goal: int) -> bool:
+def over(app: koala_app.App, steps: int, since: int, goal: int, most: int) -> bool:
     """Tell whether enough has been done; all processes find the same. ``since``: points at the last change."""
     at_goal = app.size == goal and app.reached - since >= steps // 3
-    return bool(app.reached >= steps * (1 if at_goal else LONGEST))
+    return bool(app.reached >= (steps if at_goal else most))
 
 
 def tell(app: koala_app.App, *what: object) -> None:
@@ -57,5 +55,5 @@ def tell(app: koala_app.App, *what: object) -> None:
 
 
 if __name__ == "__main__":
-    numbers = [float(one) for one in sys.argv[1:3] + sys.argv[4:6]]
-    compute(koala_app.join(sizes=sys.argv[3]), int(numbers[0]), numbers[1], int(numbers[2]), int(numbers[3]))
+    steps, wish, goal, most = (int(one) for one in (sys.argv[1], *sys.argv[4:7]))
+    compute(koala_app.join(sizes=sys.argv[3]), steps, float(sys.argv[2]), wish, goal, most)

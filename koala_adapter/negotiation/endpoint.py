@@ -22,6 +22,7 @@ from koala_adapter.negotiation.states import (
     DISCONNECTED,
     ENDED,
     RECEIVED,
+    RESENT,
     SAID,
     SENT,
     Message,
@@ -31,19 +32,9 @@ from koala_adapter.negotiation.states import (
 from koala_adapter.negotiation.template import Side, Status, Template, expired, faulty, numbered, published, sayable
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.template import NegotiationKey
+    from collections.abc import Callable, Mapping
 
-_RESENT = {
-    State.OFFERED: Status.NEGOTIATION,
-    State.ACCEPTING: Status.ACCEPTED,
-    State.AGREED: Status.COMMITTED,
-    State.CONSUMED: Status.CONSUMED,
-    State.REJECTED: Status.REJECTED,
-    State.WITHDRAWN: Status.WITHDRAWN,
-    State.EXPIRED: Status.EXPIRED,
-    State.BROKEN: Status.ERROR,
-}
-"""What is said again on a new connection if it was the last that was said: it may not have arrived."""
+    from koala_adapter.negotiation.template import NegotiationKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +117,8 @@ class Complaint:
     reason: str
 
 
+Watch: TypeAlias = "Callable[[Side, Template, bytes], None]"
+"""Takes note of each template that passes: who has said it, what it is, and as it was written."""
 Event: TypeAlias = OfferReceived | OfferAccepted | Agreed | Consumed | Ended | Unreadable | Complaint
 
 
@@ -143,10 +136,15 @@ class Endpoint:
     """One side of the negotiations with one peer."""
 
     def __init__(
-        self, *, side: Side, host: str, peer: str, limits: Limits | None = None, strict_peer: bool = False
-    ) -> None:
-        """``host`` and ``peer`` are named in complaints. ``strict_peer``: send nothing but the published form."""
+        self, *, side: Side, host: str, peer: str, limits: Limits | None = None, strict_peer: bool = False,
+        watch: Watch | None = None,
+    ) -> None:  # fmt: skip
+        """``host`` and ``peer`` are named in complaints. ``strict_peer``: send nothing but the published form.
+
+        ``watch`` takes note of all templates, those that are to be said before they are.
+        """
         self.side = side
+        self._watch = watch
         self._host = host
         self._peer = peer
         self.limits = limits or Limits()
@@ -231,7 +229,10 @@ class Endpoint:
             return events
         try:
             for payload in self._frames.feed(data):
-                events += self._take(templatexml.parse(payload), now)
+                template = templatexml.parse(payload)
+                if self._watch is not None:
+                    self._watch(self.side.other, template, payload)
+                events += self._take(template, now)
         except NegotiationError as error:
             self.unreadable = True
             reason = sayable(error.message)
@@ -336,7 +337,7 @@ class Endpoint:
         """Say again, on a new connection, what may not have arrived on the last one."""
         self.unreadable = False
         for known in self._known.values():
-            if known.last_sent is not None and known.last_sent.status is _RESENT.get(known.state):
+            if known.last_sent is not None and known.last_sent.status is RESENT.get(known.state):
                 self._write(known.last_sent)
 
     def restore(self, template: Template, state: State, round_: int, now: float) -> None:
@@ -384,17 +385,19 @@ class Endpoint:
         self._write(template)
 
     def _write(self, template: Template) -> None:
-        self._output += frame(templatexml.build(published(template) if self._strict_peer else template))
+        payload = templatexml.build(published(template) if self._strict_peer else template)
+        if self._watch is not None:
+            self._watch(self.side, template, payload)
+        self._output += frame(payload)
+
+
+_EVENTS: Mapping[State, type[OfferReceived | OfferAccepted | Agreed | Consumed]] = {
+    State.ASKED: OfferReceived, State.ACCEPTED: OfferAccepted, State.AGREED: Agreed, State.CONSUMED: Consumed,
+}  # fmt: skip
 
 
 def _event(key: NegotiationKey, known: _Negotiation, before: State, reason: str) -> Event:
-    match known.state:
-        case State.ASKED:
-            return OfferReceived(key=key, template=known.standing)
-        case State.ACCEPTED:
-            return OfferAccepted(key=key, template=known.standing)
-        case State.AGREED:
-            return Agreed(key=key, template=known.standing)
-        case State.CONSUMED:
-            return Consumed(key=key, template=known.standing)
+    kind = _EVENTS.get(known.state)
+    if kind is not None:
+        return kind(key=key, template=known.standing)
     return Ended(key=key, template=known.standing, state=known.state, before=before, reason=reason)

@@ -209,3 +209,17 @@ DISCONNECTED: Mapping[State, State] = MappingProxyType(
     dict.fromkeys((State.OFFERED, State.ASKED, State.ACCEPTED), State.LOST)
 )
 """What follows when the connection ends. An acceptance waits for its deadline: the commitment may be on its way."""
+
+RESENT: Mapping[State, Status] = MappingProxyType(
+    {
+        State.OFFERED: Status.NEGOTIATION,
+        State.ACCEPTING: Status.ACCEPTED,
+        State.AGREED: Status.COMMITTED,
+        State.CONSUMED: Status.CONSUMED,
+        State.REJECTED: Status.REJECTED,
+        State.WITHDRAWN: Status.WITHDRAWN,
+        State.EXPIRED: Status.EXPIRED,
+        State.BROKEN: Status.ERROR,
+    }
+)
+"""What is said again on a new connection if it was the last that was said: it may not have arrived."""

@@ -15,6 +15,7 @@ from koala_adapter.plugin.contract import (
     RenderedSubmission,
     Submission,
 )
+from koala_adapter.plugin.discovery import Discovery, FoundCluster, LeftOut, Surroundings, readable_text
 from koala_adapter.plugin.registry import ENTRY_POINT_GROUP, load_plugins
 
 __all__ = [
@@ -24,9 +25,14 @@ __all__ = [
     "Capabilities",
     "CheckResult",
     "ClusterContext",
+    "Discovery",
+    "FoundCluster",
+    "LeftOut",
     "Lrm",
     "PluginDefinition",
     "RenderedSubmission",
     "Submission",
+    "Surroundings",
     "load_plugins",
+    "readable_text",
 ]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import BatchKey, LrmJob, LrmJobId, Node, Queue
     from koala_adapter.plugin.commands import CommandRunner
+    from koala_adapter.plugin.discovery import Discovery, Surroundings
 
 INTERFACE_VERSION = 1
 NOWHERE = "/dev/null"
@@ -289,12 +290,12 @@ class Lrm(ABC):
         found = (
             f"{type(self).__name__} cannot {' or '.join(missing)} jobs" if missing else "jobs can be held and pinned"
         )
-        remedy = "schedule another cluster from outside: see the table in docs/wiki.md"
+        remedy = "schedule another cluster from outside: see the table in `koala docs wiki`"
         return (CheckResult(subject="outside scheduler", ok=not missing, found=found, remedy=remedy),)
 
     def _unsupported(self, operation: str, _arguments: Sequence[str]) -> NoReturn:
         message = f"{type(self).__name__} cannot {operation}"
-        raise LrmUnsupportedError(message, hint="see the table of capabilities in docs/plugins.md")
+        raise LrmUnsupportedError(message, hint="see the table of capabilities in `koala docs plugins`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,5 +314,10 @@ class PluginDefinition:
     """Settings that together say which batch system it is, so that requests to the same one are counted together.
 
     Empty: all settings, and the state directory, say so.
+    """
+    discover: Callable[[Surroundings], Discovery] | None = None
+    """Returns the batch systems of this kind that this host can reach, for `koala init`; raises nothing.
+
+    Looks at variables and files, and asks a command or two at most; what it returns is tried by the core.
     """
     interface_version: int = INTERFACE_VERSION

@@ -69,7 +69,7 @@ def _load(entry_point: metadata.EntryPoint) -> PluginDefinition:
     problem = _contract_problem(entry_point.name, definition)
     if problem:
         message = f"{where} breaks the plugin contract: {problem}"
-        raise PluginError(message, hint="see docs/plugins.md")
+        raise PluginError(message, hint="see `koala docs plugins`")
     checked: PluginDefinition = definition
     return checked
 
@@ -87,6 +87,8 @@ def _contract_problem(name: str, definition: object) -> str | None:  # noqa: PLR
         return 'its settings model must have extra="forbid", or a misspelt key would go unnoticed'
     if not callable(definition.factory):
         return "factory must be callable"
+    if not (definition.discover is None or callable(definition.discover)):
+        return "discover must be callable, or be left out"
     return _capability_problem(definition.capabilities)
 
 

@@ -15,7 +15,7 @@ from koala_adapter.policies.definition import ENTRY_POINT_GROUP, INTERFACE_VERSI
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-HINT = "see docs/policies.md"
+HINT = "see `koala docs policies`"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 

@@ -43,7 +43,11 @@ def membership_of(record: JobRecord, component: str) -> Membership:
     return Membership(
         members=tuple(one.rank for one in members),
         places={one.rank: _place(one, clusters) for one in ranks},
-        wanted=tuple(_wanted(claim, change, members) for claim, change in _under_way(claims, *_MOVING)),
+        wanted=tuple(
+            _wanted(claim, change, claims, members)
+            for claim, change in _under_way(claims, *_MOVING)
+            if not change.lead  # it is a part of another one
+        ),
         ended=frozenset(one.rank for one in ranks if one.rank in record.ends),
         minimum=limits.minimum,
         maximum=limits.maximum,
@@ -64,11 +68,12 @@ def _under_way(claims: Sequence[Claim], *phases: ChangePhase) -> list[tuple[Clai
     return [(claim, claim.change) for claim in claims if claim.change is not None and claim.change.phase in phases]
 
 
-def _wanted(claim: Claim, change: Change, members: Sequence[Rank]) -> WantedChange:
+def _wanted(claim: Claim, change: Change, claims: Sequence[Claim], members: Sequence[Rank]) -> WantedChange:
     joining: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
     if change.phase is ChangePhase.TAKING:
-        joining = tuple(change.ranks)
+        taken = [one for _, one in _under_way(claims, ChangePhase.TAKING) if change.number in {one.number, one.lead}]
+        joining = tuple(rank for one in sorted(taken, key=lambda one: one.number) for rank in one.ranks)
     elif change.adaptation:
         leaving = tuple(change.ranks)
     else:

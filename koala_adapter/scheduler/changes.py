@@ -68,6 +68,12 @@ class Change:
     """Processors that the application asked for."""
     memory_mib: int = 0
     """Memory that each of them comes with; 0: what all placeholders of the cluster have."""
+    submitted_again: bool = False
+    """Its stubs did not arrive at their batch system, and others were submitted: that is done once."""
+    lead: int = 0
+    """Number of the change that this one is a part of, where a wish is met on several clusters; 0: its own."""
+    least: int = 1
+    """Fewer processors than this are of no use to the application that asked for them."""
     countered: bool = False
     """It asked for more than that: it has been offered this part of it, which is kept for it until it answers."""
 

@@ -16,8 +16,9 @@ from koala_adapter.scheduler.timers import TimerKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.othersjob import OthersJob
-    from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.records import BatchRecord, JobRecord, PlaceholderRecord, State
     from koala_adapter.scheduler.timetable import Timetable
 
 TOLERANCE = 60.0

@@ -30,6 +30,7 @@ from koala_adapter.scheduler.claiming.waiting import (
     wake_for_scan,
 )
 from koala_adapter.scheduler.clockchanges import advance, give_time, postpone
+from koala_adapter.scheduler.clusterrecord import ClusterRecord
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, rank_ended
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
@@ -48,7 +49,7 @@ from koala_adapter.scheduler.malleable.wantedsizes import keep_to_wanted_sizes, 
 from koala_adapter.scheduler.malleable.workerends import workers_timer
 from koala_adapter.scheduler.outcome import JobState, outcome_without_code
 from koala_adapter.scheduler.placement.policy import infeasibility
-from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, State
+from koala_adapter.scheduler.records import Claim, JobRecord, State
 from koala_adapter.scheduler.roster import Roster
 from koala_adapter.scheduler.timers import Timer, TimerKind
 from koala_adapter.scheduler.timetable import Timetable, change_due

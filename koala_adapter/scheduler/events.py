@@ -271,6 +271,8 @@ class MoreRequested(Event):
     """Memory that each of the new processors must come with; 0: what all placeholders of the cluster have."""
     memory_required: bool = False
     """Processors without that memory are of no use to it."""
+    cluster: str = ""
+    """Where they must be; empty: wherever the component may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.model import ClusterName, Job
-    from koala_adapter.scheduler.records import Claim, ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
+    from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord, State
 
 LISTED = 6
 """Most clusters that one sentence tells about."""

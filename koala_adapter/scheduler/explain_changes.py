@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, Component
     from koala_adapter.scheduler.changes import Change, SizeChange
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, State
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
+    from koala_adapter.scheduler.records import JobRecord, State
 
 
 CHANGES_TOLD = 3

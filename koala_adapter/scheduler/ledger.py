@@ -19,14 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.records import (
-        BatchRecord,
-        Claim,
-        ClusterRecord,
-        JobRecord,
-        PlaceholderRecord,
-        State,
-    )
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
+    from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord, State
 
 
 class Ledger:

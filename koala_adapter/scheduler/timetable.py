@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName
     from koala_adapter.scheduler.changes import Change
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord, State
 
 
 class Timetable:

@@ -13,7 +13,7 @@ import structlog
 
 from koala_adapter.application.libraryfile import FILE_NAME, library_file
 from koala_adapter.config.inputfiles import LARGEST_SUM
-from koala_adapter.errors import KoalaError, ProtocolError
+from koala_adapter.errors import JobRefusedError, KoalaError, ProtocolError
 from koala_adapter.model import EndReason, JobId, Launcher, MpiResize, RunnerName, TaskEnd
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.adaptivempi import AdaptiveMpiRunner
@@ -100,14 +100,15 @@ class Applications:
     def keep_input(self, job: Job) -> None:
         """Copy a job's input files to the service's own directory, so that later changes do not matter.
 
-        Raises OSError, and leaves nothing then.
+        Raises JobRefusedError, and leaves nothing then.
         """
         try:
             for component in job.components:
                 self._keep(job.id, component)
-        except OSError:
+        except OSError as error:
             self.forget(job.id)
-            raise
+            message = f"input file {error.filename}: {error.strerror}"
+            raise JobRefusedError(message, hint="check the job file") from error
 
     def _keep(self, job_id: JobId, component: Component) -> None:
         left = LARGEST_SUM

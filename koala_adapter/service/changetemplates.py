@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.dynaco.decide import rule_named
+from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
     CPU,
     MEMORY,
@@ -16,13 +18,20 @@ from koala_adapter.negotiation.template import (
     Status,
     Template,
     Usage,
+    accepted,
+    committed,
 )
 from koala_adapter.scheduler.changes import ChangePhase
+from koala_adapter.scheduler.malleable.jointgrowth import parts_of
+from koala_adapter.service.negotiationrecord import acceptance_of_koala, is_committed, templates_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
     from koala_adapter.service.negotiationparties import Party
+    from koala_adapter.service.negotiationrecord import KeptNegotiation
 
 HOST = "koala"
 """Our name in templates."""
@@ -65,14 +74,76 @@ def offer_of(
     )
 
 
-def restored_template(claim: Claim, change: Change, host: str) -> Template:
-    """Return what stands in the negotiation of a change, as far as the records tell."""
+def restored(
+    record: JobRecord, claim: Claim, change: Change, host: str, kept: KeptNegotiation | None, *, carried_out: bool
+) -> tuple[Template, State] | None:
+    """Return what koala said last in the negotiation of a change, and its state; None: it begins anew."""
+    if change.phase is ChangePhase.ASKED:
+        acceptance = acceptance_of_koala(kept)
+        if acceptance is not None:  # of a counter-offer: the scheduler hears of it with the commitment
+            return acceptance, State.ACCEPTING
+        if not change.countered:
+            return None
+    template = _restored_template(record, claim, change, host, templates_of(kept))
+    # Who was accepted by koala as it asked has the last word, and may have said it.
+    settled = not change.agreement or change.countered or carried_out or is_committed(kept)
+    state = {ChangePhase.ASKED: State.OFFERED, ChangePhase.PROMISED: State.ASKED}.get(
+        change.phase, State.AGREED if settled else State.ACCEPTING
+    )
+    return {State.AGREED: committed(template), State.ACCEPTING: accepted(template)}.get(state, template), state
+
+
+def _restored_template(
+    record: JobRecord, claim: Claim, change: Change, host: str, said: Sequence[Template] = ()
+) -> Template:
+    """Return what stands in the negotiation of a change: as much as the records tell, of what was said to be about.
+
+    ``said``: all that is known to have been said in it, in order. What the peer understands to stand has all resources
+    that were in its first template, also those that were declined.
+    """
+    own = bool(change.agreement)
+    quantity = _quantity_of(record, change)
+    standing = [one for one in said if one.status in _STANDING and one.quantity(CPU)]
+    if not standing:
+        return _recorded_template(claim, change, host, quantity)
+    given_back = own and change.processors < 0  # by as many changes as clusters, some of which may be over
+    fitting = standing if given_back else [one for one in standing if one.quantity(CPU) == quantity]
+    shape = (fitting or standing)[-1]
+    given = {CPU, MEMORY} if change.memory_mib else {CPU}
+    return replace(
+        shape,
+        status=Status.NEGOTIATION,
+        round=shape.round if fitting else None,
+        resources=tuple(
+            replace(
+                one,
+                quantity=quantity if one.type == CPU and not given_back else one.quantity,
+                status=Status.REJECTED if one.declined or (own and one.type not in given) else Status.NEGOTIATION,
+                minimum=None,
+                maximum=None,
+            )
+            for one in shape.resources
+        ),
+        reason="",
+    )
+
+
+_STANDING = frozenset({Status.NEGOTIATION, Status.ACCEPTED, Status.COMMITTED})
+
+
+def _quantity_of(record: JobRecord, change: Change) -> int:
+    """Return how many processors stand in the negotiation of a change."""
+    if change.phase is ChangePhase.PROMISED:
+        return change.wish
+    asked = change.phase is ChangePhase.ASKED
+    parts = [part.change for part in parts_of(record, change)]
+    return max(1, sum(abs(one.processors) if asked else one.accepted for one in parts))
+
+
+def _recorded_template(claim: Claim, change: Change, host: str, quantity: int) -> Template:
+    """Return the same of a negotiation of which nothing is known but the records."""
     own = bool(change.agreement)
     grows = change.processors > 0
-    waits = change.phase is ChangePhase.PROMISED
-    quantity = (
-        change.wish if waits else abs(change.processors) if change.phase is ChangePhase.ASKED else change.accepted
-    )
     return Template(
         agreement_id=change.agreement or str(change.number),
         initiator=Side.APPLICATION if own else Side.RMS,
@@ -83,7 +154,7 @@ def restored_template(claim: Claim, change: Change, host: str) -> Template:
         resources=(
             Resource(
                 type=CPU,
-                quantity=max(1, quantity),
+                quantity=quantity,
                 cluster="" if own else claim.cluster or "",
                 component="" if own else claim.component,
             ),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
+from koala_adapter.adapters import adapter_of
 from koala_adapter.errors import JournalBlockedError, JournalError
 from koala_adapter.host.clock import ClockReading
 from koala_adapter.model import BatchKey, PlaceholderId
@@ -85,11 +86,6 @@ _RULES_ADDED = ("reorganize", "out_of_step", "growth_ends_with_job")
 def _event(name: str) -> TypeAdapter[Event]:
     """Return what reads and writes one type of event. Raises KeyError when there is none of that name."""
     return TypeAdapter(_EVENT_TYPES[name])
-
-
-@cache
-def _reading() -> TypeAdapter[ClockReading]:
-    return TypeAdapter(ClockReading)
 
 
 def _as_decided(body: str) -> str:
@@ -329,13 +325,13 @@ class Journal:
         """Return how the clocks stood when they were noted last; None: never, or not in a form that is known here."""
         found = self.value("clock")
         try:
-            return None if found is None else _reading().validate_json(found)
+            return None if found is None else adapter_of(ClockReading).validate_json(found)
         except ValueError:
             return None
 
     def note_clock(self, reading: ClockReading) -> None:
         """Keep how the clocks stand, so that a later process goes on from there."""
-        self.set_value("clock", _reading().dump_json(reading).decode())
+        self.set_value("clock", adapter_of(ClockReading).dump_json(reading).decode())
 
     def next_job_number(self) -> int:
         """Return a number never returned before."""

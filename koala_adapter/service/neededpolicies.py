@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be here before a journal is replayed: the policies with which its events were decided."""
+"""What policies must be here: before a journal is replayed, those its events were decided with; those of new jobs."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from koala_adapter.errors import JobRefusedError
 from koala_adapter.scheduler.events import Configured, JobSubmitted
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from koala_adapter.driver.recovery import EventStore
+    from koala_adapter.model import Job
     from koala_adapter.scheduler.batchnumbers import NumberedBatch
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.knownpolicies import Policies
     from koala_adapter.scheduler.records import State
+
+
+def check_placement(job: Job, policies: Policies) -> None:
+    """Raise JobRefusedError when the placement policy of a new job is not here."""
+    if job.placement not in policies.placement_names:
+        known = ", ".join(sorted(policies.placement_names))
+        message = f"the service has no placement policy {job.placement!r}; it has {known}"
+        raise JobRefusedError(message, hint="restart it if the policy has been installed meanwhile")
 
 
 class WithPolicies:

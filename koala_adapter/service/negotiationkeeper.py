@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from koala_adapter.errors import JournalBlockedError, NegotiationError
-from koala_adapter.negotiation import templatexml
+from koala_adapter.errors import JournalBlockedError
 from koala_adapter.service.negotiationrecord import KeptNegotiation, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from koala_adapter.model import JobId
-    from koala_adapter.negotiation.template import Side
+    from koala_adapter.negotiation.template import Side, Template
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.negotiationstore import NegotiationStore
 
@@ -32,12 +31,8 @@ class NegotiationKeeper:
         self._clock = clock
         self._waiting: deque[tuple[KeptNegotiation, Message]] = deque(maxlen=MOST_WAITING)
 
-    def keep(self, job_id: JobId, rank: int, sender: Side, payload: bytes) -> None:
-        """Keep a template that a side has said; what is none is not kept."""
-        try:
-            template = templatexml.parse(payload)
-        except NegotiationError:
-            return
+    def keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
+        """Keep a template that a side has said, and as it has written it."""
         record = self._state().jobs.get(job_id)
         known = record is not None and 0 <= rank < len(record.ranks)
         component = record.ranks[rank].component if record is not None and known else ""

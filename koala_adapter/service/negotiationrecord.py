@@ -116,6 +116,20 @@ def _read(kept: KeptNegotiation) -> Iterator[tuple[Message, Template]]:
         yield message, message.read()
 
 
+def templates_of(kept: KeptNegotiation | None) -> list[Template]:
+    """Return all that was said, in order, as far as is known."""
+    return [] if kept is None else [template for _, template in _read(kept)]
+
+
+def acceptance_of_koala(kept: KeptNegotiation | None) -> Template | None:
+    """Return what koala has accepted, if that was the last word but the commitment to it; None: it was not."""
+    for message, template in reversed([] if kept is None else list(_read(kept))):
+        by_koala = message.sender == Side.RMS.value
+        if by_koala or template.status is not Status.COMMITTED:
+            return template if by_koala and template.status is Status.ACCEPTED else None
+    return None
+
+
 def is_committed(kept: KeptNegotiation | None) -> bool:
     """Tell whether one side has committed itself to what the other accepted, as far as is known."""
-    return kept is not None and any(template.status is Status.COMMITTED for _, template in _read(kept))
+    return any(template.status is Status.COMMITTED for template in templates_of(kept))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import NegotiationError
@@ -19,6 +20,7 @@ from koala_adapter.negotiation.template import (
     CPU,
     MEMORY,
     Direction,
+    Negotiability,
     NegotiationKey,
     Obligation,
     Side,
@@ -32,9 +34,8 @@ from koala_adapter.negotiation.template import (
 )
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.service.changetemplates import HOST, memory_wanted, offer_of, problem_of, restored_template, round_of
+from koala_adapter.service.changetemplates import HOST, memory_wanted, offer_of, problem_of, restored, round_of
 from koala_adapter.service.negotiationparties import NEGOTIATOR
-from koala_adapter.service.negotiationrecord import is_committed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 ANSWER_WITHIN = 20.0
 """Seconds; the library answers at once. Less where the scheduler waits less: what is offered is kept for longer."""
+
+BACK_WITHIN = 60.0
+"""Seconds after a restart in which processes come back into contact, and hear again what they have to answer."""
 
 
 @dataclass(slots=True)
@@ -70,7 +74,7 @@ class Negotiations:
         clock: Callable[[], float],
         report: Callable[[ev.Event], None],
         say: Callable[[JobId, int, bytes], None],
-        keep: Callable[[JobId, int, Side, bytes], None],
+        keep: Callable[[JobId, int, Side, Template, bytes], None],
         answer_timeout: Callable[[], float],
         recalled: Callable[[JobId, Side, str], KeptNegotiation | None],
     ) -> None:
@@ -110,6 +114,8 @@ class Negotiations:
     def _follow_change(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
         job_id = record.job.id
         agreement = self._agreements[job_id].get(change.number)
+        if agreement is None and change.agreement and change.asker is not None:
+            agreement = self._one_of_several(job_id, change)
         if agreement is None and change.phase is ChangePhase.ASKED and not change.agreement:
             self._offer(record, party, claim, change)
         elif agreement is not None and change.phase not in {ChangePhase.ASKED, ChangePhase.PROMISED}:
@@ -117,6 +123,14 @@ class Negotiations:
             standing = endpoint.standing(agreement.key)
             if standing is not None and endpoint.state(agreement.key) is State.ACCEPTED:
                 endpoint.send(committed(standing), self._clock())
+
+    def _one_of_several(self, job_id: JobId, change: Change) -> _Agreement | None:
+        """Take note of a change that belongs to an agreement beside others, on other clusters; None: it does not."""
+        key = NegotiationKey(initiator=Side.APPLICATION, agreement_id=change.agreement)
+        if change.asker is None or self._number_of(job_id, change.asker, key) is None:
+            return None
+        agreement = self._agreements[job_id][change.number] = _Agreement(rank=change.asker, key=key)
+        return agreement
 
     def _offer(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
         first = party.speaker(claim.component)
@@ -197,8 +211,6 @@ class Negotiations:
     def heard(self, record: JobRecord, party: Party, rank: int, data: bytes) -> None:
         """Take in a frame with a template."""
         endpoint = self._endpoint(record.job.id, rank)
-        for payload in FrameBuffer().feed(data):
-            self._keep(record.job.id, rank, Side.APPLICATION, payload)
         for event in endpoint.receive(data, self._clock()):
             self._take(record, party, rank, event)
         endpoint.unreadable = False  # frames are cut by the agent: what follows can be told apart
@@ -306,9 +318,10 @@ class Negotiations:
                 mandatory=template.obligation is Obligation.MANDATORY,
                 agreement=template.agreement_id,
                 rank=rank,
-                least=wanted.minimum or 1,
+                least=wanted.quantity if wanted.negotiability is Negotiability.FIXED else wanted.minimum or 1,
                 memory_mib=memory,
                 memory_required=required,
+                cluster=wanted.cluster,
             )
         )
 
@@ -322,28 +335,25 @@ class Negotiations:
             rank = change.asker if change.agreement else party.speaker(claim.component) if kept is None else kept.rank
             if rank is None or change.number in self._agreements[record.job.id]:
                 continue
-            if change.phase is ChangePhase.ASKED and not change.countered:
+            host = self._host_of(record, rank)
+            found = restored(record, claim, change, host, kept, carried_out=party.carries_out(change))
+            if found is None:
                 continue  # it is offered again
-            template = restored_template(claim, change, self._host_of(record, rank))
-            # Who was accepted by koala as it asked has the last word, and may have said it.
-            settled = not change.agreement or change.countered or party.carries_out(change) or is_committed(kept)
-            state = {ChangePhase.ASKED: State.OFFERED, ChangePhase.PROMISED: State.ASKED}.get(
-                change.phase, State.AGREED if settled else State.ACCEPTING
-            )
-            said = {State.AGREED: committed(template), State.ACCEPTING: accepted(template)}.get(state, template)
+            said, state = found
             self._agreements[record.job.id][change.number] = _Agreement(
-                rank=rank, key=template.key, moved=party.carries_out(change)
+                rank=rank, key=said.key, moved=party.carries_out(change)
             )
             endpoint = self._endpoint(record.job.id, rank)
-            if endpoint.state(template.key) is State.NEW:
-                endpoint.restore(said, state, round_of(change), self._clock())
+            if endpoint.state(said.key) is State.NEW:
+                endpoint.restore(said, state, said.round or round_of(change), self._clock() + BACK_WITHIN)
 
     # ---- its parts ------------------------------------------------------------------------------------------------
 
     def _endpoint(self, job_id: JobId, rank: int) -> Endpoint:
         endpoints = self._endpoints[job_id]
         if rank not in endpoints:
-            endpoints[rank] = Endpoint(side=Side.RMS, host=HOST, peer="application")
+            watch = partial(self._keep, job_id, rank)
+            endpoints[rank] = Endpoint(side=Side.RMS, host=HOST, peer="application", watch=watch)
         return endpoints[rank]
 
     @property
@@ -367,7 +377,6 @@ class Negotiations:
     def _flush(self, job_id: JobId) -> None:
         for rank, endpoint in self._endpoints[job_id].items():
             for payload in FrameBuffer().feed(endpoint.data_to_send()):
-                self._keep(job_id, rank, Side.RMS, payload)
                 self._say(job_id, rank, frame(payload))
 
 

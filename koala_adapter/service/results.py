@@ -11,12 +11,12 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from koala_adapter.adapters import adapter_of
 from koala_adapter.service.filesreport import FilesReport
 from koala_adapter.vjm.channel import FileAck, TaskFiles
 
@@ -44,11 +44,6 @@ class RankFiles:
     rank: str
     """``COMPONENT/RANK``."""
     files: TaskFiles
-
-
-@cache
-def _rank_files() -> TypeAdapter[RankFiles]:
-    return TypeAdapter(RankFiles)
 
 
 class Results:
@@ -118,7 +113,7 @@ def read_ledger(job_directory: Path) -> dict[str, TaskFiles]:
     with suppress(OSError), (job_directory / LEDGER_NAME).open("rb") as lines:
         for line in lines:
             with suppress(ValidationError):
-                one = _rank_files().validate_json(line)
+                one = adapter_of(RankFiles).validate_json(line)
                 found[one.rank] = one.files
     return found
 
@@ -130,7 +125,7 @@ def _note(job_directory: Path, one: RankFiles) -> None:
     descriptor = os.open(job_directory / LEDGER_NAME, flags, 0o600)
     with os.fdopen(descriptor, "ab") as file:
         # Begins on a new line, too, whatever became of the one before when the disk was full.
-        file.write(b"\n" + _rank_files().dump_json(one) + b"\n")
+        file.write(b"\n" + adapter_of(RankFiles).dump_json(one) + b"\n")
 
 
 def _name(rank: Rank) -> str:

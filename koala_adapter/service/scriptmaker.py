@@ -7,11 +7,8 @@ import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pydantic import TypeAdapter
 
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.model import BatchKey, ClusterName
@@ -66,12 +63,6 @@ class ScriptMaker:
             queue=config.queue,
             memory_mib=action.memory_mib or config.memory_mib,
         )
-
-
-@cache
-def sample_adapter() -> TypeAdapter[SampleSubmission]:
-    """Return what writes samples as JSON."""
-    return TypeAdapter(SampleSubmission)
 
 
 def sample_submissions(

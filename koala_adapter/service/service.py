@@ -12,11 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import structlog
 
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt, tellers
-from koala_adapter.errors import JobRefusedError, JournalBlockedError, KoalaError, ServiceUnavailableError
+from koala_adapter.errors import JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import JobId
 from koala_adapter.plugin.commands import login_name
@@ -28,9 +27,10 @@ from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
 from koala_adapter.service.askingagain import AskingAgain
 from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, make_lrm
+from koala_adapter.service.driverstart import drivers_needed, start_drivers
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
-from koala_adapter.service.neededpolicies import WithPolicies
+from koala_adapter.service.neededpolicies import WithPolicies, check_placement
 from koala_adapter.service.negotiationkeeper import NegotiationKeeper
 from koala_adapter.service.negotiationport import NegotiationPort
 from koala_adapter.service.negotiators import Negotiators, check_negotiable
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from anyio.abc import TaskGroup, TaskStatus
+    from anyio.abc import TaskStatus
 
     from koala_adapter.config.sitefile import ClusterConfig, SiteConfig
     from koala_adapter.host.clock import HostClocks
@@ -55,12 +55,6 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import State
     from koala_adapter.service.negotiationport import Access
     from koala_adapter.vjm.channel import Launch, Signal
-
-FIRST_ANSWERS = 2.0
-"""Seconds within which a cluster that is well has answered for the first time; one that hangs must not keep the others
-waiting."""
-
-log = structlog.get_logger()
 
 
 class Service:
@@ -301,16 +295,8 @@ class Service:
         """
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
-        if job.placement not in self.scheduler.policies.placement_names:
-            known = ", ".join(sorted(self.scheduler.policies.placement_names))
-            message = f"the service has no placement policy {job.placement!r}; it has {known}"
-            raise JobRefusedError(message, hint="restart it if the policy has been installed meanwhile")
-        try:
-            self.applications.keep_input(job)
-        except OSError as error:
-            raise JobRefusedError(
-                f"input file {error.filename}: {error.strerror}", hint="check the job file"
-            ) from error
+        check_placement(job, self.scheduler.policies)
+        self.applications.keep_input(job)
         try:
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
         except KoalaError:
@@ -361,12 +347,10 @@ class Service:
 
     @property
     def _scripts(self) -> ScriptMaker | None:
-        reception = self.reception
-        if reception.port is None:
+        port, fingerprint = self.reception.port, self.reception.fingerprint
+        if port is None:
             return None
-        return ScriptMaker(
-            site=self.site, port=reception.port, fingerprint=reception.fingerprint, directory=self.directory
-        )
+        return ScriptMaker(site=self.site, port=port, fingerprint=fingerprint, directory=self.directory)
 
     @property
     def scripts(self) -> ScriptMaker:
@@ -402,7 +386,7 @@ class Service:
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
                 self.resizing.resume()
-                await self._start_clusters(tasks)
+                await start_drivers(drivers_needed(self.clusters.values(), self.state), tasks)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
@@ -411,29 +395,6 @@ class Service:
                 task_status.started()
         finally:
             self.journal.close()
-
-    async def _start_clusters(self, tasks: TaskGroup) -> None:
-        """Drive the clusters within ``tasks``; return when all have been tried, or those that hang are late.
-
-        A cluster that is not enabled is left alone, unless something of ours is still there.
-        """
-        left_there = {record.parameters.name for record in self.state.clusters.values() if record.managed}
-        wanted = [one for one in self.clusters.values() if one.config.enabled or one.name in left_there]
-        tried = anyio.Event()
-        untried = {driver.name for driver in wanted}
-
-        async def start(driver: ClusterDriver) -> None:
-            await tasks.start(driver.run)
-            untried.discard(driver.name)
-            if not untried:
-                tried.set()
-
-        for driver in wanted:
-            tasks.start_soon(start, driver)
-        with anyio.move_on_after(FIRST_ANSWERS):
-            await tried.wait()
-        if untried:
-            log.warning("clusters that have not answered yet are not waited for", clusters=sorted(untried))
 
     def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
         under_way = {key for driver in self.clusters.values() for key in driver.judge.under_way}

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from koala_adapter.scheduler.records import BatchRecord, ClusterRecord, JobRecord, PlaceholderRecord, State
+from koala_adapter.adapters import adapter_of
+from koala_adapter.scheduler.clusterrecord import ClusterRecord
+from koala_adapter.scheduler.records import BatchRecord, JobRecord, PlaceholderRecord, State
 from koala_adapter.service.firstversion import timers_in_records
 
 if TYPE_CHECKING:
@@ -30,18 +32,13 @@ _PARTS: dict[str, Any] = {
 
 
 @cache
-def _state() -> TypeAdapter[State]:
-    return TypeAdapter(State)
-
-
-@cache
 def _group(part: str) -> TypeAdapter[list[Any]]:
     return TypeAdapter(_PARTS[part])
 
 
 def head(state: State) -> str:
     """Return what is left of a state without the parts that are in rows."""
-    return _state().dump_json(state, exclude=set(_PARTS)).decode()
+    return adapter_of(State).dump_json(state, exclude=set(_PARTS)).decode()
 
 
 def rows(state: State) -> Iterator[tuple[str, str]]:
@@ -54,7 +51,7 @@ def rows(state: State) -> Iterator[tuple[str, str]]:
 
 def restored(body: str, stored: Iterable[tuple[str, str]]) -> State:
     """Return a state from its head, or from all of it as version 0.1 wrote it, and its rows. Raises ValueError."""
-    state = _state().validate_json(timers_in_records(body))
+    state = adapter_of(State).validate_json(timers_in_records(body))
     for part, group in stored:
         for record in _group(part).validate_json(group):
             _put(state, record)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -39,14 +40,31 @@ _DIALOGUES = {
 
 
 def as_published(one: Played) -> bool:
-    """Tell whether a scenario went as the paper says, sizes and messages."""
+    """Tell whether a scenario went as the paper says, sizes and messages.
+
+    A batch system may give the processors of a rigid job back one after the other; the offer of a part of them, which
+    the application cannot use, is then no part of the scenario.
+    """
     offers, accepted, declined = _DIALOGUES[one.scenario.name]
+    if one.scenario.name == MALLEABLE.name:
+        one = _without_offers_of_a_part(one)
     return (
         one.course == [one.scenario.initial, one.scenario.goal]
         and one.said(OFFER, KOALA) == offers
         and one.said("NT_ACCEPTED", KOALA) + one.said("NT_ACCEPTED", APPLICATION) == accepted
         and one.said("NT_REJECTED", APPLICATION) == declined
     )
+
+
+def _without_offers_of_a_part(one: Played) -> Played:
+    offers = {
+        said.negotiation: said.processors for said in one.messages if (said.status, said.sender) == (OFFER, KOALA)
+    }
+    declined = {
+        said.negotiation for said in one.messages if said.status == "NT_REJECTED" and said.sender == APPLICATION
+    }
+    parts = {number for number in declined if offers.get(number, 0) < max(one.scenario.beside)}
+    return replace(one, messages=[said for said in one.messages if said.negotiation not in parts])
 
 
 def findings(played: Sequence[Played]) -> list[Finding]:

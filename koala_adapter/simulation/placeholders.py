@@ -267,7 +267,7 @@ class SimulatedService(FixedSizeApplications):
 
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
         """See Effector: a simulation by a policy that cannot be followed is worth nothing."""
-        raise SimulationError(action.reason, hint="mend the policy; see docs/policies.md")
+        raise SimulationError(action.reason, hint="mend the policy; see `koala docs policies`")
 
     def correct_outcome(self, action: act.CorrectOutcome) -> None:
         """See Effector."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.config.tomlfile import Document, KeyPath
 
-HINT = "docs/simulation.md describes platform files; examples/platforms has some"
+HINT = "`koala docs simulation` describes platform files"
 LONGEST_LATENCY = 60.0
 MOST_PROCESSORS = 100_000_000
 ENDS = 2

@@ -8,17 +8,30 @@ The agent is a file of its own and speaks the same lines from its own few functi
 
 from __future__ import annotations
 
-import base64
-import binascii
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
-from pydantic import EncodedBytes, EncoderProtocol, Field, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError, PydanticSerializationError
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
+from koala_adapter.adapters import adapter_of
 from koala_adapter.errors import ProtocolError
 from koala_adapter.model import EndReason, TaskEnd  # noqa: TC001 - pydantic reads the annotations
+from koala_adapter.vjm.channelfields import (  # noqa: TC001 - likewise
+    Count,
+    Data,
+    Duration,
+    FileNumber,
+    Frame,
+    Name,
+    Offset,
+    OutputData,
+    Seconds,
+    StreamName,
+    Text,
+    Word,
+)
 
 VERSION = 1
 """Version of these messages; an agent that speaks another one is refused."""
@@ -32,51 +45,8 @@ AGENT_LINE_LIMIT = 512 * 1024
 CENTER_LINE_LIMIT = 32 * 1024 * 1024
 """Longest line (bytes) that an agent takes: a Launch with its input files (base64 makes them a third longer)."""
 
-OUTPUT_LIMIT = 128 * 1024
-"""Most bytes of output in one message."""
-
-FILES_LIMIT = 10_000
-"""Most output files of one task."""
-
-LARGEST_FRAME = 9 + 65_536
-"""Most bytes of what an application says at once: a frame, with its header."""
-
 NAMED_LIMIT = 20
 """Most files that a task names among those which do not arrive."""
-
-
-class _StrictBase64(EncoderProtocol):
-    """RFC 4648 base64 with nothing else between: Python's default skips what it does not know."""
-
-    @classmethod
-    def decode(cls, data: bytes) -> bytes:
-        """Return the bytes that ``data`` stands for."""
-        try:
-            return base64.b64decode(data, validate=True)
-        except (binascii.Error, ValueError):
-            raise PydanticCustomError("base64", "not base64") from None
-
-    @classmethod
-    def encode(cls, value: bytes) -> bytes:
-        """Return ``value`` in base64."""
-        return base64.b64encode(value)
-
-    @classmethod
-    def get_json_format(cls) -> str:
-        """Name of the encoding in a JSON schema."""
-        return "base64"
-
-
-Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\A[!-~]+\z")]
-Word: TypeAlias = Annotated[str, Field(max_length=255, pattern=r"\A[!-~]*\z")]
-Text: TypeAlias = Annotated[str, Field(max_length=2000)]
-Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Duration: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Offset: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
-Data: TypeAlias = Annotated[bytes, EncodedBytes(encoder=_StrictBase64)]
-StreamName: TypeAlias = Literal["out", "err"]
-FileNumber: TypeAlias = Annotated[int, Field(ge=1, le=FILES_LIMIT)]
-Count: TypeAlias = Annotated[int, Field(ge=0, le=2**50)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +109,7 @@ class Output:
     task: Name
     stream: StreamName
     offset: Offset
-    data: Annotated[Data, Field(max_length=OUTPUT_LIMIT)]
+    data: OutputData
     kind: Literal["output"] = "output"
 
 
@@ -169,7 +139,7 @@ class FilePiece:
     size: Offset
     """Bytes of the whole file."""
     offset: Offset
-    data: Annotated[Data, Field(max_length=OUTPUT_LIMIT)]
+    data: OutputData
     kind: Literal["file"] = "file"
 
 
@@ -217,7 +187,7 @@ class Application:
     """
 
     task: Name
-    data: Annotated[Data, Field(min_length=1, max_length=LARGEST_FRAME)]
+    data: Frame
     kind: Literal["application"] = "application"
 
 
@@ -363,17 +333,11 @@ def _center_messages() -> TypeAdapter[CenterMessage]:
     return TypeAdapter(Annotated[CenterMessage, Field(discriminator="kind")])
 
 
-@cache
-def _writer(kind: type[M]) -> TypeAdapter[M]:
-    """Return what writes one kind of message: many are never sent, and building their adapters takes its time."""
-    return TypeAdapter(kind)
-
-
 def encode(message: AgentMessage | CenterMessage) -> bytes:
     """Return the line for ``message``. Raises ProtocolError when it cannot be said, or not within the peer's limit."""
     to_agent = isinstance(message, CenterMessage)  # Application goes both ways, and is shorter than either limit
     try:
-        line = _writer(type(message)).dump_json(message) + b"\n"  # type: ignore[arg-type] # classes are hashable
+        line = adapter_of(type(message)).dump_json(message) + b"\n"
     except (PydanticSerializationError, UnicodeError) as error:
         raise ProtocolError(f"a {message.kind} message cannot be written as UTF-8: {error}") from error
     limit = CENTER_LINE_LIMIT if to_agent else AGENT_LINE_LIMIT

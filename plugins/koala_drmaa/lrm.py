@@ -174,7 +174,7 @@ class DrmaaLrm(Lrm):
     def _need_suspend(self, operation: str, ids: Sequence[LrmJobId]) -> None:
         if not self.capabilities.suspend:
             message = f"{self.client.library.name} cannot be trusted to {operation} jobs ({', '.join(ids)})"
-            raise LrmUnsupportedError(message, hint="see the table of libraries in docs/drmaa.md")
+            raise LrmUnsupportedError(message, hint="see the table of libraries in `koala docs drmaa`")
 
     # -- check ---------------------------------------------------------------------------------------------------
 

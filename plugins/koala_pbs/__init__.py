@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from koala_adapter.plugin import PluginDefinition
+from koala_pbs.discovery import discover
 from koala_pbs.lrm import CAPABILITIES, PbsLrm, make_lrm
 from koala_pbs.settings import PbsSettings
 
@@ -16,4 +17,5 @@ PLUGIN = PluginDefinition(
     capabilities=CAPABILITIES,
     factory=make_lrm,
     identified_by=("conf", "server", "bin_directory"),
+    discover=discover,
 )

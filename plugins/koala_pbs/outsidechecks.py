@@ -39,7 +39,7 @@ class OutsideChecks:
         try:
             return (await self._rights(), *await self._trial())
         except LrmError as error:
-            remedy = error.hint or "see docs/wiki.md"
+            remedy = error.hint or "see `koala docs wiki`"
             return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
 
     async def _rights(self) -> CheckResult:
@@ -84,7 +84,7 @@ class OutsideChecks:
         found = "yes, in an operator's hold" if ok else "no, they go to PBS's own scheduler"
         if seen is not None and seen.state is LrmJobState.HELD and not ok:
             found = f"held, but as by {seen.hold or 'nobody'}, whom koala leaves the release to"
-        remedy = "import conf/pbs_queuejob.py as a queuejob hook: its first lines say how"
+        remedy = "import what `koala conf pbs_queuejob.py` prints as a queuejob hook: its first lines say how"
         if self._commands.dialect is TORQUE:
             remedy = "Torque has no hook for it: an operator must hold jobs when they have come in (qhold -h o)"
         return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)

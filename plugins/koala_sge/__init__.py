@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from koala_adapter.plugin import PluginDefinition
+from koala_sge.discovery import discover
 from koala_sge.lrm import CAPABILITIES, SgeLrm
 from koala_sge.settings import SgeSettings
 
@@ -16,4 +17,5 @@ PLUGIN = PluginDefinition(
     capabilities=CAPABILITIES,
     factory=SgeLrm,
     identified_by=("root", "cell", "qmaster_port", "bin_directory"),
+    discover=discover,
 )

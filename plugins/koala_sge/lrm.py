@@ -27,6 +27,8 @@ from koala_sge import requests
 from koala_sge.accounting import parse_accounting
 from koala_sge.checks import run_checks
 from koala_sge.client import GridEngineCommands
+from koala_sge.contexts import noted
+from koala_sge.heldjobs import HeldJobs
 from koala_sge.hosts import parse_nodes
 from koala_sge.jobs import parse_jobs, parse_layouts, with_layout
 from koala_sge.outside import check_outside
@@ -54,6 +56,8 @@ CAPABILITIES = Capabilities(
 running job keeps the walltime it started with."""
 
 ERROR_LETTER = "E"
+LISTING_SERVES = 2.0
+"""Seconds for which it is believed that a job is in hold: qalter refuses what is gone by then."""
 HOLDERS_KEPT = 60.0
 """Seconds for which it is believed who holds the same jobs."""
 
@@ -68,7 +72,8 @@ class SgeLrm(Lrm):
     job_id_variable = "JOB_ID"
     requests_per_poll = 5
     """qhost, qstat, and qstat -j when one of our jobs has got into error state; for our own jobs two more when some
-    have got into hold, for those of all qstat -g t when a parallel one has started since the last time."""
+    have got into hold, for those of all qstat -g t when a parallel one has started since the last time, and for jobs
+    in hold what HeldJobs asks now and then."""
 
     def __init__(self, context: ClusterContext, settings: SgeSettings) -> None:
         """Nothing is started yet."""
@@ -88,6 +93,9 @@ class SgeLrm(Lrm):
             request_timeout=settings.request_timeout,
         )
         scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
+        self._listed: tuple[float, Mapping[LrmJobId, LrmJob]] = (-LISTING_SERVES, {})
+        """When the last listing was asked for, and what it showed."""
+        self._held_jobs = HeldJobs(self._commands, settings)
         self._transport = DrmaaTransport(self.client, scripts, delivery=settings.script_delivery, expected=GRID_ENGINE)
 
     async def start(self) -> None:
@@ -111,12 +119,20 @@ class SgeLrm(Lrm):
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Return the jobs of all users from one listing; a job that ends is gone from it at once."""
-        document = await self._commands.document(requests.list_jobs(self._settings))
-        everything = parse_jobs(document, by_queue=self._by_queue)
+        document, everything = await self._listing()
         ours = {job.name for job in everything if job.user == self._user}
         self._transport.sweep(ours, time.monotonic())
         jobs = [job for job in everything if job.name.startswith(name_prefix)]
-        return await self._with_reasons(await (self._with_holders if name_prefix else self._with_layouts)(jobs))
+        if name_prefix:
+            return await self._with_reasons(await self._with_holders(jobs))
+        return await self._with_reasons(await self._held_jobs.described(document, await self._with_layouts(jobs)))
+
+    async def _listing(self) -> tuple[bytes, tuple[LrmJob, ...]]:
+        asked_at = time.monotonic()
+        document = await self._commands.document(requests.list_jobs(self._settings))
+        everything = parse_jobs(document, by_queue=self._by_queue)
+        self._listed = asked_at, {job.id: job for job in everything}
+        return document, everything
 
     async def _with_holders(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
         """Say who holds jobs of ours; asked when others are in hold than before, and now and then."""
@@ -238,10 +254,21 @@ class SgeLrm(Lrm):
         node = places[0]
         if not _NODE.fullmatch(node):
             raise LrmRejectedError(f"{node!r} is no node name", hint="name nodes that qhost -q shows")
-        await self._may_be_pinned(job, len(nodes))
-        where = node if self._by_queue else f"{self._settings.queue or '*'}@{node}"
-        await self._commands.change(requests.pin(self._settings, requests.job_number(job), [where]), action="pin")
-        await self.release([job])
+        held = await self._may_be_pinned(job, len(nodes))
+        where = self._held_jobs.instances(job, node)
+        if where is None:
+            where = (node if self._by_queue else f"{self._settings.queue or '*'}@{node}",)
+        elif not where:
+            message = f"{node} has not what job {job} asks for"
+            raise LrmRejectedError(message, hint="start it on a node that is listed for it")
+        number, context = requests.job_number(job), noted(self._held_jobs.queues(job))
+        self._held_jobs.note_pin(job)
+        if held.array_index is None:
+            command = requests.pin_and_release(self._settings, number, where, context=context)
+            await self._commands.change(command, action="start")
+        else:
+            await self._commands.change(requests.pin(self._settings, number, where, context=context), action="pin")
+            await self.release([job])
         if self._settings.trigger_scheduler:
             await self._commands.change(requests.trigger_scheduler(self._settings), action="trigger")
 
@@ -250,16 +277,25 @@ class SgeLrm(Lrm):
         await self.hold([job])
 
     async def take_back(self, job: LrmJobId) -> None:
-        """Hold a job that waits again, and let it run on any node of its queue. Tasks of one array go together."""
+        """Hold a job that waits again, and let it run in the queues it asked for. Tasks of one array go together."""
         await self.hold([job])
-        seen = next((other for other in await self.jobs() if other.id == job), None)
-        if seen is not None and seen.state is LrmJobState.HELD:
-            queue = seen.queue or self._settings.queue or "*"
-            await self._commands.change(requests.pin(self._settings, requests.job_number(job), [queue]), action="pin")
+        _, everything = await self._listing()
+        waits = any(seen.id == job and seen.state is LrmJobState.HELD for seen in everything)
+        asked = (await self._held_jobs.context(job)).queues if waits else None
+        if asked is not None:
+            await self._commands.change(requests.unpin(self._settings, requests.job_number(job), asked), action="unpin")
 
-    async def _may_be_pinned(self, job: LrmJobId, processors: int) -> None:
+    async def _may_be_pinned(self, job: LrmJobId, processors: int) -> LrmJob:
+        """Return a job that may be started on so many processors of a node. Raises LrmError."""
         number = requests.job_number(job)
-        siblings = {other.id: other for other in await self.jobs() if requests.job_number(other.id) == number}
+        listed_at, listed = self._listed
+        last = listed.get(job)
+        # Whether another task of its array was released meanwhile shows only in a new listing.
+        single = last is not None and last.array_index is None and last.state is LrmJobState.HELD
+        if not single or time.monotonic() > listed_at + LISTING_SERVES:
+            _, everything = await self._listing()
+            listed = {other.id: other for other in everything}
+        siblings = {id_: other for id_, other in listed.items() if requests.job_number(id_) == number}
         if job not in siblings:
             message = f"Grid Engine does not know job {job} any more"
             raise LrmNotFoundError(message, hint="it has ended, or never was")
@@ -273,6 +309,7 @@ class SgeLrm(Lrm):
         if waiting:
             message = f"{waiting[0]} of the same array is released and has not started; it would be moved too"
             raise LrmRejectedError(message, hint="wait until it runs, or submit jobs singly")
+        return siblings[job]
 
     # -- check ---------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ async def check_outside(run: Run, settings: SgeSettings, *, user: str) -> tuple[
     try:
         return (await _held(run, settings), await _manager(run, settings, user), await _pinning(run, settings))
     except LrmError as error:
-        remedy = error.hint or "see docs/wiki.md"
+        remedy = error.hint or "see `koala docs wiki`"
         return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
 
 
@@ -46,7 +46,7 @@ def submission_remedy(complaint: str) -> str:
 
 async def _held(run: Run, settings: SgeSettings) -> CheckResult:
     subject = "jobs come in held"
-    remedy = "set jsv_url to conf/sge_jsv.sh (qconf -mconf), or put -h into sge_request of the cell"
+    remedy = "set jsv_url to what `koala conf sge_jsv.sh` prints (qconf -mconf), or put -h into sge_request of the cell"
     # For the end of the year, so that it never runs if nobody holds it.
     options = ("-terse", "-a", "12312359", "-N", "koala-check", "-wd", "/", "-o", "/dev/null", "-j", "y", "-b", "y")
     submitted = await run((settings.command("qsub"), *options, "true"))

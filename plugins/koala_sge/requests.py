@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError
 from koala_drmaa.scripts import ScriptDelivery
+from koala_sge.contexts import ANY_QUEUE, QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Submission
     from koala_drmaa.protocol import Template
     from koala_sge.settings import SgeSettings
+    from koala_sge.wishes import Wishes
 
+LARGEST_EXPLANATION = 200
+"""Jobs asked for in one request for all about them."""
 LARGEST_ACCOUNTING_REQUEST = 20
 """Arrays asked for in one history request: qacct reads the whole file for each."""
 
@@ -101,9 +105,32 @@ def account(settings: SgeSettings, number: str) -> tuple[str, ...]:
     return (settings.command("qacct"), "-j", number)
 
 
-def pin(settings: SgeSettings, number: str, queues: Sequence[str]) -> tuple[str, ...]:
-    """Let a job start in these queue instances only. Works on whole jobs, not on tasks."""
-    return (settings.command("qalter"), "-q", ",".join(queues), number)
+def select_instances(settings: SgeSettings, wishes: Wishes, queues: Sequence[str]) -> tuple[str, ...]:
+    """Queue instances, in these queues, that have what a job asks for; whether they are free now does not matter."""
+    given = (
+        ("-l", ",".join(f"{name}={value}" for name, value in wishes.resources)),
+        ("-pe", wishes.environment),
+        ("-q", ",".join(queues)),
+        ("-U", wishes.user),
+    )
+    return (settings.command("qselect"), *(word for pair in given if pair[1] for word in pair))
+
+
+def pin(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
+    """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its."""
+    noted = ("-ac", context) if context else ()
+    return (settings.command("qalter"), "-q", ",".join(queues), *noted, number)
+
+
+def pin_and_release(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
+    """Do that, and take the hold of its user from a job that is no array, in the same request."""
+    *pinned, _ = pin(settings, number, queues, context=context)
+    return (*pinned, "-h", "U", number)
+
+
+def unpin(settings: SgeSettings, number: str, queues: Sequence[str]) -> tuple[str, ...]:
+    """Let a job start in the queues that it had asked for, and forget that it was pinned."""
+    return (settings.command("qalter"), "-q", ",".join(queues) or ANY_QUEUE, "-dc", QUEUES, number)
 
 
 def trigger_scheduler(settings: SgeSettings) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ Every command is a pure pair: a function that builds its command line, and one t
 from __future__ import annotations
 
 from koala_adapter.plugin import PluginDefinition
+from koala_slurm.discovery import discover
 from koala_slurm.lrm import CAPABILITIES, make_lrm
 from koala_slurm.settings import SlurmSettings
 
@@ -19,4 +20,5 @@ PLUGIN = PluginDefinition(
     capabilities=CAPABILITIES,
     factory=make_lrm,
     identified_by=("conf", "bin_directory"),
+    discover=discover,
 )

@@ -15,6 +15,8 @@ from koala_adapter.model import LrmJobId
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from koala_adapter.model import LrmJob
+
 _ID = re.compile(r"(?P<job>[0-9]{1,10})(?:_(?P<element>[0-9]{1,10})|\+[0-9]{1,5})?", re.ASCII)
 
 _RANGE = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?", re.ASCII)
@@ -103,3 +105,9 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
         yield str(first) if first == previous else f"{first}-{previous}"
         if number is not None:
             first = previous = number
+
+
+def turn(job: LrmJob) -> tuple[int, int]:
+    """Return what brings jobs into the order of their numbers."""
+    number = job.id.partition("_")[0].partition("+")[0]
+    return int(number), job.array_index or 0

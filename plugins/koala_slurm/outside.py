@@ -23,13 +23,16 @@ from koala_slurm.details import (
     with_details,
     worth_asking,
 )
+from koala_slurm.gresshares import GresOnNodes, gres_shares, parse_gres_on_nodes
+from koala_slurm.jobids import turn
 from koala_slurm.listing import ENVIRONMENT
+from koala_slurm.nodes import PARTITION_COMMAND
+from koala_slurm.partitionlimits import PartitionLimits, parse_partition_limits, within_limits
 from koala_slurm.restrictions import (
     GRES_COMMAND,
     LICENSES_COMMAND,
     missing_license,
     nodes_with_gres,
-    parse_gres,
     parse_licenses,
 )
 
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from koala_slurm.startnotes import StartNotes
 
 
+LIMITS_KEPT = 30.0
+"""Seconds for which the limits of partitions are believed."""
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
@@ -57,6 +62,8 @@ class OutsideReader:
         self._notes = notes
         self._known: dict[StateKey, JobDetails] = {}
         self._latest: dict[str, LrmJob] = {}
+        self._limits: Mapping[str, PartitionLimits] = {}
+        self._limits_asked_at: float | None = None
 
     def known(self, job: str) -> tuple[LrmJob, JobDetails] | None:
         """Return a waiting job of the latest listing and its details; None when they are not known."""
@@ -90,22 +97,35 @@ class OutsideReader:
             self._known.update((state_key(job), details.get(details_id(job), nothing)) for job in missing)
         self._drop_notes(jobs)
         detailed = [self._as_asked(with_details(job, self._known.get(state_key(job)))) for job in jobs]
+        if any(job.state in _WAITING for job in detailed):
+            await self._ask_limits()
+            detailed = [within_limits(job, self._limits) if job.state in _WAITING else job for job in detailed]
         return tuple(await self._with_obstacles(detailed))
+
+    async def _ask_limits(self) -> None:
+        """Read the limits of the partitions, now and then."""
+        now = time.monotonic()
+        if self._limits_asked_at is None or now > self._limits_asked_at + LIMITS_KEPT:
+            shown = await self._commands.read(
+                PARTITION_COMMAND, action="listing of partitions", environment=ENVIRONMENT
+            )
+            self._limits, self._limits_asked_at = parse_partition_limits(shown), now
 
     async def _with_obstacles(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
         """Say of each waiting job what keeps it from starting now: other jobs, and what else it asks for."""
         asked = {job.id: self._restrictions(job) for job in jobs if job.state in _WAITING}
         licenses: dict[str, int] = {}
-        gres: Mapping[str, Mapping[str, int]] = {}
+        gres = GresOnNodes(free={}, idle={})
         if any(one.licenses for one in asked.values()):
             licenses = parse_licenses(await self._commands.read(LICENSES_COMMAND, action="listing of licences"))
         if any(one.gres for one in asked.values()):
-            gres = parse_gres(await self._commands.read(GRES_COMMAND, action="listing of generic resources"))
+            gres = parse_gres_on_nodes(await self._commands.read(GRES_COMMAND, action="listing of generic resources"))
         numbered, active = by_number(jobs), _active_elements(jobs)
         now = time.time()
         waits = {job.id: unfulfilled(job, job.dependency, numbered, now=now) for job in jobs if job.dependency}
         free_to_go = [job for job in jobs if not (waits.get(job.id) or job.obstacle or job.hold is HoldOwner.USER)]
         promised = _licensed(free_to_go, asked, licenses)
+        shares = gres_shares([job for job in free_to_go if job.id in asked], asked, gres)
         found = []
         for job in jobs:
             wanted = asked.get(job.id)
@@ -113,7 +133,7 @@ class OutsideReader:
                 found.append(job)
                 continue
             obstacle = job.obstacle or _unlicensed(job, wanted, promised) or _throttled(job, wanted.throttle, active)
-            possible = nodes_with_gres(wanted, gres) if wanted.gres else None
+            possible = shares.get(job.id, nodes_with_gres(wanted, gres.free)) if wanted.gres else None
             obstacle = obstacle or ("no node has free what else it asks for" if possible == () else "")
             blocked = waits.get(job.id) or obstacle
             found.append(replace(job, dependent=bool(waits.get(job.id)), obstacle=blocked, possible_nodes=possible))
@@ -181,12 +201,6 @@ def _licensed(jobs: Iterable[LrmJob], asked: Mapping[LrmJobId, Restrictions], fr
             for name, number in asked[job.id].licenses:
                 free[name] -= number
     return found
-
-
-def turn(job: LrmJob) -> tuple[int, int]:
-    """Return what brings jobs into the order of their numbers."""
-    number = job.id.partition("_")[0].partition("+")[0]
-    return int(number), job.array_index or 0
 
 
 def _unlicensed(job: LrmJob, wanted: Restrictions, licensed: Container[str]) -> str:

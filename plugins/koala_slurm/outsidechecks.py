@@ -38,7 +38,7 @@ class OutsideChecks:
         try:
             return (await self._rights(), *await self._trial())
         except LrmError as error:
-            remedy = error.hint or "see docs/wiki.md"
+            remedy = error.hint or "see `koala docs wiki`"
             return (CheckResult(subject="outside scheduler", ok=False, found=error.message, remedy=remedy),)
 
     async def _rights(self) -> CheckResult:
@@ -66,7 +66,10 @@ class OutsideChecks:
         found = "yes, and marked as ours" if ok else "no, they go to Slurm's own scheduler"
         if seen is not None and seen.state is LrmJobState.HELD and not ok:
             found = f"held, but as by {seen.hold or 'nobody'}, not marked as ours"
-        remedy = "install conf/job_submit.lua: JobSubmitPlugins=lua in slurm.conf, then scontrol reconfigure"
+        remedy = (
+            "install what `koala conf job_submit.lua` prints: JobSubmitPlugins=lua in slurm.conf, then scontrol "
+            "reconfigure"
+        )
         return CheckResult(subject="jobs come in held", ok=ok, found=found, remedy=remedy)
 
     async def _released(self, job: str) -> CheckResult:

@@ -36,7 +36,7 @@ NAMES = (
 """What is read here of ``scontrol show job``."""
 
 LICENSES_COMMAND = ("scontrol", "--oneliner", "show", "licenses")
-GRES_COMMAND = ("sinfo", "--noheader", "--Node", "--Format=NodeList:\x1f,Gres:\x1f,GresUsed:\x1f")
+GRES_COMMAND = ("sinfo", "--noheader", "--Node", "--Format=NodeList:\x1f,Gres:\x1f,GresUsed:\x1f,CPUsState:\x1f")
 
 _WORD = r"[A-Za-z0-9_.-]+"
 _EVERY = re.compile(rf"{_WORD}(?:&{_WORD})*")
@@ -135,15 +135,20 @@ def missing_license(wanted: Restrictions, free: Mapping[str, int]) -> str:
 def parse_gres(output: str) -> dict[str, dict[str, int]]:
     """Return how many of each generic resource are free on each node, by name, and by name and type."""
     free: dict[str, dict[str, int]] = {}
-    values = output.split("\x1f")
-    for start in range(0, len(values) - 3 + 1, 3):
-        node, has, used = (value.strip() for value in values[start : start + 3])
+    for node, has, used, _ in gres_rows(output):
         counts = free[node] = {}
         for text, sign in ((has, 1), (used, -1)):
             for name, number in _numbers(_without_places(text), separator=":"):
                 for shown in {name, name.partition(":")[0]}:
                     counts[shown] = counts.get(shown, 0) + sign * number
     return free
+
+
+def gres_rows(output: str) -> list[tuple[str, str, str, str]]:
+    """Return node, resources, used ones, and states of processors (``ALLOCATED/IDLE/OTHER/TOTAL``) of each line."""
+    values = [value.strip() for value in output.split("\x1f")]
+    starts = range(0, len(values) - 4 + 1, 4)
+    return [(values[at], values[at + 1], values[at + 2], values[at + 3]) for at in starts]
 
 
 def _without_places(text: str) -> str:

@@ -28,6 +28,7 @@ KINDS: Mapping[str, Mapping[str, bool]] = {
     "workers": {"malleable": True, "workers": True},
     "crowded-workers": {"malleable": True, "crowded": True, "workers": True},
     "adaptive": {"malleable": True, "adaptive": True},
+    "spread": {"malleable": True, "adaptive": True, "spread": True},
     "crowded-adaptive": {"malleable": True, "crowded": True, "adaptive": True},
     "together": {"malleable": True, "workers": True, "adaptive": True},
 }

@@ -47,6 +47,8 @@ class Adaptive:
         self.listener: ApplicationListener | None = None
         self.calm = False
         """Whether programs do as they should."""
+        self.most_wished = 4
+        """Processors that a process asks for, or gives back, at most."""
         self.programs: dict[tuple[str, int], Program] = {}
         self.adapted: dict[tuple[str, str, int], set[tuple[object, ...]]] = {}
         """By job, component and number of a change: its point and its members, as the processes were told."""
@@ -184,6 +186,7 @@ class Adaptive:
             traits=Traits() if self.calm else Traits.drawn(of_process),
             points=int(seconds / pace) + 1,
             pace=pace,
+            most_wished=self.most_wished,
             sizes=of_job.choice([job.component(component).sizes, "function"]),
             say=say,
             changed=lambda process: self._changed(task, component, process),

@@ -26,8 +26,11 @@ LONGEST_CHANGE = 4.0 * PATIENCE
 _MOVING = (ChangePhase.TAKING, ChangePhase.RELEASING)
 
 
-def adaptive_job(one: Job, clusters: Sequence[ClusterName], *, seed: int) -> Job:
-    """Return a job of one or two components that adapt, perhaps beside one that does not, in the place of another."""
+def adaptive_job(one: Job, clusters: Sequence[ClusterName], *, seed: int, spread: bool = False) -> Job:
+    """Return a job of one or two components that adapt, perhaps beside one that does not, in the place of another.
+
+    ``spread``: of one component that may be on all clusters, and begins with its minimum.
+    """
     chance = random.Random(f"adaptive/{seed}/{one.id}")
     parts = [component("fixed", chance.choice([1, 2]), cluster=chance.choice([None, *clusters]))]
     parts = parts if chance.random() < 0.3 else []
@@ -43,6 +46,10 @@ def adaptive_job(one: Job, clusters: Sequence[ClusterName], *, seed: int) -> Job
             point_patience=PATIENCE,
         )
         parts.append(part)
+    if spread:
+        minimum = chance.randint(1, 2)
+        only = component("grid0", minimum, minimum + chance.randint(6, 12))
+        parts = [replace(only, flexible=True, initial=minimum, sizes="any", point_patience=PATIENCE)]
     return replace(
         one, kind=JobKind.MALLEABLE, runner=RunnerName.ADAPTIVE, components=tuple(parts), placement="worst-fit"
     )

@@ -168,7 +168,8 @@ class SimulatedEffector:
         record = state.jobs[action.job_id]
         assert all(state.placeholders[rank.placeholder].held_at is not None for rank in action.ranks)
         assert not any(self._was_silent(state.placeholders[rank.placeholder]) for rank in action.ranks)
-        assert action.ranks == record.ranks[-len(action.ranks) :]
+        first = action.ranks[0].rank
+        assert action.ranks == record.ranks[first : first + len(action.ranks)]
         self._service.taken.append(action)
         if (resizer := self._resizer(action.job_id)) is not None:
             resizer.take(action)

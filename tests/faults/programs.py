@@ -86,6 +86,8 @@ class Program:
     """So many and it ends."""
     pace: float
     """Seconds between two points, about."""
+    most_wished: int
+    """Processors that it asks for, or gives back, at once."""
     sizes: str
     say: Callable[[bytes], None]
     """Have a frame go to koala."""
@@ -236,7 +238,7 @@ class Program:
             self.process.check_asking()
             self._asked = self.bargains.ask(
                 direction,
-                self.chance.randint(1, 4),
+                self.chance.randint(1, self.most_wished),
                 self.process.own_number,
                 self.agent.clock.now,
                 mandatory=mandatory and direction == "grow",

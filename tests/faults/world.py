@@ -14,6 +14,7 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.jointgrowth import name_of, parts_of
 from koala_adapter.scheduler.malleable.policies import MALLEABILITY_POLICIES
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
@@ -52,6 +53,9 @@ PARAMETERS = Parameters(
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 ILL = TaskEnd(reason=EndReason.EXITED, exit_code=3)
 
+SPREAD_WISH = 12
+"""Processors that a process asks for at most where jobs are on several clusters."""
+
 
 class World:
     """Everything of one schedule of faults."""
@@ -66,13 +70,15 @@ class World:
         strange: bool = False,
         workers: bool = False,
         adaptive: bool = False,
+        spread: bool = False,
     ) -> None:
         """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world.
 
         ``malleable``: most jobs grow and shrink, under an approach and a policy drawn from the seed. ``crowded``: many
         local users come and go, under PWA. ``strange``: the policies are the site's own, and answer anything.
         ``workers``: most malleable jobs are of a head and workers. ``adaptive``: most of them are of processes that
-        change together; with both, some are the one and some the other.
+        change together; with both, some are the one and some the other. ``spread``: these are on all clusters, and
+        grow by their own wishes alone, which are for more than one cluster has.
         """
         self.seed = seed
         self._laws = WorkerLaws() if workers else None
@@ -100,7 +106,11 @@ class World:
             parameters = replace(
                 PARAMETERS,
                 approach=self.chance.choice(
-                    [Approach.PWA] if crowded else [Approach.NONE, Approach.PRA, Approach.PWA, Approach.PWA]
+                    [Approach.NONE]
+                    if spread
+                    else [Approach.PWA]
+                    if crowded
+                    else [Approach.NONE, Approach.PRA, Approach.PWA, Approach.PWA]
                 ),
                 malleability_policy=self.chance.choice(sorted(MALLEABILITY_POLICIES)),
                 answer_timeout=30.0,
@@ -111,6 +121,8 @@ class World:
         policies = strange_policies(seed) if strange else OWN
         self.service = SimulatedService(self.clock, self.lrms, self.faults, parameters, clusters, policies=policies)
         self.service.effector.adaptive.calm = calm
+        self.service.effector.adaptive.most_wished = SPREAD_WISH if spread else 4
+        self._spread = spread
         self.cancelled: set[str] = set()
         self.handed_in: set[JobId] = set()
         """Jobs that were taken."""
@@ -175,7 +187,7 @@ class World:
         if self._adaptive_laws is not None and (
             self._laws is None or random.Random(f"{self.seed}:{number}").random() < 0.5
         ):
-            return adaptive_job(one, list(self.lrms), seed=self.seed)
+            return adaptive_job(one, list(self.lrms), seed=self.seed, spread=self._spread)
         if self._laws is not None:
             return of_workers(one, list(self.lrms), seed=self.seed)
         flexible: list[Component] = []
@@ -360,9 +372,14 @@ def check_changes(state: State, record: JobRecord) -> None:
         change = claim.change
         if change is None:
             continue
-        step = None if claim.cluster is None else state.clusters[claim.cluster].step
+        parts = parts_of(record, change)
+        assert parts[0].change.number == name_of(change), "a part of a change that is over"
+        assert len({part.change.phase for part in parts}) == 1, "parts of a change are in different phases"
+        first = record.claims[parts[0].claim].cluster  # that it waits for, if it waits for others
+        step = None if first is None else state.clusters[first].step
         if change.phase is ChangePhase.TAKING:
-            assert not record.started.issuperset(change.ranks), "has taken all and does not go on"
+            taken = {rank for part in parts for rank in part.change.ranks}
+            assert not record.started.issuperset(taken), "has taken all and does not go on"
         elif change.adaptation and not change.made:
             assert TimerKind.WALLTIME in record.timers, "a change that nobody ends"
         elif change.phase is not ChangePhase.PROMISED or step is None or not step.awaited:

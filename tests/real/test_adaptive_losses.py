@@ -68,7 +68,7 @@ def hold(user: KoalaUser, rank: int) -> None:
 
 def grown(report: JobReport, size: int) -> bool:
     """Tell whether a job has a size, and nothing is changing."""
-    changing = any(words in report.explanation for words in ("taking in", "gathered", "offered"))
+    changing = any(words in report.explanation for words in ("taking in", "being gathered", "has been offered"))
     return not changing and sum(one.processors for one in report.components) == size
 
 

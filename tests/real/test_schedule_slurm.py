@@ -258,8 +258,10 @@ def test_a_shadow_changes_nothing(slurm_a: SlurmCluster, tmp_path: Path) -> None
     scheduling = Scheduling(tmp_path, slurm_a, "--shadow", "--policy", "fcfs")
     run = ("--time=5", "--output=/dev/null")
     slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=6", *run)
-    slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=8", *run)
+    waiting = slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=8", *run)
     scheduling.wait(lambda: len(slurm_a.squeue("--states=RUNNING")) == 1, what="the first one runs")
+    # With its first look at a job, Slurm works out what it will show of it from then on.
+    scheduling.wait(lambda: details(slurm_a, waiting)["Reason"] == "Resources", what="the second one was looked at")
     submit(scheduling, "held", 1, "--hold")
     before = shown(slurm_a)
     logged = len(slurm_a.controller_log.read_text())

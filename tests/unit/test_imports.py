@@ -29,11 +29,12 @@ APPLICATION_SIDE = f"{CORE}.negotiation.applicationside"
 WORKER = f"{CORE}.liveworkload.worker"
 STEPPER = f"{CORE}.liveworkload.stepper"
 LIBRARY = f"{CORE}.application.library"
+TASKWORKER = f"{CORE}.python.taskworker"
 STANDALONE = (AGENT, APPLICATION_SIDE, LIBRARY, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
-BOTTOM = (f"{CORE}.__version__", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
-"""What every part may import: nouns, the error tree and the version."""
+BOTTOM = (f"{CORE}.__version__", f"{CORE}.adapters", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
+"""What every part may import: nouns, the error tree, what checks values against types, and the version."""
 
 FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
 """Reading a file that a person wrote, and saying what is wrong with it."""
@@ -43,9 +44,9 @@ PLUGIN_SUPPORT = (*BOTTOM, f"{CORE}.host", f"{CORE}.plugin", f"{CORE}.testing")
 
 # fmt: off
 SCHEDULER_NOUNS = tuple(f"{CORE}.scheduler.{part}" for part in (
-    "actions", "batchnumbers", "changes", "clustertable", "context", "events", "jitter", "knownpolicies", "ledger",
-    "othersjob",
-    "outcome", "parameters", "records", "roster", "timers", "timetable", "transitions",
+    "actions", "batchnumbers", "changes", "clusterrecord", "clustertable", "context", "events", "jitter",
+    "knownpolicies", "ledger", "othersjob", "outcome",
+    "parameters", "records", "roster", "timers", "timetable", "transitions",
 ))
 # fmt: on
 """What the rooms of the scheduler share."""
@@ -56,6 +57,7 @@ def _rooms(*names: str) -> tuple[str, ...]:
 
 
 MAY_IMPORT = {
+    f"{CORE}.adapters": (),
     f"{CORE}.endreason": (),
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
@@ -90,6 +92,7 @@ MAY_IMPORT = {
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
     f"{CORE}.liveworkload": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
     STEPPER: (),
+    TASKWORKER: (),
     WORKER: (),
     f"{CORE}.service": _rooms(
         "host",
@@ -114,6 +117,18 @@ MAY_IMPORT = {
     ),
     f"{CORE}.dask.leave": (),
     f"{CORE}.parsl": _rooms("plugin", "config", "scheduler.outcome", "api", "parsl"),
+    f"{CORE}.python": _rooms(
+        "plugin",
+        "policies",
+        "config",
+        "scheduler.outcome",
+        "scheduler.knownpolicies",
+        "vjm.certificate",
+        "api",
+        "discovery",
+        "python",
+    ),
+    f"{CORE}.discovery": _rooms("plugin", "config", "service", "api", "discovery"),
     f"{CORE}.sitecheck": _rooms("plugin", "config", "scheduler", "vjm", "service", "api", "sitecheck"),
     f"{CORE}.testing": PLUGIN_SUPPORT,
     "koala_drmaa": (*PLUGIN_SUPPORT, "koala_drmaa"),
@@ -131,19 +146,29 @@ MAY_IMPORT = {
 
 IMPORTED_ONLY_BY = {
     f"{CORE}.cli": (f"{CORE}.cli", f"{CORE}.__main__"),
+    f"{CORE}.discovery": (f"{CORE}.discovery", f"{CORE}.python", f"{CORE}.cli"),
     f"{CORE}.sitecheck": (f"{CORE}.sitecheck", f"{CORE}.cli"),
     f"{CORE}.api": (
         f"{CORE}.api",
         f"{CORE}.dask",
         f"{CORE}.parsl",
+        f"{CORE}.python",
+        f"{CORE}.discovery",
         f"{CORE}.sitecheck",
         f"{CORE}.wiki.koalasource",
         f"{CORE}.cli",
     ),
+    f"{CORE}.python": (f"{CORE}.python", f"{CORE}.cli"),
     f"{CORE}.dask": (f"{CORE}.dask",),
     f"{CORE}.parsl": (f"{CORE}.parsl",),
     "parsl": (f"{CORE}.parsl",),
-    f"{CORE}.service": (f"{CORE}.service", f"{CORE}.api", f"{CORE}.sitecheck", f"{CORE}.cli"),
+    f"{CORE}.service": (
+        f"{CORE}.service",
+        f"{CORE}.api",
+        f"{CORE}.discovery",
+        f"{CORE}.sitecheck",
+        f"{CORE}.cli",
+    ),
     f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
     f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
@@ -274,12 +299,14 @@ def is_ours(name: str) -> bool:
 
 def direction_violations(module: Module) -> list[str]:
     """Return each import of a module that goes against the one-way dependencies."""
+    if module.name == CORE:
+        return []  # it hands on, when asked, what programs get
     rule = max((part for part in MAY_IMPORT if within(module.name, [part])), key=len, default=None)
     found = []
     for item in imports(module):
         reserved = [part for part in IMPORTED_ONLY_BY if within(item.target, [part])]
         if item.target == CORE or not (is_ours(item.target) or reserved):
-            continue  # the bare package holds nothing but its version
+            continue  # of the bare package, the core uses nothing but the version
         if (
             (rule is not None and is_ours(item.target) and not within(item.target, MAY_IMPORT[rule]))
             or (within(module.name, [CORE]) and within(item.target, PLUGINS))
@@ -303,7 +330,8 @@ def import_circle(modules: Sequence[Module]) -> list[str]:
     names = {module.name for module in modules}
     graph: TopologicalSorter[str] = TopologicalSorter()
     for module in modules:
-        targets = (item.target for item in imports(module))
+        # The version is there before anything of what the package hands on, which is imported when it is asked for.
+        targets = (item.target for item in imports(module) if item.target != f"{CORE}.__version__")
         found = (target if target in names else target.rpartition(".")[0] for target in targets)
         graph.add(module.name, *(name for name in found if name in names and name != module.name))
     try:
@@ -413,6 +441,8 @@ def test_rules_name_parts_that_exist(name: str) -> None:
         (f"{CORE}.service.service", "from parsl.providers.base import ExecutionProvider"),
         (f"{CORE}.cli.run", "from koala_adapter.parsl import KoalaProvider"),
         (f"{CORE}.parsl.provider", "from koala_adapter.service.service import Service"),
+        (f"{CORE}.service.service", "from koala_adapter import Site"),
+        (f"{CORE}.python.site", "from koala_adapter.service.service import Service"),
     ],
 )
 def test_import_against_the_direction_is_found(importer: str, source: str) -> None:

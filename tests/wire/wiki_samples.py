@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from koala_adapter.wiki.codec.protocol import Dialect, Envelope, FrameReader, Key, open_reply, read_key
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MORE = "KOALA_WIKI_RECORDINGS"
+"""Directories with further recordings in the same form (``*.jsonl.gz``), which the same rules judge."""
 SAMPLES = Path(__file__).parent / "samples" / "wiki"
 KEY = read_key("42")
 CAPTURED_KEY = read_key("1234567890")
@@ -64,23 +71,27 @@ def timestamp(frame: bytes) -> int:
 
 @cache
 def golden(dialect: Dialect) -> tuple[Exchange, ...]:
-    """Return all recorded exchanges of a dialect."""
+    """Return all recorded exchanges of a dialect: our samples, and those of directories that the environment names."""
+    directories = [SAMPLES, *(Path(path) for path in os.environ.get(MORE, "").split(os.pathsep) if path)]
+    files = [file for directory in directories for file in sorted(directory.glob("*.jsonl.gz"))]
     found = []
-    with gzip.open(SAMPLES / f"{dialect}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            reply = record["reply"]
-            found.append(
-                Exchange(
-                    case=record["case"],
-                    dialect=dialect,
-                    configuration=record["configuration"],
-                    request=record["request"].encode("latin-1"),
-                    reply=None if not reply else reply.encode("latin-1"),
-                    scontrol=record["scontrol"],
-                )
-            )
+    for file in files:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            records = [json.loads(line) for line in lines]
+        found += [_exchange(record) for record in records if record["dialect"] == dialect.value]
     return tuple(found)
+
+
+def _exchange(record: Mapping[str, str | None]) -> Exchange:
+    reply = record["reply"]
+    return Exchange(
+        case=str(record["case"]),
+        dialect=Dialect(str(record["dialect"])),
+        configuration=str(record["configuration"]),
+        request=str(record["request"]).encode("latin-1"),
+        reply=None if not reply else reply.encode("latin-1"),
+        scontrol=str(record["scontrol"]),
+    )
 
 
 def captured(direction: str) -> list[bytes]:

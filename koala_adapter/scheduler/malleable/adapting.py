@@ -14,6 +14,7 @@ from koala_adapter.model import EndReason
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
 from koala_adapter.scheduler.malleable.growing import announce_withdrawal, check_taken, pause_growth, withdraw
+from koala_adapter.scheduler.malleable.jointgrowth import parts_of
 from koala_adapter.scheduler.malleable.shrinking import depart, release_over
 from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.context import Context
+    from koala_adapter.scheduler.malleable.jointgrowth import Part
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
 
 
@@ -53,7 +55,8 @@ def point_reached(context: Context, event: ev.PointReached) -> None:
             _give_up(context, found, "the processes that were to leave are not its own any more")
             return
         change.ranks, change.accepted = list(event.leaving), change.done + len(event.leaving)
-    change.adaptation, change.point, change.due = event.adaptation, event.point, None
+    for part in parts_of(record, change):
+        part.change.adaptation, part.change.point, part.change.due = event.adaptation, event.point, None
 
 
 def change_made(context: Context, event: ev.ChangeMade) -> None:
@@ -62,9 +65,11 @@ def change_made(context: Context, event: ev.ChangeMade) -> None:
     if found is None or not found.change.adaptation or found.change.made:
         return
     record, number, change = found
-    change.made = True
+    parts = parts_of(record, change)
+    for part in parts:
+        part.change.made = True
     if change.phase is ChangePhase.TAKING:
-        record.started.update(change.ranks)
+        record.started.update(rank for part in parts for rank in part.change.ranks)
         check_taken(context, record)
         return
     gone = [rank for rank in change.ranks if rank in record.ends]  # before anybody could tell that all were done
@@ -139,29 +144,32 @@ def _give_up(context: Context, found: _Found, reason: str, *, gone: PlaceholderI
     if change.phase is ChangePhase.GATHERING:
         withdraw(context, record, number, reason)
         return
+    parts = parts_of(record, change)
     if change.phase is ChangePhase.PROMISED:
-        context.ledger.end_change(record.claims[number])
-        where = cluster_of(context, record, number)
-        where.promises = [one for one in where.promises if (one.job_id, one.claim) != (record.job.id, number)]
+        for part in parts:
+            context.ledger.end_change(record.claims[part.claim])
+            where = cluster_of(context, record, part.claim)
+            where.promises = [one for one in where.promises if (one.job_id, one.claim) != (record.job.id, part.claim)]
         context.roster.update(record)
         context.scan_wanted = True
         return
     if change.phase is ChangePhase.TAKING:
-        _send_newcomers_home(context, found, gone)
-        context.ledger.end_change(record.claims[number])
+        for part in parts:
+            _send_newcomers_home(context, record, part, gone)
+            context.ledger.end_change(record.claims[part.claim])
         pause_growth(context, cluster_of(context, record, number))
         context.roster.update(record)
         context.scan_wanted = True
-        announce_withdrawal(context, record, number, change, reason)
+        announce_withdrawal(context, record, parts, reason)
         return
     cluster = cluster_of(context, record, number).name
     record.last_trouble = f"{change.accepted - change.done} processors on {cluster} were not given back: {reason}"
     release_over(context, record, number, change)
 
 
-def _send_newcomers_home(context: Context, found: _Found, gone: PlaceholderId | None) -> None:
-    record, number, change = found
-    claim, going = record.claims[number], _placeholders(record, change.ranks)
+def _send_newcomers_home(context: Context, record: JobRecord, part: Part, gone: PlaceholderId | None) -> None:
+    claim, change = record.claims[part.claim], part.change
+    going = _placeholders(record, change.ranks)
     record.departed.update(change.ranks)
     for rank in change.ranks:
         record.ends.pop(rank, None)

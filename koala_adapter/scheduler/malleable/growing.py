@@ -17,15 +17,29 @@ from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
 from koala_adapter.scheduler.claiming.submitting import submit_batch
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.hysteresis import jobs_have_grown, pause
+from koala_adapter.scheduler.malleable.jointgrowth import name_of, parts_of
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, promised_on
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.records import Claim
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord, PlaceholderRecord
+    from koala_adapter.scheduler.malleable.jointgrowth import Part, Share
+    from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+
+
+def gather_all(context: Context, record: JobRecord, shares: Sequence[Share], *, offered: bool = False) -> bool:
+    """Submit the stubs for all parts of a growth; return False, and do nothing, when there is no room for one."""
+    if not all(_fits(context, record, share.claim, share.processors, offered=offered) for share in shares):
+        return False
+    for claim, change, count in shares:
+        gather(context, record, claim, change, count, offered=offered)
+    return True
 
 
 def gather(
@@ -35,22 +49,30 @@ def gather(
 
     ``offered``: they were kept for it until now. What is promised to others waits for processors that come free.
     """
-    cluster = cluster_of(context, record, number)
-    room = cluster.room + (promised_on(context, cluster) if offered else 0)
-    if room < count or closed_reason(cluster, context.now) is not None:
+    if not _fits(context, record, number, count, offered=offered):
         return False
+    _submit_stubs(context, record, number, change, count)
+    context.ledger.begin_change(record.claims[number], change, ChangePhase.GATHERING, accepted=count)
+    abandon_after(context, record, change, context.state.parameters.placeholder_life)
+    context.roster.update(record)
+    return True
+
+
+def _submit_stubs(context: Context, record: JobRecord, number: int, change: Change, count: int) -> None:
     parameters = context.state.parameters
-    claim = record.claims[number]
     seconds = _time_left(context, record) + parameters.launch_margin
     if not parameters.growth_ends_with_job:
         seconds += parameters.placeholder_life
-    name = cluster.parameters.name
+    component, name = record.claims[number].component, cluster_of(context, record, number).parameters.name
     memory = change.memory_mib
-    change.stubs = submit_batch(context, record, claim.component, name, count, seconds, stub=True, memory_mib=memory)
-    context.ledger.begin_change(claim, change, ChangePhase.GATHERING, accepted=count)
-    abandon_after(context, record, change, parameters.placeholder_life)
-    context.roster.update(record)
-    return True
+    change.stubs = submit_batch(context, record, component, name, count, seconds, stub=True, memory_mib=memory)
+
+
+def _fits(context: Context, record: JobRecord, number: int, count: int, *, offered: bool) -> bool:
+    """Tell whether so many stubs can be submitted for a claim."""
+    cluster = cluster_of(context, record, number)
+    room = cluster.room + (promised_on(context, cluster) if offered else 0)
+    return room >= count and closed_reason(cluster, context.now) is None
 
 
 def stub_held(context: Context, placeholder: PlaceholderRecord) -> None:
@@ -62,7 +84,8 @@ def stub_held(context: Context, placeholder: PlaceholderRecord) -> None:
     change = record.claims[number].change
     if change is None:
         return
-    stubs = [context.state.placeholders[id_] for id_ in change.stubs]
+    parts = parts_of(record, change)
+    stubs = [context.state.placeholders[id_] for part in parts for id_ in part.change.stubs]
     if not all(stub.held for stub in stubs):
         return
     if record.state is not JobState.RUNNING or record.ends:
@@ -70,11 +93,14 @@ def stub_held(context: Context, placeholder: PlaceholderRecord) -> None:
     elif any(not stub.lasts(context.now, _time_left(context, record)) for stub in stubs):
         withdraw(context, record, number, "they would end before the job's walltime does")
     else:
-        _take(context, record, number, change, stubs)
+        for part in parts:
+            _take(context, record, part)
+        context.roster.update(record)
 
 
-def _take(context: Context, record: JobRecord, number: int, change: Change, stubs: list[PlaceholderRecord]) -> None:
-    claim, cluster = record.claims[number], cluster_of(context, record, number)
+def _take(context: Context, record: JobRecord, part: Part) -> None:
+    claim, change, cluster = record.claims[part.claim], part.change, cluster_of(context, record, part.claim)
+    stubs = [context.state.placeholders[id_] for id_ in change.stubs]
     component_rank = sum(rank.component == claim.component for rank in record.ranks)
     ranks: list[Rank] = []
     for stub in stubs:
@@ -97,7 +123,6 @@ def _take(context: Context, record: JobRecord, number: int, change: Change, stub
     context.ledger.advance_change(claim, ChangePhase.TAKING)
     change.due, change.stubs = None, []
     change.ranks = [rank.rank for rank in ranks]
-    context.roster.update(record)
     context.effects.add(
         TakeProcessors(
             job_id=record.job.id,
@@ -145,24 +170,48 @@ def check_taken(context: Context, record: JobRecord) -> None:
     """End the changes of a job whose new processes have all started."""
     for number, claim in enumerate(record.claims):
         change = claim.change
-        if change is not None and change.phase is ChangePhase.TAKING and record.started.issuperset(change.ranks):
-            context.ledger.end_change(claim)
-            if change.ranks:
-                record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now)
-            cluster = cluster_of(context, record, number)
-            cluster.unwanted = None
-            jobs_have_grown(context, cluster)
+        if change is None or change.phase is not ChangePhase.TAKING:
+            continue
+        parts = parts_of(record, change)
+        if parts[0].claim == number and all(record.started.issuperset(part.change.ranks) for part in parts):
+            for part in parts:
+                _taken(context, record, part)
             context.roster.update(record)
             context.scan_wanted = True
 
 
+def _taken(context: Context, record: JobRecord, part: Part) -> None:
+    claim, change = record.claims[part.claim], part.change
+    context.ledger.end_change(claim)
+    if change.ranks:
+        record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now)
+    cluster = cluster_of(context, record, part.claim)
+    cluster.unwanted = None
+    jobs_have_grown(context, cluster)
+
+
 def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Give up a growth one of whose stubs is gone or going."""
+    """Give up a growth one of whose stubs is gone or going, unless none of them ever arrived and others may."""
     record = context.state.jobs.get(placeholder.job_id)
     number = None if record is None else _gathering_for(record, placeholder)
     if record is not None and number is not None:
+        if placeholder.id.batch in context.never_arrived and _submit_again(context, record, number):
+            return
         pause_growth(context, cluster_of(context, record, number))
         withdraw(context, record, number, f"placeholder {placeholder.id} was lost")
+
+
+def _submit_again(context: Context, record: JobRecord, number: int) -> bool:
+    """Submit the stubs of a growth once more: koala may have been killed before they were on their way."""
+    change = record.claims[number].change
+    if change is None or change.submitted_again or record.state is not JobState.RUNNING or record.ends:
+        return False
+    count = len(change.stubs)
+    if not _fits(context, record, number, count, offered=True):
+        return False
+    change.submitted_again = True
+    _submit_stubs(context, record, number, change, count)
+    return True
 
 
 def pause_growth(context: Context, cluster: ClusterRecord) -> None:
@@ -171,26 +220,31 @@ def pause_growth(context: Context, cluster: ClusterRecord) -> None:
 
 
 def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> None:
-    """Give the stubs of a growth back; the application goes on as it is."""
-    claim = record.claims[number]
-    change = claim.change
+    """Give the stubs of a growth back, on whatever clusters; the application goes on as it is."""
+    change = record.claims[number].change
     if change is None:
         return
-    return_stubs(context, change)
-    context.ledger.end_change(claim)
+    parts = parts_of(record, change)
+    for part in parts:
+        return_stubs(context, part.change)
+        context.ledger.end_change(record.claims[part.claim])
     context.roster.update(record)
     context.scan_wanted = True
-    announce_withdrawal(context, record, number, change, reason)
+    announce_withdrawal(context, record, parts, reason)
 
 
-def announce_withdrawal(context: Context, record: JobRecord, number: int, change: Change, reason: str) -> None:
+def announce_withdrawal(context: Context, record: JobRecord, parts: Sequence[Part], reason: str) -> None:
     """Tell an application that it does not get what it accepted."""
-    claim = record.claims[number]
-    cluster = cluster_of(context, record, number).parameters.name
-    record.last_trouble = f"{change.accepted or change.processors} more processors on {cluster}: {reason}"
+    clusters = [cluster_of(context, record, part.claim).parameters.name for part in parts]
+    count = sum(part.change.accepted or part.change.processors for part in parts)
+    record.last_trouble = f"{count} more processors on {' and '.join(clusters)}: {reason}"
     context.effects.add(
         WithdrawOffer(
-            job_id=record.job.id, component=claim.component, cluster=cluster, number=change.number, reason=reason
+            job_id=record.job.id,
+            component=record.claims[parts[0].claim].component,
+            cluster=clusters[0],
+            number=name_of(parts[0].change),
+            reason=reason,
         )
     )
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from koala_adapter.scheduler.malleable.policies import Direction
 
 if TYPE_CHECKING:
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.records import ClusterRecord
 
 
 def pause(context: Context, cluster: ClusterRecord, direction: Direction, seconds: float) -> None:

@@ -10,12 +10,13 @@ from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.adapting import leavers_overdue
 from koala_adapter.scheduler.malleable.growing import (
     announce_withdrawal,
-    gather,
+    gather_all,
     pause_growth,
     return_stubs,
     withdraw,
 )
 from koala_adapter.scheduler.malleable.hysteresis import pause
+from koala_adapter.scheduler.malleable.jointgrowth import join, parts_of, shared_out
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.shrinking import await_release, release_over
 from koala_adapter.scheduler.malleable.steps import cluster_of, settle
@@ -45,12 +46,20 @@ def take_answer(context: Context, record: JobRecord, number: int, change: Change
     if change.processors < 0:
         await_release(context, record, number, change, accepted)
         return
-    claim, cluster = record.claims[number], cluster_of(context, record, number)
-    accepted = max(0, min(accepted, change.processors, bounds(record, claim)[1] - claim.processors))
-    context.ledger.end_change(claim)
-    if accepted and not gather(context, record, number, change, accepted, offered=True):
-        announce_withdrawal(context, record, number, change, "they are no longer free")
-        pause_growth(context, cluster)
+    claim, cluster, parts = record.claims[number], cluster_of(context, record, number), parts_of(record, change)
+    offered = [part.change.processors for part in parts]
+    most = bounds(record, claim)[1] - claim.processors + sum(offered) - change.processors
+    accepted = max(0, min(accepted, sum(offered), most))
+    for part in parts:
+        context.ledger.end_change(record.claims[part.claim])
+    shares = shared_out(parts, offered, accepted)
+    if len(parts) > len(shares):
+        context.scan_wanted = True  # others may have what was kept on those clusters
+    join(shares)
+    if accepted and not gather_all(context, record, shares, offered=True):
+        announce_withdrawal(context, record, parts, "they are no longer free")
+        for part in parts:
+            pause_growth(context, cluster_of(context, record, part.claim))
         accepted = 0
     elif not accepted and not change.in_step and not change.agreement:  # its owner wants it to grow, and goes on to
         pause(context, cluster, Direction.GROW, max(SHORTEST_PAUSE, context.state.parameters.scan_interval))
@@ -94,8 +103,18 @@ def change_timer(context: Context, record: JobRecord, number: int | None) -> Non
     elif change.phase is ChangePhase.RELEASING:
         release_over(context, record, number, change)
     elif change.phase is ChangePhase.GATHERING:
-        pause_growth(context, cluster_of(context, record, number))
+        _pause_where_missing(context, record, change)
         withdraw(context, record, number, "they did not come in time")
     elif change.phase is ChangePhase.PROMISED:
-        change.shrunk_others = True  # what is free by now has to do
+        for part in parts_of(record, change):
+            part.change.shrunk_others = True  # what is free by now has to do
+            part.change.due = None
         context.scan_wanted = True
+
+
+def _pause_where_missing(context: Context, record: JobRecord, change: Change) -> None:
+    """Offer nothing for a while on the clusters whose placeholders did not come."""
+    for part in parts_of(record, change):
+        stubs = [context.state.placeholders.get(id_) for id_ in part.change.stubs]
+        if not all(stub is not None and stub.held for stub in stubs):
+            pause_growth(context, cluster_of(context, record, part.claim))

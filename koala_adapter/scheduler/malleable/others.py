@@ -20,8 +20,8 @@ from koala_adapter.scheduler.othersjob import OthersJob
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.records import ClusterRecord
 
 
 def others_seen(context: Context, cluster: ClusterRecord, wanted: Iterable[int]) -> None:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from koala_adapter.model import ClusterName
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.approaches import Approach
     from koala_adapter.scheduler.malleable.runningjobs import RunningJobs
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
+    from koala_adapter.scheduler.records import JobRecord
 
 
 class RecordedSites:

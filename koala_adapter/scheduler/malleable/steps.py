@@ -20,9 +20,10 @@ from koala_adapter.scheduler.malleable.policies import Direction, Step
 from koala_adapter.scheduler.roster import order_of
 
 if TYPE_CHECKING:
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
-    from koala_adapter.scheduler.records import ClusterRecord, JobRecord
+    from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.scheduler.roster import RunningClaim
 
 

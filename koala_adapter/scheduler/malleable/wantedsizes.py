@@ -14,6 +14,7 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.growing import gather, withdraw
+from koala_adapter.scheduler.malleable.jointgrowth import parts_of
 from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change
 from koala_adapter.scheduler.outcome import JobState
 
@@ -41,8 +42,8 @@ def size_wanted(context: Context, event: ev.SizeWanted) -> None:
 
 def keep_to_wanted_sizes(context: Context) -> None:
     """Ask back what components have beyond the sizes that are wanted, and, with approach none, give them what lacks."""
-    for job_id in list(context.roster.limited):
-        record = context.state.jobs[job_id]
+    limited = [context.state.jobs[job_id] for job_id in context.roster.limited]
+    for record in sorted(limited, key=lambda one: one.start_number):  # after a restart the roster has another order
         for name, wanted in record.sizes_wanted.items():
             component = record.job.component(name)
             if not record.job.changes_size(name) or record.state is not JobState.RUNNING or record.ends:
@@ -66,7 +67,7 @@ def _ask_back(context: Context, record: JobRecord, component: Component, surplus
             continue
         change = claim.change
         if change is not None and change.phase is ChangePhase.GATHERING:
-            surplus -= change.accepted
+            surplus -= sum(part.change.accepted for part in parts_of(record, change))
             withdraw(context, record, number, "its owner wants it smaller")
         if claim.change is None and claim.processors > 0 and surplus > 0:
             asked = min(surplus, claim.processors)

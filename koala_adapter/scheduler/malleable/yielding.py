@@ -14,8 +14,8 @@ from koala_adapter.scheduler.malleable.others import others_lack
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.changes import Change
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
-    from koala_adapter.scheduler.records import ClusterRecord
 
 
 def yield_to_others(context: Context, cluster: ClusterRecord) -> None:

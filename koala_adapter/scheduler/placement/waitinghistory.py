@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from koala_adapter.scheduler.clusterrecord import Wait
 from koala_adapter.scheduler.placement.fitting import refused, sized
 from koala_adapter.scheduler.placement.minimization import fewest
 from koala_adapter.scheduler.placement.policy import PlacementPolicy
-from koala_adapter.scheduler.records import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from koala_adapter.model import ClusterName
+    from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.placement.fitting import Share
     from koala_adapter.scheduler.placement.policy import ClusterView, ComponentRequest, PlacementResult
-    from koala_adapter.scheduler.records import ClusterRecord, PlaceholderRecord, State
+    from koala_adapter.scheduler.records import PlaceholderRecord, State
 
 REMEMBERED = 20
 """Submissions that a cluster's waiting history holds: what was earlier says little of the load now."""

@@ -17,7 +17,7 @@ from tests.fakes.gridengine.engine import DOWN, STATE, Engine, State, Task
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-COMMANDS = ("qstat", "qhost", "qacct", "qconf", "qalter")
+COMMANDS = ("qstat", "qhost", "qacct", "qconf", "qalter", "qselect")
 
 
 class FakeCell:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fake commands: qstat, qhost, qacct, qconf, qalter. They print what Grid Engine 8.1.9 prints."""
+"""The fake commands: qstat, qhost, qacct, qconf, qalter, qselect. They print what Grid Engine 8.1.9 prints."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ def _answer(name: str, options: list[str], state: State) -> tuple[str, str]:
     match [name, *options]:
         case ["qacct", "-j", number]:
             return _accounted(state, number)
-        case ["qalter", "-q", _queue, _number]:
+        case ["qalter", "-q", _queue, *_others, _number]:
             return "", ""
+        case ["qselect", *_requests]:
+            return f"{QUEUE}@{HOST}\n", ""
     text = _listing(name, options, state)
     return (text, "") if text is not None else ("", f"{name}: invalid option argument {options}\n")
 
@@ -113,10 +115,15 @@ def _hosts(state: State) -> str:
 
 
 def _explained(state: State, numbers: Iterable[str]) -> str:
-    wanted = [task for task in state.tasks if str(task.number) in numbers and task.state == "Eqw"]
+    wanted = [task for task in state.tasks if str(task.number) in numbers and not task.ended_at]
     return "".join(
-        f"job_number:                 {task.number}\nerror reason          {task.index}:      "
-        f'11/21/2026 11:22:34 [0:1]: error: can\'t open output file "{task.output}"\n'
+        f"job_number:                 {task.number}\n"
+        + (
+            f"error reason          {task.index}:      "
+            f'11/21/2026 11:22:34 [0:1]: error: can\'t open output file "{task.output}"\n'
+            if task.state == "Eqw"
+            else ""
+        )
         for task in wanted
     )
 

@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import signal
-import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from tests.fakes.pbs.placing import place
 from tests.fakes.pbs.state import NO_ELEMENT, OVER, Job, Store
+from tests.fakes.scripts import detach, end_script, run_script, signal_script
 
 if TYPE_CHECKING:
     from tests.fakes.pbs.state import State
 
-KILL_DELAY = 1.0
-STARTING_SECONDS = 10.0
-"""Bound on the time in which a script that was started has a process."""
 WALLTIME_EXCEEDED = -29
 TERMINATED, FINISHED, FAILED = 91, 92, 93
 SHELL_SIGNAL, SIGNAL = 128, 256
@@ -43,41 +39,18 @@ def start(store: Store, job: Job, exec_vnode: str) -> None:
     job.started, job.ended, job.status, job.fate = time.time(), 0.0, None, ""
     job.runs += 1
     store.process(job).unlink(missing_ok=True)
-    job.runner = os.fork()
-    if job.runner == 0:
-        _be_runner(store, job)
-
-
-def _be_runner(store: Store, job: Job) -> NoReturn:
-    """Run a job, in a process that keeps nothing of the command that started it, and end."""
-    try:
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):
-            os.dup2(nothing, descriptor)
-        # Among them the lock on the state, and the pipes of which somebody waits for the end.
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        _run(store, job)
-    finally:
-        os._exit(0)
+    job.runner = detach(lambda: _run(store, job))
 
 
 def send(store: Store, job: Job, number: int) -> None:
     """Send a signal to all processes of a job's script, once it has some."""
-    deadline = time.monotonic() + STARTING_SECONDS
-    while not store.process(job).exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    with contextlib.suppress(OSError, ValueError):
-        os.killpg(int(store.process(job).read_text()), number)
+    signal_script(store.process(job), number)
 
 
 def end(store: Store, job: Job, fate: str) -> None:
     """Take a running job's processes away; what comes of it is seen when they are gone."""
     job.letter, job.substate, job.fate = "E", 50, fate
-    send(store, job, signal.SIGTERM)
-    send(store, job, signal.SIGCONT)
-    with contextlib.suppress(OSError):
-        os.kill(job.runner, signal.SIGUSR1)
+    end_script(store.process(job), job.runner)
 
 
 def delete(state: State, job: Job) -> None:
@@ -95,23 +68,20 @@ def close_array(state: State, job: Job) -> None:
 
 
 def _run(store: Store, job: Job) -> None:
-    told: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, _frame: told.append(number))
-    process = _script(store, job)
-    store.process(job).with_suffix(".new").write_text(str(process.pid))
-    store.process(job).with_suffix(".new").replace(store.process(job))
-    deadline = time.monotonic() + job.walltime
-    while process.poll() is None and not told and time.monotonic() < deadline:
-        time.sleep(0.02)
-    timed_out = process.poll() is None and not told
-    status = _kill(process) if process.poll() is None else process.returncode
+    ended = run_script(
+        store.script(job),
+        output=Path(job.output.replace("^array_index^", str(job.element))),
+        environment=_environment(store, job),
+        process_file=store.process(job),
+        seconds=job.walltime,
+    )
     with store.locked() as state:
         (found,) = [one for one in state.jobs if (one.number, one.element) == (job.number, job.element)]
-        _note_end(state, found, WALLTIME_EXCEEDED if timed_out and not found.fate else status)
+        _note_end(state, found, WALLTIME_EXCEEDED if ended.timed_out and not found.fate else ended.status)
         schedule(store, state)
 
 
-def _script(store: Store, job: Job) -> subprocess.Popen[bytes]:
+def _environment(store: Store, job: Job) -> dict[str, str]:
     entry = pwd.getpwuid(os.geteuid())
     environment = {
         "PATH": "/usr/bin:/bin",
@@ -124,26 +94,7 @@ def _script(store: Store, job: Job) -> subprocess.Popen[bytes]:
     }
     if job.element != NO_ELEMENT:
         environment |= {"PBS_ARRAY_INDEX": str(job.element), "PBS_ARRAY_ID": store.array(job)}
-    with Path(job.output.replace("^array_index^", str(job.element))).open("ab") as output:
-        return subprocess.Popen(
-            [store.script(job)],
-            cwd="/",
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-
-
-def _kill(process: subprocess.Popen[bytes]) -> int:
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(KILL_DELAY)
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
+    return environment
 
 
 def _note_end(state: State, job: Job, status: int) -> None:

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pwd
-import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 from tests.fakes.commandfile import write_command
 from tests.fakes.pbs.state import ALIVE, Settings, Store
+from tests.fakes.scripts import await_runners, kill_scripts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +30,6 @@ PROGRAMS = (
     "qmsg",
     "qmove",
 )
-END_SECONDS = 10.0
 
 
 class FakePbs:
@@ -120,17 +117,5 @@ class FakePbs:
         with store.locked() as state:
             state.scheduling = False
             running = [job for job in state.jobs if job.letter in ALIVE]
-            for job in running:
-                with contextlib.suppress(OSError, ValueError):
-                    os.killpg(int(store.process(job).read_text()), signal.SIGKILL)
-        deadline = time.monotonic() + END_SECONDS
-        while any(_exists(job.runner) for job in running) and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+            kill_scripts(store.process(job) for job in running)
+        await_runners(job.runner for job in running)

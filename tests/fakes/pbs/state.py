@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tests.fakes.scripts import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
 NO_ELEMENT = -1
 WAITING = "QW"
@@ -129,21 +130,10 @@ class Store:
         """File with the process group of the running script."""
         return self.directory / "spool" / f"{job.number}.{job.element}.pid"
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[State]:
+    def locked(self) -> AbstractContextManager[State]:
         """Give the state, and write it back if nothing went wrong; one process at a time."""
-        file = self.directory / "state.json"
-        with (self.directory / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            state = _read(file)
-            yield state
-            new = file.with_suffix(".new")
-            new.write_text(json.dumps(asdict(state)))
-            new.replace(file)
+        return locked(self.directory, _read, State)
 
 
-def _read(file: Path) -> State:
-    if not file.exists():
-        return State()
-    raw = json.loads(file.read_text())
+def _read(raw: Mapping[str, Any]) -> State:
     return State(**{**raw, "jobs": [Job(**job) for job in raw["jobs"]]})

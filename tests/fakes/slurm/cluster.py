@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 from tests.fakes.commandfile import write_command
+from tests.fakes.scripts import await_runners, kill_scripts
 from tests.fakes.slurm.state import Settings, Store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAMS = ("sbatch", "squeue", "sinfo", "scontrol", "scancel", "sacct")
-END_SECONDS = 10.0
 
 
 class FakeSlurm:
@@ -90,17 +87,5 @@ class FakeSlurm:
             for job in state.jobs:
                 job.reason = "JobHeldUser"
             running = [job for job in state.jobs if job.alive]
-            for job in running:
-                with contextlib.suppress(OSError, ValueError):
-                    os.killpg(int(store.process(job).read_text()), signal.SIGKILL)
-        deadline = time.monotonic() + END_SECONDS
-        while any(_exists(job.runner) for job in running) and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+            kill_scripts(store.process(job) for job in running)
+        await_runners(job.runner for job in running)

@@ -63,7 +63,7 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
     """The help of each command says what it does, and shows how it is typed."""
     result = invoke(name, "--help")
     assert result.exit_code == 0
-    assert f"  koala {name}" in result.output or f"koala --site conf/site.toml {name}" in result.output
+    assert f"  koala {name}" in result.output or f"koala --site /etc/koala/site.toml {name}" in result.output
 
 
 @pytest.mark.parametrize("name", ["run", "submit", "status", "cancel", "explain", "plan", "script", "clusters"])

@@ -124,7 +124,7 @@ def test_a_file_is_read_and_named_in_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_site(path, PLUGINS)
     assert caught.value.message.startswith(f"{path}:4: clusters[0].threshold: found -1")
-    assert "docs/site-file.md" in caught.value.hint
+    assert "koala docs site-file" in caught.value.hint
 
 
 @pytest.mark.parametrize(

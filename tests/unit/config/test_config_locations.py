@@ -58,7 +58,7 @@ def test_no_site_file_at_all(home: Path, tmp_path: Path) -> None:
     for place in ("$KOALA_SITE", str(home / ".config" / "koala" / "site.toml"), str(tmp_path / "etc" / "site.toml")):
         assert place in caught.value.message
     assert "koala demo" in caught.value.hint
-    assert "conf/site.toml" in caught.value.hint
+    assert "koala init" in caught.value.hint
 
 
 def test_relative_base_directories_are_ignored(home: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
     path.write_text("walltime = 0\n" + COMPONENT, encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"simulate.toml:1: walltime: found 0") as caught:
         load_job(path, job_id=JobId("1"), user="u", submitted_at=0)
-    assert "docs/jobfile.md" in caught.value.hint
+    assert "koala docs jobfile" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ HELD = (
     "<state>{letters}</state><slots>1</slots><tasks>{tasks}</tasks></job_list>{more}</job_info>"
 )
 
+QUEUES = {"qconf": (0, "qname all.q\nh_rt INFINITY\n", ""), "qselect": (0, "all.q@n1\nall.q@n2\n", "")}
+
 
 class ScriptedRunner(CommandRunner):
     """Answers each command with what a test has laid out for it, and remembers what was asked."""
@@ -165,7 +167,7 @@ class TestAnswers:
             "<state>qw</state><slots>1</slots><tasks>2</tasks></job_list>"
         )
         listing = HELD.format(number=7, letters="hqw", tasks="1", more=more)
-        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, "")})
+        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), **QUEUES})
         with pytest.raises(LrmRejectedError, match=r"7\.2 of the same array"):
             await lrm.start_on(LrmJobId("7.1"), ["n1"])
 
@@ -175,7 +177,7 @@ class TestAnswers:
     async def test_start_on_refusals(self, tmp_path: Path, nodes: list[str], letters: str, words: str) -> None:
         """A placeholder starts on one node, and only when it is held."""
         listing = HELD.format(number=7, letters=letters, tasks="1", more="")
-        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, "")})
+        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), **QUEUES})
         with pytest.raises(LrmRejectedError, match=words):
             await lrm.start_on(LrmJobId("7.1"), nodes)
 
@@ -183,7 +185,7 @@ class TestAnswers:
         """A refusal of qalter is raised as one."""
         listing = HELD.format(number=7, letters="hqw", tasks="1", more="")
         denied = 'denied: "me" must be at least owner of job 7 to change job attributes\n'
-        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), "qalter": (1, "", denied)})
+        lrm = lrm_of(tmp_path, answers={"qstat": (0, listing, ""), "qalter": (1, "", denied), **QUEUES})
         with pytest.raises(LrmRejectedError, match="at least owner"):
             await lrm.start_on(LrmJobId("7.1"), ["n1"])
 

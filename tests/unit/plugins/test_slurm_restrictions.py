@@ -131,7 +131,7 @@ def test_licences_and_generic_resources_that_are_free() -> None:
     assert "matlab" in missing_license(Restrictions(licenses=(("matlab", 2),)), free)
     end = "\x1f"
     rows = (("n1", "gpu:a100:2(S:0),fpga:1", "gpu:a100:1(IDX:0),fpga:0"), ("n2", "gpu:a100:2", "gpu:a100:0(IDX:N/A)"))
-    known = parse_gres("".join(f"{node}{end}{has}{end}{used}{end}\n" for node, has, used in rows))
+    known = parse_gres("".join(f"{node}{end}{has}{end}{used}{end}1/7/0/8{end}\n" for node, has, used in rows))
     assert nodes_with_gres(Restrictions(gres=(("gpu", 1),)), known) == ("n1", "n2")
     assert nodes_with_gres(Restrictions(gres=(("gpu:a100", 2),)), known) == ("n2",)
     assert nodes_with_gres(Restrictions(gres=(("fpga", 1),)), known) == ("n1",)

@@ -57,9 +57,10 @@ class AdaptiveSite(MalleableSite):
         """Answer a message that is known by its number."""
         return self.post(ev.OfferAnswered(time=self.now, job_id=JobId(id_), number=number, accepted=accepted))
 
-    def made(self, id_: str = "1") -> list[Action]:
+    def made(self, id_: str = "1", number: int | None = None) -> list[Action]:
         """Have all processes be done."""
-        return self.post(ev.ChangeMade(time=self.now, job_id=JobId(id_), number=self.change(id_).number))
+        number = self.change(id_).number if number is None else number
+        return self.post(ev.ChangeMade(time=self.now, job_id=JobId(id_), number=number))
 
     def give_up(self, id_: str = "1") -> list[Action]:
         """Have the processes not be brought to it."""

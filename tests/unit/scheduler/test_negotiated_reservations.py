@@ -16,6 +16,7 @@ from koala_adapter.model import JobId, RunnerName
 from koala_adapter.scheduler.actions import GrantProcessors, TakeProcessors, WithdrawOffer
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.malleable.jointgrowth import parts_of
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.scheduler.parameters import ClusterParameters
 from tests.unit.scheduler.malleable_site import malleable, part
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
 
 SIZES = {"a": 11, "b": 5}
 THRESHOLD = 1
-IDS = ("1", "2", "3")
+IDS = ("1", "2", "3", "4")
+FLEXIBLE = "4"
+"""It grows on both clusters."""
 APPROACHES = (Approach.NONE, Approach.PRA, Approach.PWA)
 
 
 class Negotiators:
-    """Three applications that negotiate, and rigid jobs that come and go."""
+    """Four applications that negotiate, one of them on both clusters, and rigid jobs that come and go."""
 
     def __init__(self, approach: Approach, in_flight: int) -> None:
         """``in_flight``: placeholders that may wait in the queue of a cluster."""
@@ -44,8 +47,11 @@ class Negotiators:
         self.site = AdaptiveSite(SIZES, approach, clusters=tuple(own))
         for id_ in IDS:
             cluster = "b" if id_ == "3" else "a"
-            made = malleable(id_, part(1, 14, cluster), initial=1, walltime=90_000)
-            self.site.submit(replace(made, runner=RunnerName.ADAPTIVE))
+            one = (
+                replace(part(1, 14, cluster), cluster=None, flexible=True) if id_ == FLEXIBLE else part(1, 14, cluster)
+            )
+            made = malleable(id_, one, initial=1, walltime=90_000)
+            self.site.submit(replace(made, runner=RunnerName.ADAPTIVE, placement="worst-fit"))
         for id_ in IDS:
             self.site.started(id_)
         self.wishes = 0
@@ -60,12 +66,16 @@ class Negotiators:
 
     def answer(self, id_: str, count: int) -> None:
         """An application takes all or a part of what it is offered, or nothing; koala can then keep its word."""
-        for claim, change in self.changes(id_):
+        for _, change in list(self.changes(id_)):
+            if change.lead:
+                continue  # it is answered with the other parts of it
             if change.phase is ChangePhase.ASKED and change.processors > 0:
-                taken = min(count, change.processors)
+                parts = parts_of(self.site.record(id_), change)
+                taken = min(count, sum(one.change.processors for one in parts))
                 actions = self.site.answer_number(change.number, taken, id_)
-                stubs = change.stubs if claim.change is change else []
-                assert len(stubs) == taken, "what was promised is gathered at once"
+                left = {id(one) for _, one in self.changes(id_)}
+                stubs = sum(len(one.change.stubs) for one in parts if id(one.change) in left)
+                assert stubs == taken, "what was promised is gathered at once"
                 assert sum(submissions(actions).values()) >= taken
                 assert not of_kind(WithdrawOffer, actions)
             elif change.phase is ChangePhase.ASKED:
@@ -78,8 +88,12 @@ class Negotiators:
         for one in taking:
             self.site.take(one)
         for id_ in IDS:
-            for claim, change in self.changes(id_):
-                if change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING} and not change.adaptation:
+            for claim, change in list(self.changes(id_)):
+                if (
+                    not change.lead
+                    and change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
+                    and not change.adaptation
+                ):
                     self.move(id_, claim, change)
         self.site.end_ending()
         self.poll()
@@ -89,8 +103,8 @@ class Negotiators:
         record = self.site.record(id_)
         mine = [one.rank for one in record.ranks if one.placeholder in claim.placeholders]
         leaving = mine[len(mine) - change.accepted :] if change.phase is ChangePhase.RELEASING else []
-        self.site.reach(*leaving, id_=id_)
-        self.site.made(id_)
+        self.site.reach(*leaving, id_=id_, number=change.number)
+        self.site.made(id_, change.number)
         for rank in leaving:
             self.site.end(rank, id_=id_)
 
@@ -136,7 +150,13 @@ class Negotiators:
                 yield claim, claim.change
 
     def check(self) -> None:
-        """The sum of what is reserved never exceeds what is free, of processors and of places in a queue."""
+        """The sum of what is reserved never exceeds what is free, of processors and of places in a queue.
+
+        The parts of a growth are in the same phase at any moment.
+        """
+        for id_ in IDS:
+            for _, growth in self.changes(id_):
+                assert len({one.change.phase for one in parts_of(self.site.record(id_), growth)}) == 1
         for name, count in SIZES.items():
             cluster = self.site.state.clusters[A if name == "a" else B]
             reserved = sum(
@@ -144,7 +164,8 @@ class Negotiators:
                 for record in self.site.state.jobs.values()
                 for claim in record.claims
                 if (change := claim.change) is not None and claim.cluster == name
-                if change.phase is ChangePhase.ASKED and change.processors > 0
+                if (change.phase is ChangePhase.ASKED and change.processors > 0)
+                or (change.phase is ChangePhase.PROMISED and change.lead)  # kept while others make room elsewhere
             )
             assert reserved + cluster.managed <= count - THRESHOLD, f"{name}: promised twice"
             assert reserved + cluster.queued <= cluster.parameters.placeholders_in_flight, (

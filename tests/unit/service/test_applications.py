@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.config.inputfiles import LARGEST_SUM
-from koala_adapter.errors import ProtocolError
+from koala_adapter.errors import JobRefusedError, ProtocolError
 from koala_adapter.model import EndReason, InputFile, PlaceholderId, TaskEnd
 from koala_adapter.scheduler.actions import LaunchJob
 from koala_adapter.scheduler.outcome import JobState
@@ -205,7 +205,7 @@ def test_input_files_that_changed_since_they_were_looked_at_are_refused(tmp_path
     elif change == "pipe":
         os.mkfifo(bad)
     files = tuple(InputFile(source=str(path), target=path.name) for path in (good, bad))
-    with pytest.raises(OSError, match="bad"):
+    with pytest.raises(JobRefusedError, match="bad"):
         Launched(tmp_path / "jobs", job("1", replace(component("x", 1, cluster="a"), input_files=files)))
     assert [path for path in (tmp_path / "jobs").rglob("*") if path.is_file()] == []
 

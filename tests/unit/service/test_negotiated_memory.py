@@ -57,6 +57,30 @@ def test_fewer_processors_come_with_the_same_memory() -> None:
     assert submitted(stage) == [(2, 0), (3, 4096)]
 
 
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_counter_offer_whose_memory_was_declined_stands_after_a_restart(forgotten: bool) -> None:  # noqa: FBT001
+    """Whoever accepts it says what was declined; ``forgotten``: the journal did not take the answer."""
+    stage = stage_of(5)
+    stage.say(wish(6, 4096, "NT_OPTIONAL"))
+    assert (stage.heard[-1].kind, stage.latest().quantities()) == ("offer", {("CPU", "", ""): 3})
+    if forgotten:
+        stage.kept = stage.kept[:1]
+    stage.start()
+    stage.say(nt.accepted(stage.latest()))
+    assert stage.heard[-1].kind == "agreed"
+    assert submitted(stage) == [(2, 0), (3, 0)]
+
+
+def test_an_acceptance_whose_memory_was_declined_stands_after_a_restart() -> None:
+    """The commitment to it is one to what stands."""
+    stage = stage_of(5)
+    stage.say(wish(2, 4096, "NT_OPTIONAL"))
+    assert stage.heard[-1].kind == "accepted"
+    stage.start()
+    stage.say(nt.committed(stage.latest()))
+    assert stage.application.state(stage.latest().key) == "agreed"
+
+
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [

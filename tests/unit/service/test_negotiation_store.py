@@ -70,7 +70,7 @@ def said(journal: Journal, *messages: tuple[Side, Template], site: AdaptiveSite 
     state, now = State() if site is None else site.state, iter(range(100))
     keeper = NegotiationKeeper(journal.negotiations, state=lambda: state, clock=lambda: float(next(now)))
     for sender, template in messages:
-        keeper.keep(JOB, 0, sender, build(template))
+        keeper.keep(JOB, 0, sender, template, build(template))
 
 
 def reports(journal: Journal, **which: object) -> list[NegotiationReport]:
@@ -186,11 +186,11 @@ def test_a_journal_that_cannot_be_written_for_a_while(journal: Journal) -> None:
 
     store = Blocked()
     keeper = NegotiationKeeper(store, state=State, clock=lambda: 5.0)  # type: ignore[arg-type]
-    keeper.keep(JOB, 0, APPLICATION, build(offer(1)))
-    keeper.keep(JOB, 0, KOALA, b"<no template>")
+    keeper.keep(JOB, 0, APPLICATION, offer(1), build(offer(1)))
     assert reports(journal) == []
     store.blocked = False
-    keeper.keep(JOB, 0, KOALA, build(rejected(offer(1), "no")))
+    refusal = rejected(offer(1), "no")
+    keeper.keep(JOB, 0, KOALA, refusal, build(refusal))
     assert [message.sender for message in reports(journal)[0].messages] == ["application", "koala"]
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from koala_adapter.dynaco.notes import note
 from koala_adapter.model import JobId
 from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation.template import Side, Status, Template
-from koala_adapter.negotiation.templatexml import parse
+from koala_adapter.negotiation.templatexml import build, parse
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.service.negotiationparties import AdaptiveParty
+from koala_adapter.service.negotiationrecord import KeptNegotiation, Message
 from koala_adapter.service.negotiations import Negotiations
 from tests.unit.scheduler.scheduler_site import of_kind
 from tests.unit.scheduler.test_adapting import AdaptiveSite
+from tests.unit.scheduler.test_joint_growth import JointSite
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.parameters import ClusterParameters
@@ -30,11 +34,17 @@ class Stage:
     """A scheduler with one adaptive job of two processes, the manager, and the process of rank 0."""
 
     def __init__(
-        self, processors: int, approach: Approach = Approach.PWA, clusters: tuple[ClusterParameters, ...] = ()
+        self,
+        processors: int,
+        approach: Approach = Approach.PWA,
+        clusters: tuple[ClusterParameters, ...] = (),
+        *,
+        site: AdaptiveSite | None = None,
     ) -> None:
-        """All have joined, and what the scheduler wants has not been said yet."""
-        self.site = AdaptiveSite({"a": processors}, approach, clusters=clusters)
-        self.site.begin(most=9)
+        """All have joined, and what the scheduler wants has not been said yet. ``site``: one where the job runs."""
+        self.site = site or AdaptiveSite({"a": processors}, approach, clusters=clusters)
+        if site is None:
+            self.site.begin(most=9)
         self.application = nt.Endpoint("APPLICATION", "node")
         self.heard: list[nt.Event] = []
         self._carried = len(self.site.actions)
@@ -56,7 +66,7 @@ class Stage:
             say=self._say,
             keep=self._keep,
             answer_timeout=lambda: self.site.parameters.answer_timeout,
-            recalled=lambda _job, _initiator, _name: None,
+            recalled=self._recalled,
         )
         self.runner.follow(record, self.site.now)
         self.manager.restore(record, self.party)
@@ -64,9 +74,23 @@ class Stage:
             hello = note("hello", version=1, state="running", change=0, at=0, reached=3, contact="", sizes="any", pid=7)
             self.runner.coordinators["m"].heard(rank, hello, self.site.now)
 
-    def _keep(self, job_id: JobId, rank: int, sender: Side, payload: bytes) -> None:
+    def _keep(self, job_id: JobId, rank: int, sender: Side, template: Template, payload: bytes) -> None:
         assert (job_id, rank) == (ID, 0)
-        self.kept.append((sender, parse(payload)))
+        assert parse(payload) == template
+        self.kept.append((sender, template))
+
+    def _recalled(self, job_id: JobId, initiator: Side, name: str) -> KeptNegotiation | None:
+        """Return what was kept of a negotiation, if anything was."""
+        messages = tuple(
+            Message(at=0.0, sender=sender.value, template=build(template).decode())
+            for sender, template in self.kept
+            if (template.initiator, template.agreement_id) == (initiator, name)
+        )
+        if not messages:
+            return None
+        return KeptNegotiation(
+            job_id=job_id, component="m", rank=0, initiator=initiator.value, agreement_id=name, messages=messages
+        )
 
     def _post(self, event: object) -> None:
         if self.journal_full:
@@ -327,3 +351,115 @@ def test_a_restart_while_a_counter_offer_is_out() -> None:
     stage.say(nt.accepted(counter))
     assert stage.heard[-1].kind == "agreed"
     assert stage.phase is ChangePhase.GATHERING
+
+
+def test_a_restart_after_three_rounds() -> None:
+    """The counter-offer to a counter-offer stands with its round."""
+    stage = Stage(5, Approach.NONE)
+    stage.say(wish(6))
+    counter = stage.latest()
+    stage.say(nt.countered(counter, {counter.resources[0].key: 2}))
+    acceptance = stage.latest()
+    assert (stage.heard[-1].kind, acceptance.round) == ("accepted", 3)
+    stage.start()
+    stage.say(nt.committed(acceptance))
+    assert stage.phase is ChangePhase.GATHERING
+    assert stage.site.change().accepted == 2
+    assert stage.application.state(acceptance.key) == "agreed"
+
+
+def test_a_wish_for_fewer_than_it_can_use_is_not_offered() -> None:
+    """A fixed number or a least one: a counter-offer below it would be against the rules."""
+    for resource, reason in (
+        (nt.resource("CPU", 6, negotiability="NT_FIXED"), "3 can be had, and fewer than 6 are of no use to it"),
+        (nt.resource("CPU", 6, minimum=4), "3 can be had, and fewer than 4 are of no use to it"),
+    ):
+        stage = Stage(5, Approach.NONE)
+        stage.say(nt.template("0-1", "APPLICATION", "node", "koala", [resource], direction="grow"))
+        assert (stage.heard[-1].state, stage.heard[-1].reason) == ("rejected", f"no more is free: {reason}")
+        assert stage.phase is None
+
+
+def parts(stage: Stage) -> list[tuple[str | None, ChangePhase, int]]:
+    """Return what is under way on each cluster."""
+    claims = stage.site.record("1").claims
+    return [(one.cluster, one.change.phase, one.change.accepted) for one in claims if one.change is not None]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_wish_over_two_clusters_is_one_agreement(restarted: bool) -> None:  # noqa: FBT001 - drawn
+    """9 are asked for; the 6 that are idle on both clusters are offered, taken, and reported when all are there."""
+    stage = Stage(0, site=JointSite())
+    stage.say(wish(9))
+    counter = stage.latest()
+    assert (counter.quantity("CPU"), len(counter.resources), counter.reason) == (6, 1, "no more is free")
+    if restarted:
+        stage.start()
+    stage.say(nt.accepted(counter))
+    assert stage.heard[-1].kind == "agreed"
+    assert parts(stage) == [("a", ChangePhase.GATHERING, 3), ("b", ChangePhase.GATHERING, 3)]
+    if restarted:
+        stage.start()
+    stage.site.hold_stubs()
+    stage.go_on()
+    stage.site.reach(number=stage.site.record("1").claims[0].change.number)  # type: ignore[union-attr]
+    stage.go_on()
+    if restarted:
+        stage.start()
+    stage.site.made(number=stage.site.record("1").claims[0].change.number)  # type: ignore[union-attr]
+    stage.go_on()
+    assert [one.kind for one in stage.heard].count("consumed") == 1
+    assert stage.heard[-1].kind == "consumed"
+    assert stage.latest().quantity("CPU") == 6
+    assert parts(stage) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_processors_that_go_on_two_clusters_are_reported_when_all_have_gone(restarted: bool) -> None:  # noqa: FBT001
+    """The application gives 5 of 8 back: those of one cluster go first, and that is not all of it."""
+    stage = Stage(0, site=JointSite())
+    stage.say(wish(6))
+    stage.say(nt.committed(stage.latest()))
+    stage.site.hold_stubs()
+    stage.go_on()
+    grown = stage.site.record("1").claims[0].change
+    assert grown is not None
+    stage.site.reach(number=grown.number)
+    stage.go_on()
+    stage.site.made(number=grown.number)
+    stage.go_on()
+    assert stage.heard[-1].kind == "consumed"
+    cpu = nt.resource("CPU", 5)
+    stage.say(nt.template("0-2", "APPLICATION", "node", "koala", [cpu], direction="shrink"))
+    stage.say(nt.committed(stage.latest()))
+    if restarted:
+        stage.start()
+    assert parts(stage) == [("a", ChangePhase.RELEASING, 2), ("b", ChangePhase.RELEASING, 3)]
+    heard = len(stage.heard)
+    for number, leaving in enumerate([(3, 4), (5, 6, 7)]):
+        change = stage.site.record("1").claims[number].change
+        assert change is not None
+        stage.site.reach(*leaving, number=change.number)
+        stage.go_on()
+        stage.site.made(number=change.number)
+        for rank in leaving:
+            stage.go_on()
+            assert [one.kind for one in stage.heard[heard:]] == []
+            stage.site.end(rank)
+    stage.go_on()
+    assert [one.kind for one in stage.heard[heard:]] == ["consumed"]
+    assert stage.latest().quantity("CPU") == 5
+
+
+def test_a_restart_before_the_commitment_to_a_counter_offer_of_the_application() -> None:
+    """What koala offered and the application changed stands as koala has accepted it."""
+    stage = Stage(5)
+    stage.go_on()
+    offer = stage.latest()
+    stage.say(nt.countered(offer, {offer.resources[0].key: 2}))
+    assert stage.heard[-1].kind == "accepted"
+    stage.start()
+    stage.go_on()
+    stage.say(nt.committed(stage.latest()))
+    assert stage.phase is ChangePhase.GATHERING
+    assert stage.site.change().accepted == 2

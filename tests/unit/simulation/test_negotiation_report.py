@@ -13,7 +13,16 @@ from koala_adapter.errors import SimulationError
 from koala_adapter.liveworkload.negotiatingjobs import application, played, rigid, steps_done
 from koala_adapter.model import JobKind
 from koala_adapter.simulation.experiments.framework import load_experiment
-from koala_adapter.simulation.live_negotiations import COUNTERED, DECLINING, SCENARIOS, Pace, Played, Said, Scenario
+from koala_adapter.simulation.live_negotiations import (
+    COUNTERED,
+    DECLINING,
+    MALLEABLE,
+    SCENARIOS,
+    Pace,
+    Played,
+    Said,
+    Scenario,
+)
 from koala_adapter.simulation.negotiation_report import as_published, findings, timeline
 
 
@@ -76,6 +85,18 @@ def test_a_scenario_goes_as_published() -> None:
     assert not as_published(declining)
 
 
+def test_processors_that_come_free_one_after_the_other() -> None:
+    """The offer of a part of them is no part of the scenario; nor would be another end of it."""
+    whole = [("koala", "NEGOTIATION", 4), ("application", "ACCEPTED", 4), ("koala", "COMMITTED", 4)]
+    messages = [replace(said(2.0, *one), negotiation=2) for one in whole]
+    part = [said(1.0, "koala", "NEGOTIATION", 1), said(1.1, "application", "REJECTED", 0)]
+    one = replace(countered(MALLEABLE), sizes=[(1.0, 4), (4.5, 8), (6.0, 0)], messages=[*part, *messages])
+    assert as_published(one)
+    assert not as_published(replace(one, messages=part))
+    declined = [replace(said(3.0, *two), negotiation=3) for two in (whole[0], ("application", "REJECTED", 0))]
+    assert not as_published(replace(one, messages=[*declined, *messages])), "all of them were declined"
+
+
 def test_findings_need_all_rates() -> None:
     """Where an application was never seen on one of its sizes, nobody can tell whether it got faster."""
     told = findings([countered()])
@@ -108,7 +129,14 @@ def test_the_jobs_of_a_scenario(scenario: Scenario) -> None:
     (component,) = job.components
     assert job.kind is JobKind.MALLEABLE
     assert component.minimum + sum(scenario.beside) <= 8
-    assert component.command[2:] == ("30", "0.8", scenario.sizes, str(scenario.wish), str(scenario.goal))
+    assert component.command[2:] == (
+        "30",
+        "0.8",
+        scenario.sizes,
+        str(scenario.wish),
+        str(scenario.goal),
+        str(scenario.initial * 125),
+    )
     assert rigid(3, 5.0, user="u", cluster="a").components[0].maximum == 3
 
 

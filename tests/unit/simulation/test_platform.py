@@ -82,7 +82,7 @@ def test_refusals_name_line_key_and_what_is_allowed(text: str, expected: str) ->
     with pytest.raises(ConfigurationError) as refused:
         load_platform_text(text, source="p")
     assert expected in str(refused.value)
-    assert "docs/simulation.md" in str(refused.value)
+    assert "koala docs simulation" in str(refused.value)
 
 
 def test_two_links_between_the_same_domains_are_refused() -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.api.clusterreports import PlannedComponent
+from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.api.offline import ClusterAnswer, JournalView, answer_report
 from koala_adapter.api.reports import ComponentReport, JobReport
 from koala_adapter.cli.check import Checked
-from koala_adapter.cli.logprinter import LogPrinter
 from koala_adapter.cli.plan import plan_table
 from koala_adapter.cli.session import make_console
 from koala_adapter.cli.tables import bar, clusters_table, seconds

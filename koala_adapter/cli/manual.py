@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``koala conf``, ``docs``, ``schema`` and ``completion``: what comes with koala, wherever it is installed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from koala_adapter.cli.session import command_body, pass_session
+from koala_adapter.cli.shippedfiles import chosen, shipped, shown_name, summary
+
+if TYPE_CHECKING:
+    from koala_adapter.cli.session import Session
+
+SCHEMA_LINE = re.compile(r"^#:schema .*\n#?\n?")
+"""By which an editor finds the schema in a source tree."""
+COMPLETIONS = {"bash": "koala.bash", "zsh": "_koala", "fish": "koala.fish"}
+
+
+@click.command()
+@click.argument("name", required=False)
+@command_body
+def conf(name: str | None) -> None:
+    r"""Print an example of a site file, or what an administrator installs. Without NAME, list them.
+
+    \b
+    Examples:
+      koala conf
+      koala conf slurm > ~/.config/koala/site.toml
+      koala conf job_submit.lua > /etc/slurm/job_submit.lua
+    """
+    _show("conf", "*", name, listed_by="koala conf")
+
+
+@click.command()
+@click.argument("name", required=False)
+@command_body
+def docs(name: str | None) -> None:
+    r"""Show a page of the manual. Without NAME, list the pages.
+
+    \b
+    Examples:
+      koala docs
+      koala docs site-file
+    """
+    _show("docs", "*.md", name, listed_by="koala docs")
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(["site", "job"]))
+@pass_session
+@command_body
+def schema(session: Session, kind: str) -> None:
+    r"""Print the JSON Schema of site files or job files.
+
+    It is for editors that check and complete TOML. That of site files has the settings of all plugins that are
+    installed. An editor finds it by a first line such as
+    "#:schema site.schema.json".
+
+    \b
+    Example:
+      koala schema job > job.schema.json
+    """
+    from koala_adapter.config.schema import job_schema, schema_text, site_schema
+
+    click.echo(schema_text(site_schema(session.plugins) if kind == "site" else job_schema()), nl=False)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(COMPLETIONS)))
+@command_body
+def completion(shell: str) -> None:
+    r"""Print what completes commands and options in bash, zsh or fish.
+
+    \b
+    Examples:
+      koala completion bash > ~/.local/share/bash-completion/completions/koala
+      koala completion zsh > "${fpath[1]}/_koala"
+      koala completion fish > ~/.config/fish/completions/koala.fish
+    """
+    file = Path(__file__).parent / "completions" / COMPLETIONS[shell]
+    click.echo(file.read_text(encoding="utf-8"), nl=False)
+
+
+def _show(kind: str, pattern: str, name: str | None, *, listed_by: str) -> None:
+    files = shipped(kind, pattern)
+    if name is not None:
+        text = SCHEMA_LINE.sub("", chosen(files, name, listed_by=listed_by).read_text(encoding="utf-8"))
+        if kind == "docs" and sys.stdout.isatty():
+            click.echo_via_pager(text)
+        else:
+            click.echo(text, nl=False)
+        return
+    width = max(len(shown_name(file)) for file in files)
+    for file in files:
+        click.echo(f"{shown_name(file):<{width}}  {summary(file)}")

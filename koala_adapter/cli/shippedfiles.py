@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that come with koala: examples of what an administrator copies, and the pages of the manual.
+
+In a wheel they are below ``koala_adapter/shipped``; in a source tree they are where they are written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(__file__).parents[1]
+COMMENT_MARKS = ("#", "--")
+
+
+def shipped(kind: str, pattern: str) -> tuple[Path, ...]:
+    """Return the files of a kind (``conf``, ``docs``), in order of name."""
+    directory = PACKAGE / "shipped" / kind
+    if not directory.is_dir():
+        directory = PACKAGE.parent / kind
+    return tuple(sorted(file for file in directory.glob(pattern) if file.is_file()))
+
+
+def chosen(files: tuple[Path, ...], name: str, *, listed_by: str) -> Path:
+    """Return the file of a name, given with or without its ending. Raises ConfigurationError that names all."""
+    for file in files:
+        if name in {file.name, file.stem}:
+            return file
+    names = ", ".join(shown_name(file) for file in files)
+    raise ConfigurationError(f"there is no {name!r}; there are: {names}", hint=f"`{listed_by}` lists them")
+
+
+def shown_name(file: Path) -> str:
+    """Return what a file is asked for by: without the ending that most of its kind have."""
+    return file.stem if file.suffix in {".toml", ".md"} else file.name
+
+
+def summary(file: Path) -> str:
+    """Return what a file says of itself: its heading, or the first sentence of its comments."""
+    text = " ".join(_opening(file.read_text(encoding="utf-8")))
+    return text.partition(". ")[0].rstrip(".:")
+
+
+def _opening(text: str) -> Iterator[str]:
+    """Return the lines of the first paragraph of comments that says something."""
+    for line in text.splitlines():
+        said = line.strip().lstrip("#-").strip().strip('"')
+        if line.startswith(("#!", "#:schema", "# ruff")) or "SPDX-License" in line or not said:
+            continue
+        yield said
+        if text.startswith("# ") and not text.startswith("# SPDX"):
+            return  # a page, whose heading is all
+        if said.endswith((".", ":")) or not line.startswith(COMMENT_MARKS):
+            return

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs as a program describes them: the tables of a job file as immutable values, with the same names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
+from os import PathLike, fspath
+from pathlib import PurePath
+from typing import TYPE_CHECKING, TypeAlias
+
+from koala_adapter.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Word: TypeAlias = "str | PathLike[str]"
+InputFile: TypeAlias = "str | PathLike[str] | Mapping[str, str | PathLike[str]]"
+
+WALLTIME = "1h"
+"""How long a job may run unless it says otherwise, as for `koala run -- PROGRAM`."""
+LONGEST_NAME = 60
+"""Characters of a program's name that a job is called by."""
+# fmt: off
+ALONE = frozenset({
+    "command", "processors", "minimum", "maximum", "initial", "cluster", "flexible", "input_files", "output_files",
+})
+# fmt: on
+"""What a job without ``components`` says of its only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A part of a job that runs in one cluster: a table ``[[components]]`` of a job file.
+
+    What is None, or empty, is as the job file has it by default. All is checked when the job is submitted.
+
+    >>> Component(["./simulate", "--steps", "100"], processors=4, cluster="alpha").processors
+    4
+    """
+
+    command: Sequence[Word]
+    """Program and arguments. No shell reads it."""
+    _: KW_ONLY
+    processors: int | None = None
+    """Processors, one process on each. Default: 1, unless ``minimum`` and ``maximum`` are given."""
+    name: str | None = None
+    minimum: int | None = None
+    """Fewest processors of a moldable or malleable job."""
+    maximum: int | None = None
+    initial: int | None = None
+    cluster: str | None = None
+    """Where it must run. Default: the placement policy chooses."""
+    launcher: str | None = None
+    flexible: bool | None = None
+    """Several clusters may share the processors, with a placement policy that splits."""
+    input_files: Sequence[InputFile] = ()
+    """Files that each process finds beside it: paths, or mappings with ``source`` and ``target``."""
+    output_files: Sequence[str] = ()
+    """Patterns of the files that are fetched from each process when it has ended."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    sizes: str | None = None
+    retire_signal: str | None = None
+    retire_command: Sequence[str] = ()
+    retire_grace: float | str | None = None
+    """Seconds, or a text such as "30s"; so are the other times."""
+    point_patience: float | str | None = None
+    done_patience: float | str | None = None
+
+    def values(self) -> dict[str, object]:
+        """Return it by the keys of a job file."""
+        return _with_processors(dict(_given(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job: of one program, or of ``components`` that start together, wherever each of them runs.
+
+    >>> Job(["./simulate"], processors=4, walltime="10m").values()["components"]
+    [{'command': ['./simulate'], 'processors': 4}]
+
+    What is None, or empty, is as in a job file. All is checked when the job is submitted.
+    """
+
+    command: Sequence[Word] = ()
+    """Program and arguments of a job of one component. No shell reads it."""
+    _: KW_ONLY
+    components: Sequence[Component] = ()
+    """In the place of ``command`` and what belongs to it."""
+    processors: int | None = None
+    minimum: int | None = None
+    maximum: int | None = None
+    initial: int | None = None
+    cluster: str | None = None
+    flexible: bool | None = None
+    input_files: Sequence[InputFile] = ()
+    output_files: Sequence[str] = ()
+    name: str | None = None
+    """Name in reports. Default: that of its first program."""
+    kind: str | None = None
+    """``rigid``, ``moldable`` or ``malleable``."""
+    runner: str | None = None
+    """``ranks``, ``workers`` or ``adaptive``."""
+    placement: str | None = None
+    walltime: float | str = WALLTIME
+    """How long it may run: seconds, or a text such as "10m"."""
+    priority: int | None = None
+    maximum_tries: int | None = None
+    working_directory: Word | None = None
+    """Directory on the nodes in which the processes start. Default: a private one for each, which is removed."""
+    launcher: str | None = None
+    """``process``, or ``mpi``: all processes form one MPI world."""
+    mpi_resize: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def values(self) -> dict[str, object]:
+        """Return it by the keys of a job file.
+
+        Raises ConfigurationError when it has neither a command nor components, or both.
+        """
+        alone = {name: value for name, value in _given(self) if name in ALONE}
+        header = {name: value for name, value in _given(self) if name not in ALONE}
+        if alone and self.components:
+            said = ", ".join(alone)
+            hint = "say it of the components: koala.Component(...)"
+            raise ConfigurationError(f"koala.Job: given together with components: {said}", hint=hint)
+        components = [component.values() for component in self.components] or [_with_processors(alone)]
+        if "command" not in components[0]:
+            raise ConfigurationError("koala.Job: it has nothing to run", hint='koala.Job(["./program"])')
+        return {"name": _name_of(components[0]["command"]), **header, "components": components}
+
+
+def _name_of(command: object) -> str:
+    """Return how a job is called that has no name: by its program, as far as that is printable."""
+    program = PurePath(str(command[0])).name if isinstance(command, list) else ""
+    return "".join(one for one in program if one.isprintable())[:LONGEST_NAME].strip() or "job"
+
+
+def _with_processors(component: dict[str, object]) -> dict[str, object]:
+    sized = {"processors", "minimum", "maximum"} & component.keys()
+    return component if sized else {**component, "processors": 1}
+
+
+def _given(described: Component | Job) -> Iterator[tuple[str, object]]:
+    """Yield what was given, as TOML would have it."""
+    for one in fields(described):
+        value = _plain(getattr(described, one.name)) if one.name != "components" else None
+        if value not in (None, [], {}):
+            yield one.name, value
+
+
+def _plain(value: object) -> object:
+    """Return a value in lists, tables, texts and numbers alone; what cannot be one is refused with the rest."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    return value

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site as a program sees it: its files, its service, which is started when there is none, and the jobs there."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from koala_adapter.errors import KoalaError, ServiceAbsentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from koala_adapter.api.client import Client
+    from koala_adapter.api.clusterreports import ClusterReport
+    from koala_adapter.api.offline import JournalView
+    from koala_adapter.config.sitefile import SiteConfig
+    from koala_adapter.model import Job as CheckedJob
+    from koala_adapter.plugin import PluginDefinition
+    from koala_adapter.python.description import Job
+    from koala_adapter.python.handle import JobHandle
+    from koala_adapter.python.result import JobResult
+    from koala_adapter.scheduler.knownpolicies import Policies
+
+ASKING = 60.0
+"""Seconds that a cluster may take to answer when no service knows it already."""
+MANY = 1000
+"""Finished jobs that are looked through when no service runs."""
+ENDING = 30.0
+"""Seconds that a service which is about to end may take, and one that was asked to end."""
+LOOK_AGAIN = 0.2
+LATEST = 50
+
+
+class Site:
+    """The clusters of a site file, and the service that runs jobs there for one state directory.
+
+    The service is that which answers; where none does, the first job starts one in the background, as `koala submit`
+    does. It goes on without this program, and ends by itself half an hour after the last job.
+
+    As a context manager it leaves nothing behind: at the end of the block the jobs submitted in it are waited for, or
+    cancelled if the block ends with an exception, and a service that was started for them ends.
+
+    All methods may be called from several threads at once, and from inside an event loop, which they block.
+    """
+
+    def __init__(
+        self,
+        file: str | PathLike[str] | None = None,
+        *,
+        state: str | PathLike[str] | None = None,
+        notice: Callable[[str], None] = warnings.warn,
+    ) -> None:
+        """``file``, ``state``: as for :meth:`load`; here nothing is read or checked before it is used.
+
+        ``notice``: is told in one line when something stands in for a site file that nobody has written.
+        """
+        self._notice = notice
+        self._named_file = None if file is None else Path(file)
+        self._named_state = None if state is None else Path(state)
+        self._lock = threading.Lock()
+        self._begun: int | None = None
+        self._blocks = 0
+        self._submitted: set[str] = set()
+
+    @classmethod
+    def load(cls, file: str | PathLike[str] | None = None, *, state: str | PathLike[str] | None = None) -> Self:
+        """Read and check a site file.
+
+        ``file``: default $KOALA_SITE, ~/.config/koala/site.toml or /etc/koala/site.toml; where there is none, what
+        `koala init` would find stands in for it. ``state``: the directory of the service's private state, default
+        $KOALA_STATE or ~/.local/state/koala. Raises ConfigurationError.
+        """
+        site = cls(file, state=state)
+        _ = site.config, site.directory
+        return site
+
+    def __repr__(self) -> str:
+        """Name both places."""
+        return f"koala.Site({str(self._named_file or '')!r}, state={str(self._named_state or '')!r})"
+
+    # ---- where it is ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def plugins(self) -> Mapping[str, PluginDefinition]:
+        """The installed plugins. Raises PluginError."""
+        from koala_adapter.plugin import load_plugins
+
+        return load_plugins()
+
+    @cached_property
+    def policies(self) -> Policies:
+        """What the scheduler may use: koala's own policies and the installed ones. Raises PluginError."""
+        from koala_adapter.policies.loading import load_policies
+
+        return load_policies()
+
+    @cached_property
+    def file(self) -> Path:
+        """The site file, or what stands in for one that nobody has written. Raises ConfigurationError."""
+        from koala_adapter.config.locations import locate_site_file
+
+        return locate_site_file(self._named_file) or self._standin_file()
+
+    @property
+    def has_file(self) -> bool:
+        """Tell whether somebody has written a site file. Raises ConfigurationError when the one named is gone."""
+        from koala_adapter.config.locations import locate_site_file
+
+        return locate_site_file(self._named_file) is not None
+
+    def _standin_file(self) -> Path:
+        """Find what is here, and say in one line that it is used."""
+        from koala_adapter.config.locations import no_site_file
+        from koala_adapter.discovery.standin import standin_site_file
+        from koala_adapter.errors import ConfigurationError
+
+        try:
+            path, described = standin_site_file(self.plugins, self.directory)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{no_site_file()}; {error.message}", hint=error.hint) from error
+        self._notice(f"no site file: using {described}; `koala init` writes one of it")
+        return path
+
+    @cached_property
+    def config(self) -> SiteConfig:
+        """What the site file says. Raises ConfigurationError."""
+        from koala_adapter.config.sitefile import load_site
+
+        return load_site(self.file, self.plugins)
+
+    @cached_property
+    def directory(self) -> Path:
+        """The state directory, there or not. Raises ConfigurationError when it is somebody else's."""
+        from koala_adapter.api.statedirectory import check_directory
+        from koala_adapter.config.locations import state_directory
+
+        directory = state_directory(self._named_state)
+        check_directory(directory)
+        return directory
+
+    @cached_property
+    def client(self) -> Client:
+        """The service of the state directory, whether it runs or not."""
+        from koala_adapter.api.client import Client
+
+        return Client(self.directory)
+
+    # ---- jobs -------------------------------------------------------------------------------------------------------
+
+    def checked(self, job: Job | str | PathLike[str]) -> CheckedJob:
+        """Return a job as the service takes it, checked against the site file.
+
+        ``job``: a description, or the path of a job file. Input files of a description are relative to the current
+        directory. Raises ConfigurationError with all that is wrong, one problem per line.
+        """
+        from koala_adapter.config.jobfile import job_of_values, load_job
+        from koala_adapter.model import JobId
+        from koala_adapter.plugin.commands import login_name
+
+        if isinstance(job, str | PathLike):
+            return load_job(Path(job), job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=self.config)
+        return job_of_values(
+            job.values(), source="koala.Job", user=login_name(), directory=Path.cwd(), site=self.config
+        )
+
+    def submit(self, job: Job | str | PathLike[str] | CheckedJob) -> JobHandle:
+        """Hand a job to the service, and start one if none runs; return a handle on the job.
+
+        ``job``: a description, the path of a job file, or what :meth:`checked` returned. Raises ConfigurationError,
+        JobRefusedError and ServiceUnavailableError.
+        """
+        from koala_adapter.model import Job as CheckedJob
+
+        wanted = job if isinstance(job, CheckedJob) else self.checked(job)
+        with ThreadPoolExecutor(1) as thread:
+            # Where Ctrl-C comes upon a submission, it must be known whether there is a job to be cancelled.
+            submission = thread.submit(self._submit, wanted)
+            try:
+                job_id = submission.result()
+            except KeyboardInterrupt:
+                with suppress(KoalaError):
+                    self.client.cancel(submission.result())
+                raise
+        return self.job(job_id)
+
+    def _submit(self, job: CheckedJob) -> str:
+        until = time.monotonic() + ENDING
+        while True:
+            self.begin_service()
+            try:
+                job_id = self.client.submit(job)
+            except ServiceAbsentError:  # it has ended meanwhile, or is about to, and has not taken the job
+                if time.monotonic() > until:
+                    raise
+                time.sleep(LOOK_AGAIN)
+                continue
+            self.note(job_id)
+            return job_id
+
+    def note(self, job_id: str) -> None:
+        """Have a job waited for, or cancelled, at the end of the block in which it was submitted, if it was in one."""
+        with self._lock:
+            if self._blocks:
+                self._submitted.add(job_id)
+
+    def run(
+        self,
+        job: Job | str | PathLike[str] | CheckedJob,
+        *,
+        timeout: float | None = None,
+        check: bool = True,
+        show: bool = False,
+    ) -> JobResult:
+        """Run a job to its end, and leave no service behind that was started for it.
+
+        ``timeout``: seconds; then, and when it is interrupted, the job is cancelled. ``check``: raise JobFailedError
+        when it ends otherwise than well. ``show``: as :meth:`JobHandle.show`. Raises JobTimeoutError, and what
+        :meth:`submit` raises.
+        """
+        with self:
+            handle = self.submit(job)
+            try:
+                return handle.ended(timeout, check=check, show=show)
+            except BaseException:
+                with suppress(KoalaError):
+                    handle.cancel()
+                raise
+
+    def job(self, job_id: str) -> JobHandle:
+        """Return a handle on a job by its id, whether there is such a job or not."""
+        from koala_adapter.python.handle import JobHandle
+
+        return JobHandle(self, job_id)
+
+    def jobs(self, limit: int = LATEST) -> list[JobHandle]:
+        """Return handles on the latest jobs in order of submission, ``limit`` of them at most."""
+        return [self.job(report.id) for report in self.information().jobs(limit)]
+
+    def information(self, *, before_reading: Callable[[], None] = lambda: None) -> Client | JournalView:
+        """Return who tells of jobs: the service, or what its journal says when none runs.
+
+        ``before_reading`` is called before a journal is read. Raises ServiceUnavailableError when there has never been
+        a service.
+        """
+        if self.client.running():
+            return self.client
+        before_reading()
+        return self.recorded()
+
+    def recorded(self) -> JournalView:
+        """Return what the journal says. Raises ServiceUnavailableError when there has never been a service."""
+        from koala_adapter.api.offline import recorded
+
+        return recorded(self.directory, self.policies, archived=MANY)
+
+    def clusters(self, tell: Callable[[str], None] = lambda _names: None) -> list[ClusterReport]:
+        """Return the clusters as the service sees them, or as they answer now where none runs.
+
+        ``tell`` hears which clusters have not answered yet. What is wrong with one is in its report.
+        """
+        if self.client.running():
+            return self.client.clusters()
+        from anyio.from_thread import start_blocking_portal
+
+        from koala_adapter.api.offline import answer_report, ask_clusters, read_record
+        from koala_adapter.api.statedirectory import prepare_directory
+
+        prepare_directory(self.directory)
+        record = read_record(self.directory, self.policies)
+        with start_blocking_portal() as portal:  # in a thread: the caller may have an event loop running in this one
+            answers = portal.call(lambda: ask_clusters(self.config, self.plugins, record, timeout=ASKING, tell=tell))
+        return [answer_report(record, answer) for answer in answers]
+
+    # ---- the service ------------------------------------------------------------------------------------------------
+
+    def begin_service(self) -> int | None:
+        """See to it that a service answers; return the process id of one that was started for that, else None.
+
+        Raises ServiceRunningError and ServiceUnavailableError.
+        """
+        if self.client.running():
+            return None
+        from koala_adapter.api.standby import stand_by
+
+        pid = stand_by(self.client, self.file)
+        if pid is not None:
+            with self._lock:
+                self._begun = pid
+        return pid
+
+    def __enter__(self) -> Self:
+        """Begin a block at whose end the jobs submitted in it are over."""
+        with self._lock:
+            self._blocks += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait for the jobs, which are cancelled first after an exception; end the service if it is ours and idle."""
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks:
+                return
+            left, self._submitted = self._submitted, set()
+            ours = self._begun is not None
+        handles = [self.job(job_id) for job_id in sorted(left)]
+        try:
+            if kind is not None:
+                for handle in handles:
+                    with suppress(KoalaError):
+                        handle.cancel()
+            for handle in handles:
+                if ours:
+                    handle.wait_until_over()
+                else:
+                    handle.wait()
+        finally:
+            self._end_service()
+
+    async def __aenter__(self) -> Self:
+        """As the block without ``async``; its end does not block the event loop."""
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """As the end of the block without ``async``."""
+        from anyio import CancelScope, to_thread
+
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self.__exit__, kind, error, traceback)
+
+    def _end_service(self) -> None:
+        """End the service that was started here, unless it has got other jobs meanwhile; return when it is gone."""
+        with self._lock:
+            pid, self._begun = self._begun, None
+        if pid is None:
+            return
+        from koala_adapter.api.backgroundservice import ended_within
+
+        with suppress(KoalaError):
+            if self.client.pid() == pid and self.client.stop_if_idle():
+                ended_within(pid, ENDING)

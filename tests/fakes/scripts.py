@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running job scripts behind fake commands, in processes that outlive these, and state that all of them share."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+STARTING_SECONDS = 10.0
+"""Bound on the time in which a script that was started has a process."""
+KILL_WAIT = 1.0
+END_SECONDS = 10.0
+LOOK = 0.01
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnd:
+    """How the script of a job has ended."""
+
+    status: int
+    """Exit code, or a signal's number below zero."""
+    timed_out: bool
+
+
+def detach(body: Callable[[], None]) -> int:
+    """Do something in a process that keeps nothing of the command that started it; return its id."""
+    process = os.fork()
+    if process == 0:
+        _be_detached(body)
+    return process
+
+
+def _be_detached(body: Callable[[], None]) -> NoReturn:
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nothing, descriptor)
+        # Among them the lock on the state, and the pipes of which somebody waits for the end.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        body()
+    finally:
+        os._exit(0)
+
+
+def run_script(
+    script: Path, *, output: Path, environment: Mapping[str, str], process_file: Path, seconds: float
+) -> ScriptEnd:
+    """Run a script until it ends, its time is over, or :func:`end_script` says so; the latter two kill it."""
+    told, teller = socket.socketpair()
+    teller.settimeout(0)
+    signal.set_wakeup_fd(teller.fileno())  # a signal that comes just before the wait is not missed
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: None)
+    with output.open("ab") as stream:
+        process = subprocess.Popen(
+            [script],
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    new = process_file.with_suffix(".new")
+    new.write_text(str(process.pid))
+    new.replace(process_file)
+    ended = os.pidfd_open(process.pid)
+    woken, _, _ = select.select([ended, told.fileno()], [], [], seconds)
+    if ended in woken:
+        return ScriptEnd(process.wait(), timed_out=False)
+    return ScriptEnd(_kill(process), timed_out=not woken)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> int:
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_WAIT)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def signal_script(process_file: Path, number: int) -> None:
+    """Send a signal to all processes of a script, once it has some."""
+    deadline = time.monotonic() + STARTING_SECONDS
+    while not process_file.exists() and time.monotonic() < deadline:
+        time.sleep(LOOK)
+    with contextlib.suppress(OSError, ValueError):
+        os.killpg(int(process_file.read_text()), number)
+
+
+def end_script(process_file: Path, runner: int) -> None:
+    """Take the processes of a script away, and have its runner know that it was not its time that was over."""
+    signal_script(process_file, signal.SIGTERM)
+    signal_script(process_file, signal.SIGCONT)
+    with contextlib.suppress(OSError):
+        os.kill(runner, signal.SIGUSR1)
+
+
+def kill_scripts(process_files: Iterable[Path]) -> None:
+    """Kill all processes of scripts."""
+    for file in process_files:
+        with contextlib.suppress(OSError, ValueError):
+            os.killpg(int(file.read_text()), signal.SIGKILL)
+
+
+def await_runners(runners: Iterable[int]) -> None:
+    """Return when these processes are gone, or have had their time."""
+    left = set(runners)
+    deadline = time.monotonic() + END_SECONDS
+    while left and time.monotonic() < deadline:
+        left = {one for one in left if _exists(one)}
+        time.sleep(LOOK)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def locked(directory: Path, read: Callable[[Mapping[str, Any]], S], empty: Callable[[], S]) -> Iterator[S]:
+    """Give the state that is kept in a directory, and write it back if nothing went wrong; one process at a time."""
+    file = directory / "state.json"
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = read(json.loads(file.read_text())) if file.exists() else empty()
+        yield state
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(asdict(state)))  # type: ignore[call-overload] # a dataclass
+        new.replace(file)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of all shapes on a real Grid Engine, started by a stand-in for Maui: all come to their end, where they may run.
+
+Accounting tells in which queue each job ran, with how many slots, and how it ended.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.wiki.codec.protocol import Dialect
+from tests.real.mauistandin import MauiStandIn
+from tests.real.systems import GridEngineCell
+from tests.real.systems.requirements import missing_for_grid_engine, require
+from tests.real.test_wiki_gridengine import two_queues
+from tests.real.wiki_serving import WikiServing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+pytestmark = [pytest.mark.real("sge_qmaster", "sge_execd"), pytest.mark.timeout(600)]
+
+USER = "nobody"
+SCRIPT = "#!/bin/sh\nexec sleep 0.5\n"
+WHERE = ("-wd", "/tmp", "-o", "/dev/null", "-j", "y", "-r", "y")
+BOTH = frozenset({"n2.q", "n4.q"})
+SHORT_LIMIT = 300
+"""Seconds that jobs may run in n2.q."""
+
+SHAPES: Mapping[str, tuple[Sequence[str], frozenset[str], int]] = {
+    "one": ((), BOTH, 1),
+    "five": (("-pe", "any", "5"), BOTH, 5),
+    "all of a queue": (("-pe", "any", "8"), BOTH, 8),
+    "in a queue": (("-q", "n4.q"), frozenset({"n4.q"}), 1),
+    "in either": (("-q", "n4.q,n2.q"), BOTH, 1),
+    "in an instance": (("-q", "n2.q@localhost"), frozenset({"n2.q"}), 1),
+    "in a queue of a group": (("-q", "n4.q@@allhosts"), frozenset({"n4.q"}), 1),
+    "queue as a resource": (("-l", "qname=n2.q"), frozenset({"n2.q"}), 1),
+    "first task in a queue": (("-pe", "any", "3", "-masterq", "n4.q"), frozenset({"n4.q"}), 3),
+    "memory": (("-l", "h_vmem=1G"), BOTH, 1),
+    "too long for one": (("-l", f"h_rt={SHORT_LIMIT + 60}"), frozenset({"n4.q"}), 1),
+    "soft": (("-soft", "-l", "arch=vax"), BOTH, 1),
+}
+"""Options, queues in which it may run, and slots."""
+NEVER: Mapping[str, tuple[Sequence[str], str]] = {
+    "too large": (("-pe", "any", "12"), "can take"),
+    "no such machine": (("-l", "arch=vax"), "no queue instance"),
+    "no such memory": (("-l", "mem_total=900T"), "no queue instance"),
+    "environment is not there": (("-pe", "any", "2", "-q", "all.q"), "no queue instance"),
+    "held": (("-h",), "its user holds it"),
+}
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[GridEngineCell]:
+    """Two queues of eight slots, one of them for short jobs."""
+    require(missing_for_grid_engine())
+    with GridEngineCell("shapes", slots=8) as started:
+        two_queues(started)
+        started.run("qconf", "-mattr", "queue", "h_rt", str(SHORT_LIMIT), "n2.q")
+        yield started
+
+
+@pytest.fixture
+def serving(cell: GridEngineCell, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
+    """Serve them as docs/wiki.md says."""
+    server = WikiServing(tmp_path_factory.mktemp("shapes"), cell, "--cache", "0.5")
+    with server.user.site.open("a") as site:
+        site.write('nodes = "queue-instances"\ntrigger_scheduler = true\n')
+    with server:
+        yield server
+    cell.run("qdel", "-u", "*", check=False)
+
+
+def submit(cell: GridEngineCell, *options: str) -> str:
+    """Submit a short job of an ordinary user."""
+    limit = () if "h_rt" in " ".join(options) else ("-l", "h_rt=60")
+    return cell.submit(SCRIPT, *WHERE, *limit, *options, user=USER).split(".")[0]
+
+
+def accounted(cell: GridEngineCell, job: str) -> Sequence[tuple[str, int]]:
+    """Return queue and slots of the runs of a job, or of all elements of an array, that came to their own end."""
+    shown = cell.run("qacct", "-j", job)
+    found = []
+    for record in shown.split("=" * 62)[1:]:
+        values = dict(re.findall(r"^(\S+) +(.*?) *$", record, re.MULTILINE))
+        if values["failed"].split()[0] == "0":
+            found.append((values["qname"], int(values["slots"])))
+    return found
+
+
+def check_ends(cell: GridEngineCell, jobs: Mapping[str, str]) -> None:
+    """Compare what Grid Engine did with what was asked for."""
+    for job, name in jobs.items():
+        _, queues, slots = SHAPES[name]
+        runs = accounted(cell, job)
+        assert runs, (job, name)
+        assert {queue for queue, _ in runs} <= queues, (name, runs)
+        assert {number for _, number in runs} == {slots}, (name, runs)
+
+
+def run_all(serving: WikiServing, rounds: int) -> None:
+    """Have so many jobs of each shape run, beside some that cannot, and arrays."""
+    cell = serving.system
+    assert isinstance(cell, GridEngineCell)
+    impossible = {submit(cell, *options): (name, words) for name, (options, words) in NEVER.items()}
+    jobs = {submit(cell, *options): name for _ in range(rounds) for name, (options, *_) in SHAPES.items()}
+    jobs[submit(cell, "-hold_jid", next(iter(jobs)))] = "one"
+    arrays = [submit(cell, "-t", "1-3"), submit(cell, "-t", "1-3", "-tc", "1"), submit(cell, "-t", "1-2", "-q", "n4.q")]
+    elements = [
+        f"{array}.{number}" for array, count in zip(arrays, (3, 3, 2), strict=True) for number in range(1, count + 1)
+    ]
+    maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
+    left = maui.run([*jobs, *elements], seconds=120 + 60 * rounds)
+    assert not left, ({job: (jobs.get(job), maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
+    assert maui.refusals == []
+    check_ends(cell, jobs)
+    assert {queue for queue, _ in accounted(cell, arrays[2])} == {"n4.q"}
+    for job, (name, words) in impossible.items():
+        record = maui.jobs[job]
+        assert (record.state, words in record.comment) == ("Hold", True), (name, record)
+    assert Counter(job.state for job in maui.jobs.values())["Idle"] == 0
+    held = next(job for job, (name, _) in impossible.items() if name == "held")
+    cell.run("qalter", "-dc", "koala_user_hold", held, user=USER)
+    assert maui.run([held], seconds=120) == set(), (maui.jobs[held], serving.details())
+
+
+def test_every_shape_runs_where_its_user_allows(serving: WikiServing) -> None:
+    """One job of each, five that cannot run, arrays, a job that waits for another, and a hold of its user."""
+    run_all(serving, 1)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_two_hundred_jobs_of_all_shapes(serving: WikiServing) -> None:
+    """None waits for a refused one, none violates its request."""
+    run_all(serving, 16)
+
+
+def survive(serving: WikiServing, jobs: Mapping[str, str], *, kills: int, between: float, seconds: float) -> None:
+    """Have jobs run while koala is killed, a host goes away and comes back, and jobs are queued again.
+
+    ``between``: seconds between two kills; there is also a start between them.
+    """
+    cell = serving.system
+    assert isinstance(cell, GridEngineCell)
+    maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
+    left, until, killed = set(jobs), time.monotonic() + seconds, 0
+    while left and time.monotonic() < until:
+        taken = len(maui.started)
+        left = maui.run(left, seconds=between)
+        if left and killed < kills and len(maui.started) > taken:
+            killed += 1
+            serving.kill()
+            trouble(cell, killed)
+            serving.start()
+    assert not left, ({job: (jobs[job], maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
+    check_ends(cell, jobs)
+
+
+def trouble(cell: GridEngineCell, turn: int) -> None:
+    """Queue running jobs again, then lose the host."""
+    if turn == 1:
+        for row in cell.qstat("-s", "r").splitlines()[2:]:
+            cell.run("qmod", "-rj", row.split()[0], check=False)
+    elif turn == 2:
+        cell.kill_execd(with_jobs=True)
+        cell.start_execd()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_kills_host_loss_and_requeues_lose_nothing(serving: WikiServing, cell: GridEngineCell) -> None:
+    """Kills every ten seconds: all of two hundred jobs run to their end, and where they may."""
+    jobs = {submit(cell, *options): name for _ in range(16) for name, (options, *_) in SHAPES.items()}
+    survive(serving, jobs, kills=1000, between=10.0, seconds=1200)
+
+
+def test_kills_and_requeues_lose_nothing(serving: WikiServing, cell: GridEngineCell) -> None:
+    """The same with few jobs, and few kills."""
+    jobs = {submit(cell, *SHAPES[name][0]): name for name in ("five", "in a queue", "in an instance", "one", "one")}
+    survive(serving, jobs, kills=2, between=1.0, seconds=400)

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs from Python on local clusters: submitted, followed, cancelled and lost sight of, with nothing left behind."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import koala_adapter as koala
+from koala_adapter.python import localsite
+from tests.local_koala import LIVENESS, eventually, processes_naming
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+SLEEP = koala.Job(["sleep", "600"], walltime="20m")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[koala.Site]:
+    """Give two local clusters of four processors, and a service that the first job begins."""
+    with koala.local_site() as one:
+        yield one
+    assert processes_naming(str(one.directory.parent)) == []
+    assert not one.directory.exists()
+
+
+def shell(script: str, **more: object) -> koala.Job:
+    """Return a job whose processes run a shell script."""
+    return koala.Job(["sh", "-c", script], walltime="20m", **more)  # type: ignore[arg-type]
+
+
+def test_a_job_and_its_result(site: koala.Site) -> None:
+    """On two clusters at once; what it wrote is in the result, by process and together."""
+    script = "echo $KOALA_RANK of $KOALA_SIZE on $KOALA_CLUSTER; echo warned >&2; echo 42 > answer"
+    parts = [
+        koala.Component(["sh", "-c", script], processors=2, cluster=name, name=part, output_files=["answer"])
+        for name, part in (("alpha", "left"), ("beta", "right"))
+    ]
+    handle = site.submit(koala.Job(components=parts, name="pair", walltime=600))
+    result = handle.result(LIVENESS)
+    assert (result.ok, result.exit_code, result.state, result.detail) == (True, 0, koala.JobState.COMPLETED, "")
+    assert sorted(result.stdout.splitlines()) == [
+        "left/0: 0 of 4 on alpha",
+        "left/1: 1 of 4 on alpha",
+        "right/0: 2 of 4 on beta",
+        "right/1: 3 of 4 on beta",
+    ]
+    assert result.output("right", 1) == "3 of 4 on beta\n"
+    assert result.output("left", 0, stderr=True) == "warned\n"
+    assert [(path.parent.parent.name, path.read_text()) for path in result.files] == [
+        ("left", "42\n"),
+        ("left", "42\n"),
+        ("right", "42\n"),
+        ("right", "42\n"),
+    ]
+    assert (handle.done(), handle.status, handle.report().name) == (True, koala.JobState.COMPLETED, "pair")
+    assert "pair" in handle._repr_mimebundle_()["text/html"]
+
+
+def test_a_job_that_fails_raises_what_happened(site: koala.Site) -> None:
+    """With the end of its standard error; who only waits gets the result."""
+    handle = site.submit(shell("echo broken >&2; exit 3"))
+    with pytest.raises(koala.JobFailedError, match=r"exited with status 3\n  broken") as raised:
+        handle.result(LIVENESS)
+    assert (raised.value.job_id, raised.value.job_exit_code) == (handle.id, 3)
+    assert handle.wait().exit_code == 3
+    assert site.run(shell("exit 4"), check=False).exit_code == 4
+
+
+def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
+    """A time-out is a TimeoutError, as everywhere; lines come while the job runs; cancelling ends it."""
+    with site.submit(shell("echo begun; exec sleep 600")) as handle:
+        assert next(handle.lines(timeout=LIVENESS)) == "begun"
+        assert handle.logs() == "begun\n"
+        with pytest.raises(TimeoutError, match=f"job {handle.id} is not over yet"):
+            handle.wait(0.1)
+        assert handle.status is koala.JobState.RUNNING
+        assert "has been running" in handle.explain()
+        assert not site.client.stop_if_idle()
+        handle.cancel()
+        assert handle.wait(LIVENESS).state is koala.JobState.CANCELLED
+    assert handle.report().over
+    handle.cancel()
+
+
+def test_what_cannot_be_is_refused(site: koala.Site, tmp_path: Path) -> None:
+    """Before anything is submitted, or by the service; and there are no jobs that nobody has submitted."""
+    with pytest.raises(koala.ConfigurationError, match='found "gamma", allowed is a cluster of the site'):
+        site.submit(koala.Job(["true"], cluster="gamma"))
+    with pytest.raises(koala.ConfigurationError, match="no such"):
+        site.submit(tmp_path / "nowhere.toml")
+    with pytest.raises(koala.JobNotFoundError):
+        _ = site.job("4711").status
+    with pytest.raises(koala.JobNotFoundError, match="no component 'middle'"):
+        site.submit(koala.Job(["true"])).logs("middle")
+    assert site.run(koala.Job(["true"], processors=9), check=False).state is koala.JobState.REFUSED
+
+
+def test_many_threads_at_once(site: koala.Site) -> None:
+    """Each has its own job; a job file is as good as a description."""
+    file = site.directory.parent / "job.toml"
+    file.write_text('walltime = "1m"\n[[components]]\ncommand = ["echo", "file"]\nprocessors = 1\n', encoding="utf-8")
+
+    def run(number: int) -> str:
+        return koala.run(file if number == 0 else koala.Job(["echo", str(number)]), site=site).stdout
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(run, range(6))) == ["file\n", "1\n", "2\n", "3\n", "4\n", "5\n"]
+    assert len(koala.jobs(3, site=site)) == 3
+
+
+def test_a_wait_outlives_the_service(site: koala.Site) -> None:
+    """It begins another one, which goes on with the job; meanwhile the journal tells of it."""
+    with site.submit(shell("until test -e $GO; do sleep 0.2; done; echo went", environment=go(site))) as handle:
+        eventually(lambda: handle.status is koala.JobState.RUNNING)
+        site.client.stop()
+        eventually(lambda: site.client.pid() is None)
+        assert handle.status is koala.JobState.RUNNING
+        waiter = ThreadPoolExecutor(1)
+        waited = waiter.submit(handle.result, LIVENESS)
+        eventually(lambda: site.client.pid() is not None)
+        Path(go(site)["GO"]).touch()
+        assert waited.result(LIVENESS).stdout == "went\n"
+        waiter.shutdown()
+
+
+def go(site: koala.Site) -> dict[str, str]:
+    """Return the environment in which a job finds the file that it waits for."""
+    return {"GO": str(site.directory.parent / "go")}
+
+
+@pytest.mark.anyio
+async def test_with_an_event_loop(site: koala.Site) -> None:
+    """The same words can be awaited; others go on meanwhile, and a run that is cancelled takes its job along."""
+    async with await koala.aio.submit(shell("echo a; exec sleep 600"), site=site) as handle:
+        with pytest.raises(koala.JobTimeoutError):
+            await handle.wait(0.1)
+        assert (await koala.aio.run(koala.Job(["echo", "b"]), site=site)).stdout == "b\n"
+        async with aclosing(handle.lines()) as lines:
+            assert await anext(lines) == "a"
+        assert await handle.logs() == "a\n"
+        assert [cluster.name for cluster in await koala.aio.clusters(site=site)] == ["alpha", "beta"]
+        await handle.cancel()
+        with pytest.raises(koala.JobFailedError):
+            await handle.result()
+    with anyio.move_on_after(0.5):
+        await koala.aio.run(SLEEP, site=site)
+    last = (await koala.aio.jobs(1, site=site))[0]
+    with anyio.fail_after(LIVENESS):
+        assert (await last.wait()).state in {koala.JobState.CANCELLED, koala.JobState.COMPLETED}
+
+
+PROGRAM = """\
+import koala_adapter as koala
+
+site = koala.Site.load({file!r}, state={state!r})
+try:
+    print("running", flush=True)
+    site.run(koala.Job(["sh", "-c", "echo > {mark}; exec sleep 600"], walltime="20m"))
+except KeyboardInterrupt:
+    print("interrupted", site.jobs()[0].status, site.client.pid(), flush=True)
+"""
+
+
+def test_ctrl_c_leaves_nothing_behind() -> None:
+    """The job is cancelled, its end awaited, and the service that was begun for it ends; then it is raised."""
+    with koala.local_site(["alpha"], processors=1) as site:
+        mark = site.directory.parent / "mark"
+        program = PROGRAM.format(file=str(site.file), state=str(site.directory), mark=mark)
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        try:
+            eventually(mark.exists)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=LIVENESS)
+        finally:
+            process.kill()
+            process.wait()
+        assert output == "running\ninterrupted cancelled None\n"
+        assert site.client.pid() is None
+
+
+def fail_in_block(site: koala.Site) -> None:
+    """Submit a job and fail, in one block."""
+    with site:
+        site.submit(SLEEP)
+        raise ZeroDivisionError
+
+
+def test_a_block_ends_what_it_began() -> None:
+    """Its jobs are cancelled when it fails, and waited for when it does not; then no service is left."""
+    with koala.local_site(["alpha"], processors=2) as outer:
+        site = koala.Site.load(outer.file, state=outer.directory)
+        with pytest.raises(ZeroDivisionError):
+            fail_in_block(site)
+        assert site.client.pid() is None
+        assert site.jobs()[0].status is koala.JobState.CANCELLED
+        with site:
+            awaited = site.submit(koala.Job(["echo", "done"]))
+        assert site.client.pid() is None
+        assert awaited.result().stdout == "done\n"
+        assert [one.id for one in site.jobs()] == ["1", awaited.id]
+    with pytest.raises(koala.KoalaError, match="the output of job 2 is gone"):
+        _ = awaited.result().stdout
+
+
+def test_a_service_of_others_goes_on(site: koala.Site) -> None:
+    """Who has not begun it does not end it, at the end of whatever block."""
+    site.run(koala.Job(["true"]))
+    with koala.Site.load(site.file, state=site.directory) as same:
+        pid = same.client.pid()
+        same.run(koala.Job(["true"]))
+    assert pid is not None
+    assert same.client.pid() == pid
+
+
+def fenced(language: str) -> list[str]:
+    """Return the blocks of the page in one language."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found
+    return found
+
+
+def test_the_program_of_the_page_runs_as_it_stands(tmp_path: Path) -> None:
+    """With nothing but koala, and it prints what the page says."""
+    done = subprocess.run(
+        [sys.executable, "-c", fenced("python")[0]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIVENESS,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (fenced("text")[0], "")
+
+
+def test_the_page_is_true(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What docs/python.md shows is what comes out, from its first line to its last, on a site that is found."""
+    monkeypatch.chdir(tmp_path)
+    with koala.local_site() as site:
+        monkeypatch.setenv("KOALA_SITE", str(site.file))
+        monkeypatch.setenv("KOALA_STATE", str(site.directory))
+        site.begin_service()  # or each of its runs would begin one, and end it
+        text = "\n".join(fenced("pycon"))
+        page = doctest.DocTestParser().get_doctest(text, {}, "docs/python.md", str(PAGE), 0)
+        told: list[str] = []
+        outcome = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(page, out=told.append)
+    assert outcome.failed == 0, "".join(told)
+    assert outcome.attempted > 10
+
+
+def test_the_examples_of_docstrings_are_true() -> None:
+    """What they show is what comes out."""
+    outcome = doctest.testmod(localsite)
+    assert (outcome.failed, outcome.attempted > 0) == (0, True)
+
+
+def test_no_thread_is_left(site: koala.Site) -> None:
+    """But the one that waits for a service that was begun here, and ends with the program."""
+    site.run(koala.Job(["true"]))
+    left = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    assert left == []
+    assert os.getpid() != site.client.pid()

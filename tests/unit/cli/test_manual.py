@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What messages refer to can be had wherever koala is installed, by ``koala docs`` and ``koala conf``."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from koala_adapter.cli.koala import koala
+from koala_adapter.cli.shippedfiles import chosen, shipped, shown_name, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+SOURCES = [path for room in ("koala_adapter", "plugins") for path in sorted((ROOT / room).rglob("*.py"))]
+IN_REPOSITORY = re.compile(r"\b(?:docs|conf|examples|benchmarks)/[\w.-]+")
+ASKED_FOR = re.compile(r"koala (docs|conf) ([\w.-]*\w)")
+
+
+def said(path: Path) -> Iterator[str]:
+    """Return the texts of a module that a person may come to read: all but comments, and docstrings of no command."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+        and not any("click" in ast.unparse(one) for one in getattr(node, "decorator_list", ()))
+    }
+    # A text below a name says what the name means, as a docstring does.
+    documents |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    documents -= {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and isinstance(node.body[0], ast.Expr)
+        and any("click" in ast.unparse(one) for one in node.decorator_list)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+            yield node.value
+
+
+def invoke(*arguments: str) -> str:
+    """Run a command that must work and return what it prints."""
+    result = CliRunner().invoke(koala, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_no_message_names_a_file_of_the_repository() -> None:
+    """Who has installed the wheel has none: messages say by which command a page or an example is had."""
+    found = {
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in SOURCES
+        for one in said(path)
+        for text in IN_REPOSITORY.findall(one)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("name", [file.name for file in shipped("conf", "*")])
+def test_no_example_names_a_file_of_the_repository(name: str) -> None:
+    """Nor does what `koala conf` prints, and what it refers to is there."""
+    text = invoke("conf", name)
+    assert IN_REPOSITORY.findall(text) == []
+    for command, other in ASKED_FOR.findall(text):
+        assert invoke(command, other).strip()
+
+
+def test_what_messages_refer_to_is_there() -> None:
+    """Each `koala docs NAME` and `koala conf NAME` in a message works."""
+    wanted = {match for path in SOURCES for one in said(path) for match in ASKED_FOR.findall(one)}
+    assert {("docs", "site-file"), ("conf", "job_submit.lua"), ("docs", "wiki")} <= wanted
+    for command, name in wanted:
+        assert invoke(command, name).strip()
+
+
+@pytest.mark.parametrize(("kind", "pattern"), [("conf", "*"), ("docs", "*.md")])
+def test_lists_say_what_each_is(kind: str, pattern: str) -> None:
+    """One line each, which says more than the name."""
+    files = shipped(kind, pattern)
+    lines = invoke(kind).splitlines()
+    assert [line.split()[0] for line in lines] == [shown_name(file) for file in files]
+    for file in files:
+        assert len(summary(file)) > 2
+        assert chosen(files, file.name, listed_by="") == file
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    """And nothing outside is ever read."""
+    for name in ("../setup", "nothing"):
+        result = CliRunner().invoke(koala, ["docs", name])
+        assert result.exit_code != 0
+        assert "site-file" in result.output
+
+
+def test_schemas_are_those_of_the_manual() -> None:
+    """That of jobs at least; that of sites also has the plugins of others."""
+    assert json.loads(invoke("schema", "job")) == json.loads((ROOT / "docs" / "job.schema.json").read_text())
+    assert "slurm_settings" in json.loads(invoke("schema", "site"))["$defs"]
+
+
+# -- completion: what the shells themselves make of the scripts --------------------------------------------------
+
+CASES = [
+    ("koala ", "init run submit", "--site"),
+    ("koala sta", "status", "submit"),
+    ("koala --si", "--site", "--state"),
+    ("koala wiki ", "ask serve", "run"),
+    ("koala --state x wiki serve --cl", "--cluster", "--site"),
+    ("koala schema ", "site job", "run"),
+    ("koala completion b", "bash", "fish"),
+    ("koala run --q", "--quiet", "--once"),
+]
+BASH = """
+source {script}
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+compopt() {{ :; }}
+_koala
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+@pytest.mark.parametrize(("line", "offered", "not_offered"), CASES)
+def test_bash_completes(line: str, offered: str, not_offered: str, tmp_path: Path) -> None:
+    """Commands, options, and the commands of a group; no Python is started for it."""
+    if shutil.which("bash") is None:
+        pytest.skip("no bash here")
+    script = tmp_path / "koala.bash"
+    script.write_text(invoke("completion", "bash"), encoding="utf-8")
+    words = " ".join(f"'{word}'" for word in line.split(" "))
+    text = BASH.format(script=script, words=words)
+    found = run_shell("bash", "--norc", "-c", text)
+    assert set(offered.split()) <= set(found)
+    assert not_offered not in found
+
+
+@pytest.mark.parametrize(("line", "offered", "not_offered"), CASES)
+def test_fish_completes(line: str, offered: str, not_offered: str, tmp_path: Path) -> None:
+    """The same by fish, where it is installed."""
+    if shutil.which("fish") is None:
+        pytest.skip("no fish here")
+    script = tmp_path / "koala.fish"
+    script.write_text(invoke("completion", "fish"), encoding="utf-8")
+    lines = run_shell("fish", "--no-config", "-c", f"source {script}; complete -C '{line}'", HOME=str(tmp_path))
+    found = {one.split("\t")[0] for one in lines}
+    assert set(offered.split()) <= found
+    assert not_offered not in found
+
+
+def test_zsh_takes_the_script(tmp_path: Path) -> None:
+    """Zsh completes only on a terminal; that it can read the script, and what it sets up, is seen here."""
+    if shutil.which("zsh") is None:
+        pytest.skip("no zsh here")
+    script = tmp_path / "_koala"
+    script.write_text(invoke("completion", "zsh"), encoding="utf-8")
+    text = f"autoload -Uz compinit; compinit -u -d {tmp_path}/dump; source {script}; print -r -- ${{_comps[koala]}}"
+    assert run_shell("zsh", "-f", "-c", text) == ["_koala"]
+
+
+def run_shell(*argv: str, **environment: str) -> list[str]:
+    """Run a shell without any Python on its PATH; return the lines that it prints."""
+    done = subprocess.run(
+        argv,
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.splitlines()

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what plugins find to a site file: names, refusals, and the text."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import koala_local
+from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.discovery.candidates import Candidate, find_candidates, unique_name
+from koala_adapter.discovery.probing import UsableCluster
+from koala_adapter.discovery.search import search
+from koala_adapter.discovery.sitetext import Address, site_text
+from koala_adapter.discovery.standin import FILE_NAME, standin_site_file
+from koala_adapter.errors import ConfigurationError, PluginError
+from koala_adapter.model import Queue
+from koala_adapter.plugin import Discovery, FoundCluster, LeftOut, Surroundings, load_plugins
+from tests.local_daemon import end_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from koala_adapter.plugin import PluginDefinition
+
+NOWHERE = Surroundings(environment={})
+FOUND = FoundCluster(name="here", described="this host, by a test", settings={"processors": 3})
+
+
+@pytest.fixture(autouse=True)
+def no_daemon_is_left(tmp_path: Path) -> Iterator[None]:
+    """End the daemons of the clusters that were tried."""
+    yield
+    for cluster in tmp_path.rglob("clusters/*"):
+        anyio.run(end_daemon, cluster)
+
+
+def plugin(*clusters: FoundCluster, left_out: tuple[LeftOut, ...] = ()) -> PluginDefinition:
+    """Return the plugin ``local``, as if it found something."""
+    return replace(koala_local.PLUGIN, discover=lambda _: Discovery(clusters=clusters, left_out=left_out))
+
+
+def broken(_: Surroundings) -> Discovery:
+    """Fail as a stranger's code may."""
+    raise RuntimeError("oops")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ("alpha", "alpha"),
+        ("head.example.org", "head-example-org"),
+        ("1st", "cluster-1st"),
+        ("***", "cluster"),
+        ("taken", "taken-3"),
+        ("x" * 80, "x" * 63),
+    ],
+)
+def test_names_that_a_site_file_allows(wanted: str, name: str) -> None:
+    """And that no other cluster has."""
+    assert unique_name(wanted, {"taken", "taken-2"}) == name
+
+
+def test_a_plugin_that_fails_or_finds_nothing_leaves_the_others_alone() -> None:
+    """What went wrong is told."""
+    failing = replace(koala_local.PLUGIN, discover=broken)
+    silent = replace(koala_local.PLUGIN, discover=None)
+    candidates, left_out = find_candidates({"b": failing, "c": plugin(FOUND, FOUND), "d": silent}, NOWHERE)
+    assert [(one.name, one.plugin) for one in candidates] == [("here", "c"), ("here-2", "c")]
+    assert [one.what for one in left_out] == ["plugin b"]
+    assert "RuntimeError: oops" in left_out[0].why
+
+
+def usable(**more: object) -> UsableCluster:
+    """Return a cluster that works."""
+    values: dict[str, object] = {
+        "candidate": Candidate(name="here", plugin="local", found=FOUND),
+        "version": "local 1\n[evil]",
+        "nodes": 1,
+        "processors": 3,
+        "queues": (
+            Queue(name='q"1', up=True, processors=3, walltime_limit=90061),
+            Queue(name="r", up=False, processors=0),
+        ),
+        "queue": 'q"1',
+        "walltime_limit": 90061,
+        "poll_interval": None,
+    }
+    return UsableCluster(**{**values, **more})  # type: ignore[arg-type]
+
+
+def test_the_text_is_a_site_file_that_says_what_was_found() -> None:
+    """Whatever a batch system calls its things, it stays in its place."""
+    left = LeftOut(what="x", why="broken\n[[clusters]]", remedy="mend it")
+    text = site_text([usable()], [left], Address(listen="0.0.0.0", address="10.0.0.1"), made="by a test")
+    assert tomllib.loads(text) == {
+        "control_center": {"listen": "0.0.0.0", "address": "10.0.0.1"},
+        "clusters": [
+            {
+                "name": "here",
+                "plugin": "local",
+                "queue": 'q"1',
+                "walltime_limit": "25:01:01",
+                "threshold": 0,
+                "settings": {"processors": 3},
+            }
+        ],
+    }
+    assert "broken\\n[[clusters]]; mend it" in text
+    assert all(line.startswith(("#", "[")) or "=" in line or not line for line in text.splitlines())
+
+
+def test_what_has_a_default_queue_names_none() -> None:
+    """The line is there, for who wants another."""
+    queues = (Queue(name="main", up=True, processors=3, default=True),)
+    text = site_text(
+        [usable(queues=queues, queue=None, walltime_limit=None)], [], Address(listen="127.0.0.1"), made="x"
+    )
+    (cluster,) = tomllib.loads(text)["clusters"]
+    assert "queue" not in cluster
+    assert "walltime_limit" not in cluster
+    assert '#queue = "main"' in text
+
+
+def test_a_search_tries_what_it_finds(tmp_path: Path) -> None:
+    """What works is in the file, what does not is told with the reason."""
+    wrong = FoundCluster(name="wrong", described="nonsense", settings={"processors": -1})
+    plugins = {"local": plugin(FOUND, wrong)}
+    found = search(plugins, tmp_path, around=NOWHERE)
+    assert [one.candidate.name for one in found.clusters] == ["here"]
+    assert [one.what for one in found.left_out] == ["nonsense"]
+    site = load_site_text(found.text(made="by a test"), plugins)
+    assert site.cluster("here").settings.model_dump()["processors"] == 3
+
+
+def test_what_stands_in_is_kept_while_nothing_changes(tmp_path: Path) -> None:
+    """It is made anew when something else is found, and there is none of nothing."""
+    directory = tmp_path / "state"
+    path, told = standin_site_file({"local": plugin(FOUND)}, directory, around=NOWHERE)
+    assert path == directory / FILE_NAME
+    assert told == "here (this host, by a test)"
+    made = path.stat().st_ino, path.stat().st_mtime_ns
+    again, _ = standin_site_file({"local": plugin(FOUND)}, directory, around=NOWHERE)
+    assert (again.stat().st_ino, again.stat().st_mtime_ns) == made
+    other = replace(FOUND, settings={"processors": 2})
+    standin_site_file({"local": plugin(other)}, directory, around=NOWHERE)
+    assert tomllib.loads(path.read_text())["clusters"][0]["settings"] == {"processors": 2}
+    seen = LeftOut(what="Slurm", why="no answer", remedy="wait")
+    with pytest.raises(ConfigurationError, match="no answer; wait"):
+        standin_site_file({"local": plugin(left_out=(seen,))}, directory, around=NOWHERE)
+
+
+def test_a_definition_with_a_wrong_discover_is_refused() -> None:
+    """It is a part of the contract."""
+    entry = EntryPoint(name="local", value=f"{__name__}:WRONG", group="koala_adapter.plugins")
+    with pytest.raises(PluginError, match="discover"):
+        load_plugins([entry])["local"]
+
+
+WRONG = replace(koala_local.PLUGIN, discover="everything")  # type: ignore[arg-type]

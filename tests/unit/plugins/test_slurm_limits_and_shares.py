@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of partitions, and generic resources for which several waiting jobs ask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from koala_slurm.gresshares import GresOnNodes, gres_shares, parse_gres_on_nodes
+from koala_slurm.partitionlimits import parse_partition_limits, within_limits
+from koala_slurm.restrictions import Restrictions
+
+PARTITIONS = """\
+PartitionName=batch AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES QoS=N/A MaxNodes=UNLIMITED \
+MaxTime=UNLIMITED MinNodes=0 Nodes=n[1-4] State=UP TotalCPUs=32
+PartitionName=small AllowAccounts=ALL DenyAccounts=games QoS=N/A MaxNodes=2 MaxTime=01:00:00 MinNodes=1 State=UP
+PartitionName=large AllowAccounts=physics,bio QoS=N/A MaxNodes=UNLIMITED MaxTime=UNLIMITED MinNodes=3 State=UP
+PartitionName=closed AllowAccounts=ALL QoS=N/A MaxNodes=UNLIMITED MaxTime=UNLIMITED MinNodes=0 State=INACTIVE
+PartitionName=more AllowAccounts=ALL QoS=generous MaxNodes=1 MaxTime=1 MinNodes=1 State=UP
+"""
+LIMITS = parse_partition_limits(PARTITIONS)
+JOB = LrmJob(id=LrmJobId("7"), name="j", state=LrmJobState.HELD, user="ann", processors=4, queue="batch", walltime=7200)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"queue": "small"}, "60 minutes at most"),
+        ({"queue": "small", "walltime": None}, ""),
+        ({"queue": "small", "walltime": 60, "nodes_least": 3}, "at most 2 nodes"),
+        ({"queue": "small", "walltime": 60, "account": "games"}, "does not serve account games"),
+        ({"queue": "large", "account": "bio", "nodes_wanted": 2}, "at least 3 nodes"),
+        ({"queue": "large", "account": "art", "nodes_wanted": 4}, "does not serve account art"),
+        ({"queue": "closed"}, "INACTIVE"),
+        ({"queue": "small,batch"}, ""),
+        ({"queue": "small,closed"}, "60 minutes at most"),
+        ({"queue": "more", "nodes_wanted": 2}, ""),
+        ({"queue": "not known"}, ""),
+    ],
+)
+def test_what_a_partition_does_not_allow(changes: dict[str, object], words: str) -> None:
+    """It is an obstacle; one partition of several that lets the job start is enough."""
+    found = within_limits(replace(JOB, **changes), LIMITS)  # type: ignore[arg-type]
+    assert words in found.obstacle
+    assert bool(found.obstacle) == bool(words)
+
+
+def test_a_partition_bounds_the_number_of_nodes() -> None:
+    """Where the user leaves it open."""
+    small = within_limits(replace(JOB, queue="small", walltime=60), LIMITS)
+    assert small.node_bounds == (1, 2)
+    large = within_limits(replace(JOB, queue="large", account="bio", nodes_most=4), LIMITS)
+    assert large.node_bounds == (3, 4)
+    assert within_limits(JOB, LIMITS).node_bounds == JOB.node_bounds
+
+
+def held(number: int, *, processors: int = 1, state: LrmJobState = LrmJobState.HELD) -> LrmJob:
+    """Return a waiting job."""
+    return replace(JOB, id=LrmJobId(str(number)), processors=processors, state=state)
+
+
+def shares(jobs: list[LrmJob], free: dict[str, int], idle: dict[str, int], *, each: int = 1) -> dict[str, set[str]]:
+    """Return the nodes of each job when all ask for so many of one resource on each node."""
+    on_nodes = GresOnNodes(free={node: {"gpu": number} for node, number in free.items()}, idle=idle)
+    found = gres_shares(jobs, {job.id: Restrictions(gres=(("gpu", each),)) for job in jobs}, on_nodes)
+    return {str(job): set(nodes) for job, nodes in found.items()}
+
+
+def test_two_jobs_do_not_count_on_one_resource() -> None:
+    """Each has a node of its own; the third waits."""
+    found = shares([held(9), held(10), held(11)], {"n1": 1, "n2": 1}, {"n1": 8, "n2": 8})
+    assert found == {"9": {"n1"}, "10": {"n2"}, "11": set()}
+
+
+def test_a_node_with_several_serves_several() -> None:
+    """As many as there are."""
+    found = shares([held(number) for number in range(1, 5)], {"n1": 4}, {"n1": 8}, each=2)
+    assert found == {"1": {"n1"}, "2": {"n1"}, "3": set(), "4": set()}
+
+
+def test_who_is_alone_may_choose() -> None:
+    """All nodes that have it."""
+    assert shares([held(1)], {"n1": 1, "n2": 2, "n3": 0}, {}) == {"1": {"n1", "n2"}}
+
+
+def test_idle_nodes_and_released_jobs_come_first() -> None:
+    """A job does not wait for processors of a node while another has both idle."""
+    found = shares([held(1, processors=4), held(2)], {"n1": 1, "n2": 1}, {"n1": 2, "n2": 8})
+    assert found == {"1": {"n2"}, "2": {"n1"}}
+    released = held(5, state=LrmJobState.QUEUED)
+    assert shares([held(1), released], {"n1": 1}, {"n1": 8}) == {"5": {"n1"}, "1": set()}
+
+
+def test_a_job_with_nodes_of_its_own_choice_keeps_those() -> None:
+    """And whose nodes are not known here may have any of them."""
+    named, picky = replace(held(1), requested_nodes=("n2",)), replace(held(2), features=("fast",))
+    found = shares([named, picky, held(3)], {"n1": 1, "n2": 1, "n3": 1}, {})
+    assert found == {"1": {"n2"}, "2": {"n1", "n3"}, "3": set()}
+
+
+def test_what_sinfo_shows() -> None:
+    """Free resources and idle processors of each node."""
+    end = "\x1f"
+    shown = parse_gres_on_nodes(f"n1{end}gpu:a100:2(S:0){end}gpu:a100:1(IDX:0){end}3/5/0/8{end}\n")
+    assert shown.free == {"n1": {"gpu:a100": 1, "gpu": 1}}
+    assert shown.idle == {"n1": 5}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job as a notebook shows it, and as it is shown elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from koala_adapter.api.reports import ComponentReport, JobReport
+from koala_adapter.model import EndReason
+from koala_adapter.python.display import mimebundle, show_reports
+from koala_adapter.scheduler.outcome import JobOutcome, JobState
+
+if TYPE_CHECKING:
+    import pytest
+
+COMPONENT = ComponentReport(
+    name="left",
+    command=("true",),
+    cluster="alpha",
+    processors=8,
+    held=3,
+    queued=5,
+    lrm_ids=(),
+    hosts=("n1", "n2", "n3", "n4", "n5"),
+    first_rank=0,
+    waited=1.0,
+)
+WAITING = JobReport(
+    id="7",
+    name="<pi>",
+    kind="rigid",
+    state=JobState.CLAIMING,
+    user="me",
+    priority=0,
+    walltime=60,
+    submitted_at=0.0,
+    launched_at=None,
+    finished_at=None,
+    reported_at=0.0,
+    queue_position=None,
+    tries=0,
+    hand_backs=0,
+    components=(COMPONENT,),
+    outcome=None,
+    explanation="It waits for 5 & holds 3.",
+    placeholders_left=0,
+    output_directory="",
+)
+LOST = JobOutcome(state=JobState.LOST, reason=EndReason.LOST, exit_code=242, detail="n1 went down")
+ENDED = replace(WAITING, state=JobState.LOST, outcome=LOST, launched_at=1.0)
+
+
+def test_a_job_is_a_table_in_a_notebook() -> None:
+    """With what it holds, why it waits, and nothing of it taken for markup."""
+    shown = mimebundle(WAITING)
+    assert shown["text/plain"] == "job 7 claiming: left 3 of 8 on alpha"
+    html = shown["text/html"]
+    assert "&lt;pi&gt;" in html
+    assert '<progress max="8" value="3"></progress> 3 of 8' in html
+    assert "n1, n2, n3, n4 …" in html
+    assert "It waits for 5 &amp; holds 3." in html
+    assert "n1 went down" in mimebundle(ENDED)["text/html"]
+
+
+def test_each_change_is_a_line_without_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error, once, so that what the program prints stays its own."""
+    assert show_reports([WAITING, WAITING, ENDED]) is ENDED
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == ["job 7 claiming: left 3 of 8 on alpha", "job 7 lost"]

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wheel is made of: the package, what messages refer to, and the manual pages."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from koala_adapter.cli.shippedfiles import shipped
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
+    """Built of a copy, so that nothing is written into the sources; the copy then has nothing but what was built."""
+    for name in ("conf", "docs", "koala_adapter", "plugins", "man", "setup.py", "setup.cfg", "README.md", "LICENSE"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
+        else:
+            shutil.copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", "built"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    package = tmp_path / "built" / "koala_adapter"
+    for kind, pattern in (("conf", "*"), ("docs", "*.md"), ("docs", "*.schema.json")):
+        files = {file.name: file.read_bytes() for file in shipped(kind, pattern)}
+        assert files
+        assert {file.name: file.read_bytes() for file in (package / "shipped" / kind).glob(pattern)} == files
+    assert {file.name for file in (package / "cli" / "completions").iterdir()} == {"koala.bash", "_koala", "koala.fish"}
+
+
+def test_manual_pages_are_installed_where_man_looks() -> None:
+    """All that are there; that they are there and right is tested where they are made."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert config["options.data_files"]["share/man/man1"] == "man/*.1"
+    assert (ROOT / "man" / "koala.1").is_file()

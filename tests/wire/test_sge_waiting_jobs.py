@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Grid Engine 8.1.9 tells of where waiting jobs may run, and of their contexts; and its submission verifier."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from koala_sge.contexts import JobContext, noted, parse_contexts
+from koala_sge.queues import has_access_lists, parse_limits
+from koala_sge.wishes import Wishes, instances_on, nodes_of, parse_instances, parse_wishes
+
+PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
+LISTING = b"""<?xml version='1.0'?>
+<job_info><queue_info/><job_info>
+<job_list state="pending"><JB_job_number>15</JB_job_number><JB_owner>ann</JB_owner><state>hqw</state><slots>2</slots>
+<requested_pe name="any">2</requested_pe><hard_request name="h_rt" resource_contribution="0.000000">60</hard_request>
+<hard_request name="arch" resource_contribution="0.000000">vax</hard_request>
+<hard_req_queue>n4.q</hard_req_queue><hard_req_queue>n2.q@@allhosts</hard_req_queue>
+<master_hard_req_queue>n2.q</master_hard_req_queue></job_list>
+<job_list state="pending"><JB_job_number>16</JB_job_number><JB_owner>bob</JB_owner><state>hqw</state><slots>1</slots>
+<soft_request name="h_rt">60</soft_request><soft_req_queue>n2.q</soft_req_queue></job_list>
+</job_info></job_info>"""
+EXPLAINED = """\
+==============================================================
+job_number:                 8
+script_file:                STDIN
+context:                    koala_user_hold=1,x=1
+scheduling info:            Job is in hold state
+==============================================================
+job_number:                 9
+job-array tasks:            1-3:1
+==============================================================
+job_number:                 10
+context:                    koala_queues=n2.q+*@node7
+==============================================================
+job_number:                 11
+context:                    a=b,koala_queues=*
+"""
+
+
+def test_hard_requests_of_a_listing() -> None:
+    """Soft ones do not matter."""
+    wishes = parse_wishes(LISTING)
+    assert wishes["15"] == Wishes(
+        user="ann",
+        resources=(("arch", "vax"), ("h_rt", "60")),
+        queues=("n2.q@@allhosts", "n4.q"),
+        master_queues=("n2.q",),
+        environment="any",
+        walltime=60,
+    )
+    assert wishes["15"].selected.resources == (("arch", "vax"),)
+    assert wishes["16"] == Wishes(user="bob")
+
+
+def test_contexts() -> None:
+    """A mark of the verifier, a word of ours, other people's words, none."""
+    assert parse_contexts(EXPLAINED) == {
+        "8": JobContext(user_hold=True),
+        "9": JobContext(),
+        "10": JobContext(queues=("n2.q", "*@node7")),
+        "11": JobContext(queues=()),
+    }
+
+
+@pytest.mark.parametrize("queues", [(), ("a.q",), ("a.q@n1", "*@@group")])
+def test_queues_come_back_from_a_context(queues: tuple[str, ...]) -> None:
+    """As they were noted."""
+    text = f"job_number: 7\ncontext:    {noted(queues)}\n"
+    assert parse_contexts(text)["7"].queues == queues
+
+
+def test_selected_instances_and_their_nodes() -> None:
+    """Lines of qselect, by host or one by one."""
+    found = parse_instances("a.q@n1\nb.q@n1\na.q@n2\nno such thing\n")
+    assert nodes_of(found, by_queue=False) == {"n1", "n2"}
+    assert nodes_of(found, by_queue=True) == found
+    assert instances_on("n1", found, by_queue=False) == ("a.q@n1", "b.q@n1")
+    assert instances_on("a.q@n1", found, by_queue=True) == ("a.q@n1",)
+
+
+def test_access_lists_and_limits_of_queues() -> None:
+    """NONE is none."""
+    text = "qname a.q\nuser_lists NONE\nxuser_lists NONE\ns_rt 60\nh_rt 100\nqname b.q\nuser_lists {}\nh_rt INFINITY\n"
+    assert not has_access_lists(text.format("NONE"))
+    assert has_access_lists(text.format("arusers,[n1=staff]"))
+    assert parse_limits(text, names=("h_rt",)) == {"a.q": 100, "b.q": None}
+
+
+def verified(*parameters: str) -> list[str]:
+    """Return what the site's piece changes of a job."""
+    words = ["START", *(f"PARAM {parameter}" for parameter in parameters), "BEGIN", "QUIT"]
+    done = subprocess.run(
+        ["sh", str(PIECE)], input="".join(f"{word}\n" for word in words), capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "STARTED"
+    assert lines[-1].startswith("RESULT STATE")
+    return lines[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changes"),
+    [
+        (("N test",), ["PARAM h u"]),
+        (("N test", "h u"), ["PARAM h u", "PARAM ac koala_user_hold=1"]),
+        (("h u", "ac a=b,c"), ["PARAM h u", "PARAM ac a=b,c,koala_user_hold=1"]),
+        (("N debug-1", "h u"), []),
+    ],
+)
+def test_a_hold_of_its_user_is_kept_apart(parameters: tuple[str, ...], changes: list[str]) -> None:
+    """All jobs come in held; one that its user holds, too, is marked."""
+    assert verified(*parameters) == changes
