@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord, State
 
+HELD = (
+    "What is in hold starts only when it is released there. Where the site has jobs come in held for a scheduler of "
+    "its own (koala schedule, koala wiki serve), see whether that runs."
+)
 LISTED = 6
 """Most clusters that one sentence tells about."""
 
@@ -117,7 +121,7 @@ def _claiming(state: State, record: JobRecord, now: float) -> str:
     awaited = _awaited(state, record, now)
     waits = f" and waits for {_joined(awaited)}" if awaited else ""
     text = f"The job holds {held} of {_processors(wanted)} ({parts}){waits}."
-    release = " What is in hold starts only when it is released there." if hold_groups(placeholders) else ""
+    release = f" {HELD}" if hold_groups(placeholders) else ""
     return f"{text} It starts when all are held{_until(record, now)}.{release}{_trouble(record)}"
 
 

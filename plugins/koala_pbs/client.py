@@ -9,7 +9,7 @@ from koala_adapter.errors import LrmRejectedError
 from koala_adapter.plugin.commandsystem import CommandSystem, parsed
 from koala_pbs import control
 from koala_pbs.dialects import DIALECTS, OPENPBS, SET_TORQUE, require_release
-from koala_pbs.jobs import parse_jobs, parse_requests, servers_of
+from koala_pbs.jobs import parse_held_by_operator, parse_jobs, parse_requests, servers_of
 from koala_pbs.nodes import parse_nodes
 from koala_pbs.queues import parse_queues, parse_server
 from koala_pbs.refusals import COMPLAINTS, UNKNOWN_JOB_STATUS, says_usage
@@ -74,6 +74,13 @@ class PbsCommands(CommandSystem):
             return parse_jobs(text, read), parse_requests(text, read)
 
         return await self._list(control.show_job(job, self.dialect), parse, action="looking at a job")
+
+    async def held_by_operator(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that are not over and have an operator's hold, whoever holds them beside."""
+        read = self.dialect.read
+        return await self._list(
+            self.dialect.list_jobs, lambda text: parse_held_by_operator(text, read), action="listing of jobs"
+        )
 
     async def ended(self, job: str, *, at: str = "") -> tuple[LrmJob, ...]:
         """Return what the history says of one job, or of all elements of an array; ``at``: that of another server."""

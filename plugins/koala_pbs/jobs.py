@@ -61,6 +61,20 @@ def parse_requests(text: str, read: Reader = read_entries) -> dict[str, tuple[st
     return found
 
 
+def parse_held_by_operator(text: str, read: Reader = read_entries) -> tuple[LrmJob, ...]:
+    """Return the jobs of a listing that are not over and have an operator's hold. Raises ValueError.
+
+    Of an array they are its elements, which have the holds of their array.
+    """
+    holds = {id_: hold for id_, (_, _, hold) in parse_requests(text, read).items()}
+    found = []
+    for job in parse_jobs(text, read):
+        own = holds.get(array_of(job.id), "") or holds.get(job.id, "")
+        if job.state is not LrmJobState.ENDED and own != "n" and "o" in own:
+            found.append(job)
+    return tuple(found)
+
+
 def _named(id_: str, attributes: Attributes, parent: Attributes, *, moved: bool) -> LrmJob:
     try:
         job = _job(id_, attributes, parent)

@@ -69,6 +69,7 @@ def make_lrm(context: ClusterContext, settings: PbsSettings) -> PbsLrm:
 class PbsLrm(Lrm):
     """One PBS server."""
 
+    hook_removal = "qmgr -c 'delete hook koala_hold'"
     array_index_variable = INDEX_VARIABLE
     job_id_variable = "PBS_JOBID"
 
@@ -301,6 +302,16 @@ class PbsLrm(Lrm):
         kinds = "uo" if self._settings.operator else "u"
         for part in portions(await self._holdable(ids), ARGUMENTS_PER_COMMAND):
             await self._commands.change(control.release(part, kinds), action="release")
+
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that have an operator's hold."""
+        return await self._commands.held_by_operator()
+
+    async def give_back(self, ids: Sequence[LrmJobId]) -> None:
+        """Take the operator's hold from jobs, and leave their users'; from arrays as a whole."""
+        whole = dict.fromkeys(map(array_of, ids))
+        for part in portions(list(whole), ARGUMENTS_PER_COMMAND):
+            await self._commands.change(control.release(part, "o"), action="release")
 
     async def _holdable(self, ids: Sequence[LrmJobId]) -> list[str]:
         """Return jobs, and arrays all of whose waiting elements are named.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from koala_pbs.settings import PbsSettings
 
 WEEK = 7 * 86_400
+SUBMIT_BY_HAND = (
+    "submit such a job by hand (echo true | qsub) as the user that koala runs as, and mend what it complains about"
+)
 SCRIPT = b"#!/bin/sh\nexit 0\n"
 
 
@@ -70,7 +73,7 @@ class OutsideChecks:
         if result.returncode:
             error = submission_error(result)
             found = f"an ordinary submission is refused: {error.message}"
-            remedy = error.hint or f"qsub as {self._user} must succeed first: ask the site, or see the server's log"
+            remedy = error.hint or SUBMIT_BY_HAND
             return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=remedy),)
         job = only_id(result.text, SUBMITTED)
         try:
