@@ -104,6 +104,15 @@ class TestAsOperator(FakeConformance):
 
     operator = True
 
+    async def test_a_suspended_job_is_resumed_to_be_cancelled(self, live_trial: Trial) -> None:
+        """PBS leaves it suspended, and its processes stopped, until it goes on or is killed."""
+        batch = await live_trial.submit()
+        await live_trial.wait_running(batch)
+        await live_trial.lrm.suspend(batch.ids)
+        await live_trial.wait_states(batch, LrmJobState.SUSPENDED)
+        await live_trial.lrm.cancel(batch.ids)
+        await live_trial.wait_ended(batch)
+
     async def test_start_on_a_busy_node_is_accepted(self, live_trial: Trial) -> None:
         """It is refused: qrun would put more onto the node than it has. The job is held as before, and starts later."""
         trial = live_trial

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -82,6 +83,7 @@ class PbsLrm(Lrm):
         self._queues: Mapping[str, QueueConfig] = {}
         self._moved = MovedJobs(self._commands, user=self._user)
         self._sizes: dict[str, int] = {}
+        self._suspended: frozenset[LrmJobId] = frozenset()
         self._without_arrays: set[str | None] = set()
         self._starting: Starting = (
             ByOperator(self._commands)
@@ -150,6 +152,7 @@ class PbsLrm(Lrm):
         """
         jobs = self._starting.as_asked(await self._commands.jobs())
         jobs += await self._moved.listed({job.id for job in jobs})
+        self._suspended = frozenset(job.id for job in jobs if job.state is LrmJobState.SUSPENDED)
         if self._transport is not None:
             live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
             self._transport.sweep(live, time.monotonic())
@@ -263,6 +266,7 @@ class PbsLrm(Lrm):
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
         """Delete jobs, one request for each job and each range of elements. Running ones take up to kill_delay."""
         error: LrmError | None = None
+        await self._continue(ids)
         ranges = self._commands.dialect is OPENPBS
         for argument in compacted(ids, whole=self._whole(ids)) if ranges else self._checked(ids):
             try:
@@ -272,6 +276,13 @@ class PbsLrm(Lrm):
                 error = refused if error is None or isinstance(refused, LrmUnavailableError) else error
         if error is not None:
             raise error
+
+    async def _continue(self, ids: Iterable[LrmJobId]) -> None:
+        """Resume those of these jobs that are suspended: when one is deleted PBS leaves it so for twice kill_delay."""
+        suspended = [job for job in ids if job in self._suspended]
+        if self._settings.operator and suspended:
+            with contextlib.suppress(LrmError):
+                await self._commands.change(control.signal(self._checked(suspended), "resume"), action="resume")
 
     def _whole(self, ids: Iterable[LrmJobId]) -> list[str]:
         """Return the arrays of ours of which all elements are named."""

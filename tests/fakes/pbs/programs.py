@@ -113,6 +113,9 @@ def qdel(store: Store, arguments: list[str]) -> None:
                     raise Refusal(f"Request invalid for state of job {arguments[0]}", BAD_STATE)
             elif job.letter in WAITING:
                 delete(state, job)
+            elif job.letter == "S":
+                # Its signal arrives when the job goes on; nobody waits here until it is killed.
+                job.fate = "deleted"
             elif not is_over(job):
                 end(store, job, "deleted")
         schedule(store, state)
@@ -201,6 +204,8 @@ def _signal(store: Store, job: Job, text: str, name: str) -> None:
         job.letter, job.substate = "S", 43
     elif name == "resume":
         job.letter, job.substate = "R", 42
+        if job.fate == "deleted":
+            end(store, job, job.fate)
 
 
 def qrerun(store: Store, arguments: list[str]) -> None:
