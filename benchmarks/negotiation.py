@@ -6,8 +6,10 @@ with its acceptance, after which the application commits and closes. The baselin
 same bytes without looking at them: an echo in C, where there is a compiler, and one in Python. *modules*: koala's own
 modules on both sides, both validating against the schema, over blocking sockets. *listener*: the module for
 applications against koala's listener, which validates and reserves; by TCP with a one-time token. Milliseconds as
-measured by the application: the median of all repetitions and, on a machine that does other work too, the least; every
-server is a process of its own. Last, what each of 10,000 negotiations costs that are open at once in one process.
+measured by the application: the median of all repetitions and, on a machine that does other work too, the least; and
+the processor time of both sides together, on which other work has less influence. Every server is a process of its own;
+the ways take turns, so that other work is the same for all. Last, what each of 10,000 negotiations costs that are open
+at once in one process.
 
     python benchmarks/negotiation.py [--repeat 1000] [--rounds 5] [--json]
 """
@@ -25,8 +27,9 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -41,6 +44,7 @@ from koala_adapter.negotiation.endpoint import Endpoint, Limits, OfferAccepted, 
 from koala_adapter.negotiation.granting import Granter, Promised
 from koala_adapter.negotiation.peerlistener import PeerListener
 from koala_adapter.negotiation.reservations import ReservationBook
+from koala_adapter.negotiation.states import ENDED, State
 from koala_adapter.negotiation.template import (
     CPU,
     Direction,
@@ -68,6 +72,7 @@ PUBLISHED = (0.03, 0.04, 0.12, 0.20, 0.28)
 PROCESSORS = ResourceKey(type=CPU)
 WANTED = 100
 MANY = 10_000
+SETTLED = {State.AGREED, *ENDED}
 LIMITS = Limits(most_rounds=100, most_kept=4)
 ECHO_IN_C = r"""
 #include <signal.h>
@@ -102,7 +107,7 @@ def wish() -> Template:
 
 def answer_of(event: OfferReceived, rounds: int) -> Template:
     """Return what resource management says: in the last round, that it accepts."""
-    asked = event.template.quantities()[PROCESSORS]
+    asked = event.template.quantity(CPU)
     last = (event.template.round or 1) >= 2 * rounds - 1
     return accepted(event.template) if last else countered(event.template, {PROCESSORS: asked - 1})
 
@@ -125,14 +130,23 @@ def conversation(rounds: int) -> list[tuple[bytes, int]]:
 
 def make_ends() -> tuple[Endpoint, Endpoint]:
     """Return both sides."""
-    rms = Endpoint(side=Side.RMS, host="head", peer="node7", limits=LIMITS)
-    return rms, Endpoint(side=Side.APPLICATION, host="node7", peer="head", limits=LIMITS)
+    return rms_end(), application_end()
+
+
+def rms_end() -> Endpoint:
+    """Return the side of resource management."""
+    return Endpoint(side=Side.RMS, host="head", peer="node7", limits=LIMITS)
+
+
+def application_end() -> Endpoint:
+    """Return the side of the application."""
+    return Endpoint(side=Side.APPLICATION, host="node7", peer="head", limits=LIMITS)
 
 
 def react(application: Endpoint, event: object) -> None:
     """Have an application go one lower, or commit."""
     if isinstance(event, OfferReceived):
-        asked = event.template.quantities()[PROCESSORS]
+        asked = event.template.quantity(CPU)
         application.send(countered(event.template, {PROCESSORS: asked - 1}), 0)
     elif isinstance(event, OfferAccepted):
         application.send(committed(event.template), 0)
@@ -163,12 +177,12 @@ def echo_once(address: Address, exchanges: list[tuple[bytes, int]]) -> None:
 
 def negotiate_once(address: Address) -> None:
     """Negotiate with koala's modules on both sides."""
-    application = make_ends()[1]
+    application = application_end()
     with opened(address) as stream:
-        application.send(wish(), 0)
+        key = application.send(wish(), 0)
         while True:
             stream.sendall(application.data_to_send())
-            if not application.open_negotiations or application.state(wish().key) == "agreed":
+            if application.state(key) in SETTLED:
                 return
             for event in application.receive(stream.recv(65536), 0):
                 react(application, event)
@@ -203,7 +217,7 @@ def serve_modules(listening: socket.socket, rounds: int) -> None:
     """Answer as resource management, with koala's modules over blocking sockets."""
     while True:
         stream, _ = listening.accept()
-        rms = make_ends()[0]
+        rms = rms_end()
         with stream, suppress(OSError):
             while data := stream.recv(65536):
                 for event in rms.receive(data, 0):
@@ -217,7 +231,7 @@ def serve_listener(address: Address, rounds: int, tokens: int, told: Connection)
 
     async def converse(application: str, stream: SocketStream) -> None:
         book: ReservationBook[Promised] = ReservationBook({PROCESSORS: WANTED})
-        endpoint = make_ends()[0]
+        endpoint = rms_end()
         granter = Granter(application, endpoint, book)
 
         def handle(event: object, now: float) -> None:
@@ -243,12 +257,13 @@ def serve_listener(address: Address, rounds: int, tokens: int, told: Connection)
 
 
 @contextmanager
-def served(work: Callable[..., None], *arguments: object) -> Iterator[None]:
-    """Run a server in a process of its own."""
+def served(work: Callable[..., None], *arguments: object) -> Iterator[int]:
+    """Run a server in a process of its own, whose number is returned."""
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments, daemon=True)
     process.start()
+    assert process.pid is not None
     try:
-        yield
+        yield process.pid
     finally:
         process.kill()
         process.join()
@@ -272,40 +287,87 @@ class Times:
 
     median: float
     least: float
+    processor: float
+    """Of both sides, on average."""
 
     def __str__(self) -> str:
-        """Both in a cell of a table."""
-        return f"{self.median:.3f} ({self.least:.3f})"
+        """All in a cell of a table."""
+        return f"{self.median:.3f} ({self.least:.3f}) {self.processor:.3f}"
 
 
-def timed(repeat: int, work: Callable[[], None]) -> Times:
-    """Do some work again and again, and return how long it took."""
-    times = []
-    for _ in range(repeat):
-        begin = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begin)
-    return Times(median=statistics.median(times) * 1000, least=min(times) * 1000)
+@dataclass(slots=True)
+class Way:
+    """One way to exchange a negotiation, and what it took so far."""
+
+    work: Callable[[], None]
+    server: int
+    """Its process."""
+    used_before: float = 0.0
+    used: float = 0.0
+    """Seconds of processor time of this process."""
+    seconds: list[float] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Do it once without counting, and count from then on."""
+        self.work()
+        self.used_before = processor_time(self.server)
+
+    def once(self) -> None:
+        """Do it once."""
+        begin, used = time.perf_counter(), time.process_time()
+        self.work()
+        self.used += time.process_time() - used
+        self.seconds.append(time.perf_counter() - begin)
+
+    def times(self) -> Times:
+        """Return what it took."""
+        used = self.used + processor_time(self.server) - self.used_before
+        return Times(
+            median=statistics.median(self.seconds) * 1000,
+            least=min(self.seconds) * 1000,
+            processor=used / len(self.seconds) * 1000,
+        )
+
+
+def processor_time(process: int) -> float:
+    """Return the seconds that all threads of a process have had a processor."""
+    tasks = Path(f"/proc/{process}/task").glob("*/schedstat")
+    return sum(int(one.read_text(encoding="ascii").split()[0]) for one in tasks) / 1e9
 
 
 def measured(address: Address, rounds: int, repeat: int, echo: Path | None) -> dict[str, Times]:
-    """Return the milliseconds of each way to do so many rounds."""
-    exchanges, found = conversation(rounds), {}
-    if echo is not None:
-        with listening_socket(address) as (listening, where):
+    """Return what each way to do so many rounds takes; they take turns."""
+    exchanges = conversation(rounds)
+    ways: dict[str, Way] = {}
+    with ExitStack() as servers:
+
+        def listen() -> tuple[socket.socket, Address]:
+            place = f"{address}{len(ways)}" if isinstance(address, str) else address
+            return servers.enter_context(listening_socket(place))
+
+        if echo is not None:
+            listening, where = listen()
             fd = listening.fileno()
-            with subprocess.Popen([echo, str(fd)], pass_fds=[fd]) as process:
-                found["echo in C"] = timed(repeat, lambda: echo_once(where, exchanges))
-                process.kill()
-    with listening_socket(address) as (listening, where), served(serve_echo, listening):
-        found["echo in Python"] = timed(repeat, lambda: echo_once(where, exchanges))
-    with listening_socket(address) as (listening, where), served(serve_modules, listening, rounds):
-        found["modules"] = timed(repeat, lambda: negotiate_once(where))
-    here, there = multiprocessing.Pipe()
-    with served(serve_listener, address, rounds, repeat, there):
-        where, tokens = here.recv()
+            process = servers.enter_context(subprocess.Popen([echo, str(fd)], pass_fds=[fd]))
+            servers.callback(process.kill)
+            ways["echo in C"] = Way(partial(echo_once, where, exchanges), process.pid)
+        listening, where = listen()
+        pid = servers.enter_context(served(serve_echo, listening))
+        ways["echo in Python"] = Way(partial(echo_once, where, exchanges), pid)
+        listening, where = listen()
+        pid = servers.enter_context(served(serve_modules, listening, rounds))
+        ways["modules"] = Way(partial(negotiate_once, where), pid)
+        here, there = multiprocessing.Pipe()
+        pid = servers.enter_context(served(serve_listener, address, rounds, repeat + 1, there))
+        listener, tokens = here.recv()
         left = iter(tokens)
-        found["listener"] = timed(repeat, lambda: negotiate_with_listener(where, next(left, "")))
+        ways["listener"] = Way(lambda: negotiate_with_listener(listener, next(left, "")), pid)
+        for way in ways.values():
+            way.begin()
+        for _ in range(repeat):
+            for way in ways.values():
+                way.once()
+        found = {name: way.times() for name, way in ways.items()}
     if isinstance(address, str):
         Path(address).unlink()
     return found
@@ -316,7 +378,7 @@ def opened_at_once(many: int) -> tuple[float, float]:
 
     Each has an end of its own, and was answered with a promise from the book that all share.
     """
-    application = make_ends()[1]
+    application = application_end()
     application.send(wish(), 0)
     first = application.data_to_send()
 
@@ -324,7 +386,7 @@ def opened_at_once(many: int) -> tuple[float, float]:
         book: ReservationBook[Promised] = ReservationBook({PROCESSORS: WANTED * count})
         granters = []
         for number in range(count):
-            rms = make_ends()[0]
+            rms = rms_end()
             granters.append(Granter(str(number), rms, book))
             for event in rms.receive(first, 0):
                 granters[-1].handle(event, 0)
@@ -356,14 +418,18 @@ def compiled(directory: Path) -> Path | None:
 def shown(results: dict[str, list[dict[str, Times]]]) -> None:
     """Print the tables."""
     for transport, rows in results.items():
-        print(f"{transport}, milliseconds: median (least)")
-        print("rounds  published", *(f"{name:>18}" for name in rows[0]), "  modules / echo in Python")
+        print(f"{transport}, milliseconds: median (least), and processor time of both sides")
+        print("rounds  published", *(f"{name:>24}" for name in rows[0]), "  modules / echo in Python")
         for number, row in enumerate(rows, 1):
             published = f"{PUBLISHED[number - 1]:.2f}" if number <= len(PUBLISHED) else ""
-            ratio = row["modules"].least / row["echo in Python"].least
-            print(
-                f"{number:>6}  {published:>9}", *(f"{one!s:>18}" for one in row.values()), f"{ratio:>15.1f}x of least"
+            koala, echo = row["modules"], row["echo in Python"]
+            median, least, processor = (
+                f"{getattr(koala, name) / getattr(echo, name):.1f}" for name in ("median", "least", "processor")
             )
+            print(
+                f"{number:>6}  {published:>9}", *(f"{one!s:>24}" for one in row.values()),
+                f"  {median} of medians, {least} of least, {processor} of processor time",
+            )  # fmt: skip
 
 
 def main() -> None:

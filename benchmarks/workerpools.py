@@ -166,11 +166,12 @@ class Dask(Way):
         return DaskPool(cluster)
 
     def command(self) -> Sequence[str]:
-        """See Way: the command of dask-jobqueue's own job scripts, with a scheduler of its own."""
+        """See Way: a worker as koala's examples have it, of a scheduler of its own."""
         self._cluster = untyped("distributed").LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=":0")
         self.callback(self._cluster.close)
         worker = ["-m", "distributed.cli.dask_worker", self._cluster.scheduler_address, "--nthreads", "1"]
         options = ["--memory-limit", MEMORY, "--death-timeout", str(DEADLINE), "--interface", "lo", "--no-dashboard"]
+        options += ["--no-nanny", "--preload", untyped("koala_adapter.dask.leave").__file__]
         return [sys.executable, *worker, *options, "--local-directory", str(self.directory / "dask")]
 
     def wait(self, workers: int) -> None:

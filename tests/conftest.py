@@ -72,6 +72,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES)]:
             patch.delenv(name)
+        patch.delenv("COLUMNS", raising=False)  # or what a command prints inside this process is broken into lines
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("LC_ALL", "C.UTF-8")
         yield

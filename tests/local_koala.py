@@ -146,7 +146,7 @@ class Koala:
             stdout=more.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,
             text=True,
-            timeout=LIVENESS,
+            timeout=more.pop("timeout", LIVENESS),
             check=False,
             **more,
         )
@@ -162,8 +162,8 @@ class Koala:
         return done
 
     def json(self, *arguments: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON
-        """Run one command with ``--json`` and return what it says."""
-        return json.loads(self.run(*arguments, "--json", check=check).stdout)
+        """Run one command with ``--json`` and return what it says; inside the test's process, as ``inside`` does."""
+        return json.loads(self.inside(*arguments, "--json", check=check).stdout)
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:  # noqa: ANN401 - passed on
         """Start one command in a process group of its own, as a shell does."""

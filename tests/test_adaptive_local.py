@@ -53,11 +53,11 @@ def printed(koala: Koala, job: str = "1") -> list[str]:
 def test_processes_come_and_go_and_the_result_is_the_same(koala: Koala) -> None:
     """It grows to all that is idle on two clusters, makes room for a rigid job, and computes what it would alone."""
     koala.serve()
-    koala.run("submit", write_stepsum(koala.directory, steps=300))
+    koala.inside("submit", write_stepsum(koala.directory, steps=300))
     eventually(lambda: size(koala) == 6)
-    koala.run("submit", koala.job("sleep 3", name="rigid", processors=3))
+    koala.inside("submit", koala.job("sleep 3", name="rigid", processors=3))
     assert outcome(koala, "2")["exit_code"] == 0
-    assert outcome(koala)["exit_code"] == 0, koala.run("explain", "1").stdout
+    assert outcome(koala)["exit_code"] == 0, koala.inside("explain", "1").stdout
     sizes, result = printed(koala)[-2:]
     assert result == expected_result(300)
     assert {"1", "2", "6"} <= set(sizes.split()[1:]), sizes
@@ -84,7 +84,7 @@ def restart(koala: Koala, service: subprocess.Popen[str]) -> None:
 def expect_right(koala: Koala, steps: int, job: str = "1") -> list[int]:
     """Wait for the end of the program: its result is right and nothing is left; return its sizes."""
     ended = outcome(koala, job)
-    assert ended["exit_code"] == 0, koala.run("explain", job).stdout
+    assert ended["exit_code"] == 0, koala.inside("explain", job).stdout
     sizes, result = printed(koala, job)[-2:]
     assert result == expected_result(steps)
     eventually(lambda: koala.placeholders() == [])
@@ -98,7 +98,7 @@ def test_a_service_that_is_killed_while_a_program_grows(koala: Koala) -> None:
     tests/real has it for each phase of a change.
     """
     service = koala.serve()
-    koala.run("submit", write_stepsum(koala.directory, steps=50, seconds=0.4, maximum=4))
+    koala.inside("submit", write_stepsum(koala.directory, steps=50, seconds=0.4, maximum=4))
     wait_for_phase(koala, "it is taking in")
     restart(koala, service)
     eventually(lambda: size(koala) == 4 or koala.state_of("1") == "completed")
@@ -109,7 +109,7 @@ def test_a_service_that_is_killed_while_a_program_grows(koala: Koala) -> None:
 def test_a_service_that_is_killed_while_a_program_shrinks(koala: Koala) -> None:
     """The program goes on, and has the same result; the one who waits gets the processors."""
     service = koala.serve()
-    koala.run("submit", write_stepsum(koala.directory, steps=70, seconds=0.4, minimum=2, maximum=6))
+    koala.inside("submit", write_stepsum(koala.directory, steps=70, seconds=0.4, minimum=2, maximum=6))
     eventually(lambda: size(koala) == 6 and "taking in" not in koala.report("1").explanation)
     submitting = koala.start("submit", koala.job("sleep 1", name="rigid", processors=3))
     wait_for_phase(koala, "it is giving up")  # it may be over before the command is
@@ -144,7 +144,7 @@ def test_a_program_asks_for_more_and_gives_back(koala: Koala) -> None:
     service = koala.serve()
     more = 'minimum = 1\nmaximum = 8\ncluster = "alpha"\n'
     wishes = ("voluntary=1", "voluntary=5", "give-back=2")
-    koala.run("submit", write_wishes(koala.directory, *wishes, name="one", more=more))
+    koala.inside("submit", write_wishes(koala.directory, *wishes, name="one", more=more))
     eventually(lambda: koala.state_of("1") == "running")
     (koala.directory / "one" / "go").touch()
     eventually(lambda: len(said(koala, "1")) == 6)
@@ -156,7 +156,7 @@ def test_a_program_asks_for_more_and_gives_back(koala: Koala) -> None:
         ["give-back", 2, 2, ""],
         ["size", 2],
     ]
-    assert "the application gives them back" in koala.run("explain", "1").stdout
+    eventually(lambda: "the application gives them back" in koala.inside("explain", "1").stdout)
     end(koala, "one")
     assert outcome(koala, "1")["exit_code"] == 0
     expect_negotiations(koala, service)
@@ -195,9 +195,9 @@ def test_a_mandatory_wish_makes_another_program_shrink(koala: Koala) -> None:
     without_approach(koala)
     koala.serve()
     more = 'minimum = 1\nmaximum = 4\ncluster = "alpha"\n'
-    koala.run("submit", write_wishes(koala.directory, name="rich", more=more + "initial = 3\n"))
+    koala.inside("submit", write_wishes(koala.directory, name="rich", more=more + "initial = 3\n"))
     eventually(lambda: koala.state_of("1") == "running" and size(koala) == 3)
-    koala.run("submit", write_wishes(koala.directory, "mandatory=2", "voluntary=1", name="poor", more=more))
+    koala.inside("submit", write_wishes(koala.directory, "mandatory=2", "voluntary=1", name="poor", more=more))
     eventually(lambda: koala.state_of("2") == "running")
     (koala.directory / "poor" / "go").touch()
     eventually(lambda: ["size", 3] in said(koala, "2"))
@@ -207,7 +207,7 @@ def test_a_mandatory_wish_makes_another_program_shrink(koala: Koala) -> None:
     refused = next(one for one in said(koala, "2") if one[0] == "voluntary")
     assert refused[2] == 0
     assert refused[3]
-    assert "job 2 asked for 2 more" in koala.run("explain", "1").stdout
+    assert "job 2 asked for 2 more" in koala.inside("explain", "1").stdout
     end(koala, "rich", "poor")
 
 
@@ -219,9 +219,9 @@ def test_an_application_that_never_answers(koala: Koala) -> None:
         'kind = "malleable"\nrunner = "adaptive"\nwalltime = 300\n'
         '[[components]]\nname = "sum"\ncommand = ["sleep", "8"]\nminimum = 1\nmaximum = 4\ncluster = "alpha"\n'
     )
-    koala.run("submit", str(path))
+    koala.inside("submit", str(path))
     eventually(lambda: koala.state_of("1") == "running")
-    koala.run("submit", koala.job("true", name="rigid", processors=1))
+    koala.inside("submit", koala.job("true", name="rigid", processors=1))
     assert outcome(koala, "2")["exit_code"] == 0
     assert outcome(koala, "1")["exit_code"] == 0
     eventually(lambda: koala.placeholders() == [])

@@ -50,7 +50,7 @@ def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int)
         f"minimum = 1\nflexible = true\n{keys}"
     )
     service = koala.serve()
-    koala.run("submit", str(file))
+    koala.inside("submit", str(file))
     return service
 
 
@@ -69,11 +69,11 @@ def test_nbody_grows_and_shrinks_over_two_clusters(koala: Koala, mpich: Mpich, t
     program, stop = mpich.compile("nbody", tmp_path), tmp_path / "stop"
     submit(koala, mpich, [str(program), "100", "100000", "0.1", str(stop)], maximum=5, initial=2)
     eventually(lambda: size(koala) == 5)
-    koala.run("resize", "1", "3")
+    koala.inside("resize", "1", "3")
     eventually(lambda: size(koala) == 3)
     stop.touch()
     eventually(lambda: koala.json("status", "1")["outcome"] is not None)
-    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.run("explain", "1").stdout
+    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.inside("explain", "1").stdout
     lines = (koala.state / "jobs" / "1" / "bodies" / "0.out").read_text().splitlines()
     steps = lines[-1].split(":")[0].removeprefix("step ")
     with HandLauncher(mpich, [str(program), "100", steps], size=2, environment={}) as fixed:
@@ -94,13 +94,13 @@ def test_the_service_is_killed_between_two_changes(koala: Koala, mpich: Mpich, t
     service.kill()
     service.wait()
     koala.serve()
-    koala.run("resize", "1", "2")
+    koala.inside("resize", "1", "2")
     eventually(lambda: size(koala) == 2)
-    koala.run("resize", "1", "3")
+    koala.inside("resize", "1", "3")
     eventually(lambda: size(koala) == 3)
     stop.touch()
     eventually(lambda: koala.json("status", "1")["outcome"] is not None)
-    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.run("explain", "1").stdout
+    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.inside("explain", "1").stdout
     lines = (koala.state / "jobs" / "1" / "bodies" / "0.out").read_text().splitlines()
     assert " 3 processes" in lines[-2]
     assert "SHA-256" in lines[-1]

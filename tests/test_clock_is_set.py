@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -45,6 +46,10 @@ class SetKoala(Koala):
         """Return the command line of one ``koala``."""
         python, _, _, *rest = super().command(*arguments)
         return [python, set_clock.__file__, str(self.step_file), *rest]
+
+    def json(self, *arguments: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON
+        """Run one command with ``--json`` and return what it says; in a process, which believes that clock, too."""
+        return json.loads(self.run(*arguments, "--json", check=check).stdout)
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) 
     """No service runs at first. Workers come from both clusters; then a rigid job gets the processors of some."""
     with program(koala, "breathe", 5, 4) as dask:
         assert dask.until_said("many on") == "alpha beta"
-        koala.run("submit", koala.job("sleep 60", name="rigid", processors=3))
+        koala.inside("submit", koala.job("sleep 60", name="rigid", processors=3))
         dask.until_said("closed")
         assert dask.ended() == 0
     again = sum_of_squares(0, SQUARED)
@@ -91,7 +91,7 @@ def test_a_cluster_is_made_smaller_by_koala_and_keeps_its_results(koala: Koala) 
         dask.said
     )
     assert any(one.reason == "room for job 2" for one in koala.report("1").size_changes)
-    koala.run("cancel", "2")
+    koala.inside("cancel", "2")
     assert exit_code(koala, "1") in CLOSED
 
 

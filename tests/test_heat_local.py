@@ -35,11 +35,11 @@ def test_the_rod_is_the_same_after_growing_and_shrinking(koala: Koala) -> None:
     (koala.directory / "heat.py").write_bytes(HEAT.read_bytes())
     (koala.directory / "authkey").write_bytes(b"of this test")
     koala.serve()
-    koala.run("submit", str(koala.directory / "heat.toml"))
+    koala.inside("submit", str(koala.directory / "heat.toml"))
     eventually(lambda: sum(one.processors for one in koala.report("1").components) == 8)
-    koala.run("submit", koala.job("sleep 1", name="rigid", processors=3))
+    koala.inside("submit", koala.job("sleep 1", name="rigid", processors=3))
     eventually(lambda: koala.json("status", "1")["outcome"] is not None)
-    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.run("explain", "1").stdout
+    assert koala.json("status", "1")["outcome"]["exit_code"] == 0, koala.inside("explain", "1").stdout
     printed = Path(koala.state / "jobs" / "1" / "rod" / "0.out").read_text(encoding="utf-8").splitlines()
     assert printed[-1] == f"result {ALONE}"
     sizes = [int(one) for one in printed[-2].split()[1:]]

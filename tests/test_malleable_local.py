@@ -55,13 +55,13 @@ def head_output(koala: Koala, job: str = "1") -> list[str]:
 def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: Koala) -> None:
     """1 worker becomes 7 on two clusters; a rigid job gets its processors; then they come back. All is worked out."""
     koala.serve()
-    koala.run("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.3)))
+    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.3)))
     eventually(lambda: sum(sizes(koala).values()) == 7)
     assert set(sizes(koala)) == {"alpha", "beta"}
-    koala.run("submit", koala.job("sleep 3", name="rigid", processors=3))
+    koala.inside("submit", koala.job("sleep 3", name="rigid", processors=3))
     eventually(lambda: koala.state_of("2") in {"running", "completed"})
     assert sum(sizes(koala).values()) <= 2
-    assert "room for job 2" in koala.run("explain", "1").stdout
+    assert "room for job 2" in koala.inside("explain", "1").stdout
     assert outcome(koala, "2")["exit_code"] == 0
     eventually(lambda: sum(sizes(koala).values()) > 2 or koala.state_of("1") == "completed")
     assert outcome(koala)["exit_code"] == 0
@@ -80,10 +80,10 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
 def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str) -> None:
     """The application goes on; the next service goes on with the change; nothing is leaked, the result is right."""
     service = koala.serve()
-    koala.run("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.4)))
+    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.4)))
     if moment == "shrinking":
         eventually(lambda: sum(sizes(koala).values()) == 7)
-        koala.run("submit", koala.job("sleep 2", name="rigid", processors=3))
+        koala.inside("submit", koala.job("sleep 2", name="rigid", processors=3))
     else:
         eventually(lambda: "running" in koala.state_of("1"))
     os.kill(service.pid, signal.SIGKILL)
@@ -108,28 +108,28 @@ def test_a_worker_that_does_not_listen_is_killed_after_its_grace(koala: Koala) -
     )
     path = koala.directory / "deaf.toml"
     path.write_text(text)
-    koala.run("submit", str(path))
+    koala.inside("submit", str(path))
     eventually(lambda: sizes(koala) == {"beta": 4})
-    koala.run("submit", koala.job("true", name="rigid", processors=2))
+    koala.inside("submit", koala.job("true", name="rigid", processors=2))
     assert outcome(koala, "2")["exit_code"] == 0
     assert koala.state_of("1") == "running"
-    koala.run("cancel", "1")
+    koala.inside("cancel", "1")
     eventually(lambda: koala.placeholders() == [])
 
 
 def test_an_owner_resizes_a_job(koala: Koala) -> None:
     """Down and up again within the bounds of the job file; whatever cannot be is refused with the way out."""
     koala.serve()
-    koala.run("submit", str(write_taskqueue(koala.directory, tasks=400, seconds=0.2)))
+    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=400, seconds=0.2)))
     eventually(lambda: sum(sizes(koala).values()) == 7)
-    koala.run("resize", "1", "2")
+    koala.inside("resize", "1", "2")
     eventually(lambda: sum(sizes(koala).values()) == 2)
-    koala.run("resize", "1", "4", "--component", "worker")
+    koala.inside("resize", "1", "4", "--component", "worker")
     eventually(lambda: sum(sizes(koala).values()) == 4)
-    assert "its job file allows 1 to 20" in koala.run("resize", "1", "21", check=240).stderr
-    assert "name one of: worker" in koala.run("resize", "1", "1", "--component", "head", check=240).stderr
-    koala.run("cancel", "1")
-    assert "has ended" in koala.run("resize", "1", "2", check=240).stderr
+    assert "its job file allows 1 to 20" in koala.inside("resize", "1", "21", check=240).stderr
+    assert "name one of: worker" in koala.inside("resize", "1", "1", "--component", "head", check=240).stderr
+    koala.inside("cancel", "1")
+    assert "has ended" in koala.inside("resize", "1", "2", check=240).stderr
     eventually(lambda: koala.placeholders() == [])
 
 
@@ -148,11 +148,11 @@ def test_a_wish_for_more_has_the_clusters_looked_at(koala: Koala) -> None:
         'kind = "malleable"\nrunner = "workers"\nwalltime = 300\n[[components]]\nname = "worker"\n'
         'command = ["sleep", "300"]\nminimum = 1\nmaximum = 4\ncluster = "alpha"\n'
     )
-    koala.run("submit", str(path))
+    koala.inside("submit", str(path))
     eventually(lambda: koala.state_of("1") == "running")
     koala.cancel_foreign(foreign, "alpha")
     eventually(lambda: len(koala.placeholders()) == 1)
-    koala.run("resize", "1", "4")
+    koala.inside("resize", "1", "4")
     eventually(lambda: sizes(koala) == {"alpha": 4})
-    koala.run("cancel", "1")
+    koala.inside("cancel", "1")
     eventually(lambda: koala.placeholders() == [])

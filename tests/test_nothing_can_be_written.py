@@ -52,12 +52,12 @@ def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
     limit(service, 2 * MIB)
     running = koala.start("run", koala.job(LARGE))
     eventually(lambda: koala.has("1") and WORDS in koala.report("1").trouble)
-    assert WORDS in koala.run("status", "1").stdout
+    assert WORDS in koala.inside("status", "1").stdout
     report = koala.json("status", "1")
     assert report["state"] == "running"
     assert WORDS in report["trouble"]
     assert str(koala.state / "jobs" / "1") in report["trouble"].replace("\n", "")
-    told = koala.run("explain", "1").stdout
+    told = koala.inside("explain", "1").stdout
     assert WORDS in told
     assert "contact" not in told
     limit(service, resource.RLIM_INFINITY)
@@ -81,10 +81,10 @@ def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: 
     limit(service, 2 * MIB)
     running = koala.start("run", koala.job(LARGE))
     eventually(lambda: koala.has("1") and WORDS in koala.report("1").trouble)
-    koala.run("cancel", "1")
+    koala.inside("cancel", "1")
     running.communicate(timeout=LIVENESS)
     assert running.returncode == 243
-    assert "The end of its output could not be written" in unwrapped(koala.run("explain", "1").stdout)
+    assert "The end of its output could not be written" in unwrapped(koala.inside("explain", "1").stdout)
     assert koala.placeholders() == []
 
 
@@ -96,12 +96,12 @@ def test_a_journal_that_cannot_be_written_stops_decisions_and_nothing_else(koala
     assert "started" in running.stdout.readline()
     eventually(lambda: koala.state_of("1") == "running")  # output comes before the word that a process has started
     limit(service, 0)
-    refused = koala.run("submit", koala.job("true", name="other"), check=246)
+    refused = koala.inside("submit", koala.job("true", name="other"), check=246)
     assert "the journal cannot be written" in unwrapped(refused.stderr)
     assert "the journal cannot be written" in koala.json("status", "1")["trouble"]
-    assert "the journal cannot be written" in unwrapped(koala.run("cancel", "1", check=246).stderr)
+    assert "the journal cannot be written" in unwrapped(koala.inside("cancel", "1", check=246).stderr)
     (koala.directory / "go").touch()
-    assert "the journal cannot be written" in unwrapped(koala.run("explain", "1").stdout)
+    assert "the journal cannot be written" in unwrapped(koala.inside("explain", "1").stdout)
     assert koala.state_of("1") == "running"
     assert service.poll() is None
     limit(service, resource.RLIM_INFINITY)

@@ -98,3 +98,60 @@ def test_check_says_what_is_missing(fake: FakePbs, site: Path) -> None:
     assert "set server operators +=" in done.stdout
     assert done.returncode
     plain.close()
+
+
+def test_one_cluster_is_checked(site: Path) -> None:
+    """That which is named, and no other; a wrong name is refused with those that there are."""
+    site.write_text(site.read_text() + site.read_text().replace('"p"', '"q"'))
+    command = koala(site, "check", "--outside", "--cluster", "q", "--json")
+    checks = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)["checks"]
+    assert {one["cluster"] for one in checks} == {None, "q"}
+    assert "jobs come in held" in {one["subject"] for one in checks}
+    done = subprocess.run(koala(site, "check", "--cluster", "x"), capture_output=True, text=True, check=False)
+    assert done.returncode == 245
+    assert "p, q" in done.stderr
+
+
+def test_the_queue_is_given_back(fake: FakePbs, site: Path) -> None:
+    """What the hook held runs, arrays too; what a user holds stays with its user; again, there is nothing to do."""
+    plain = [submit(fake), submit(fake, "-l", "select=1:ncpus=2")]
+    array = submit(fake, "-J", "1-2")
+    own = submit(fake, "-h")
+    command = koala(site, "schedule", "--give-back", "p", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    elements = {array.replace("[]", f"[{index}]") for index in (1, 2)}
+    assert set(plain) | elements <= set(told["released"])
+    assert told["still_held"] == {}
+    wait_until(lambda: not unfinished(fake) - {own}, seconds=SECONDS, what="all but the user's have run")
+    assert '"Hold_Types":\t"u"' in fake.run("qstat", "-f", "-F", "json", own)
+    again = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert (again["released"], again["still_held"]) == ([], {})
+    assert "delete hook" in done.stderr
+
+
+def test_the_queue_is_not_given_back_under_a_running_scheduler(fake: FakePbs, site: Path) -> None:
+    """It would hold again what was queued again: it is to be stopped first."""
+    del fake
+    with scheduling(site) as lines:
+        wait_until(
+            lambda: "schedules cluster p" in site.with_name("errors").read_text(), seconds=SECONDS, what="it is up"
+        )
+        done = subprocess.run(koala(site, "schedule", "--give-back", "p"), capture_output=True, text=True, check=False)
+        assert done.returncode
+        assert "stop it first" in done.stderr
+        assert lines.all() == []
+
+
+def test_a_cluster_must_be_named(site: Path) -> None:
+    """One to schedule, or one to give back."""
+    done = subprocess.run(koala(site, "schedule"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--cluster" in done.stderr
+
+
+def unfinished(fake: FakePbs) -> set[str]:
+    """Return the jobs that are listed and not over."""
+    listed = json.loads(fake.run("qstat", "-t", "-f", "-F", "json")).get("Jobs", {})
+    return {id_ for id_, job in listed.items() if job["job_state"] not in {"F", "X"}}

@@ -53,13 +53,13 @@ def test_exchanged_placeholders_run_their_new_jobs(koala: Koala) -> None:
         (koala.directory / f"{name}.toml").write_text(text, encoding="utf-8")
     on_beta = koala.submit_foreign("local-users", 4, "beta")
     service = koala.serve()
-    koala.run("submit", str(koala.directory / "wide.toml"))
+    koala.inside("submit", str(koala.directory / "wide.toml"))
     eventually(lambda: koala.report("1").components[0].held == 2)
     on_alpha = koala.submit_foreign("local-users", 2, "alpha")
-    koala.run("submit", str(koala.directory / "narrow.toml"))
+    koala.inside("submit", str(koala.directory / "narrow.toml"))
     eventually(lambda: koala.state_of("2") == "completed")
     assert koala.state_of("1") == "claiming"
-    assert "exchanged for places in the queue" in koala.run("explain", "1").stdout
+    assert "exchanged for places in the queue" in koala.inside("explain", "1").stdout
     os.killpg(service.pid, signal.SIGKILL)
     service.communicate()
     koala.serve()

@@ -46,8 +46,8 @@ class Scheduler:
         self._options = ("--port", str(free_port()), "--key-file", str(koala.directory / "key"))
         koala.start("wiki", "serve", *which, *self._options, "--dialect", "wiki2", "--cache", "0.2")
         eventually(lambda: self.ask("GETNODES", "0:ALL", check=None)["status"] == 0)
-        asked = koala.json("wiki", "ask", *self._options, "GETNODES", "0:ALL")
-        assert asked["status"] == 0, "so it is in a process of its own"
+        asked = koala.run("wiki", "ask", *self._options, "--json", "GETNODES", "0:ALL")
+        assert json.loads(asked.stdout)["status"] == 0, "so it is in a process of its own"
 
     def ask(self, *message: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON
         """Return the reply to a request."""
@@ -62,9 +62,9 @@ class Scheduler:
 def test_all_clusters_are_one(koala: Koala) -> None:
     """Nodes carry their cluster as partition, jobs are koala's own, placed by koala, and can be cancelled."""
     koala.serve()
-    first = koala.run("submit", koala.job("sleep 600", processors=2)).stdout.split()[1]
+    first = koala.inside("submit", koala.job("sleep 600", processors=2)).stdout.split()[1]
     eventually(lambda: koala.state_of(first) == "running")
-    second = koala.run("submit", koala.job("sleep 600", processors=4)).stdout.split()[1]
+    second = koala.inside("submit", koala.job("sleep 600", processors=4)).stdout.split()[1]
     scheduler = Scheduler(koala, "--all")
     nodes = scheduler.records("GETNODES", "0:ALL")
     assert {name: text.partition("PARTITION=")[2].partition(";")[0] for name, text in nodes.items()} == {
@@ -88,7 +88,7 @@ def test_a_local_cluster(koala: Koala) -> None:
     job = koala.submit_held("held")
     scheduler = Scheduler(koala, "--cluster", "alpha")
     assert scheduler.records("GETJOBS", "0:ALL")[job].startswith("STATE=Idle;")
-    assert "it is offered to the scheduler" in koala.run("explain", f"alpha:{job}").stdout
+    assert "it is offered to the scheduler" in koala.inside("explain", f"alpha:{job}").stdout
     second = koala.run("schedule", "--cluster", "alpha", "--once", check=None)
     assert (second.returncode != 0, "koala wiki serve --cluster alpha" in second.stderr) == (True, True), second
     scheduler.ask("STARTJOB", job, "TASKLIST=n1")

@@ -185,8 +185,8 @@ class Starter:
         if isinstance(error, LrmUnavailableError):
             log.warning("the start of a job cannot be ended yet", job=job_id, error=str(error))
             return True
-        if error is not None:
-            # Its short life may be over; and what cannot be held now is held as soon as it is seen to wait.
+        if error is not None and not isinstance(error, LrmNotFoundError):
+            # What cannot be held now is held as soon as it is seen to wait; of one that is over nothing need be said.
             log.warning("a job that is queued again will not be in hold", job=job_id, error=str(error))
         return False
 

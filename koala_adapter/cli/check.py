@@ -15,6 +15,7 @@ from rich.table import Table
 
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.cli.session import EXIT_FAILURE, command_body, json_option, pass_session
+from koala_adapter.errors import ConfigurationError
 from koala_adapter.sitecheck.hostcheck import check_host
 from koala_adapter.sitecheck.sidebyside import CheckOptions, check_clusters
 
@@ -44,10 +45,13 @@ ADDRESS = "address for nodes"
     is_flag=True,
     help="Check instead what `koala wiki serve` and `koala schedule` need: jobs come in held, and we may start them.",
 )
+@click.option("--cluster", "-c", "only", multiple=True, metavar="NAME", help="Check this cluster; may be repeated.")
 @json_option
 @pass_session
 @command_body
-def check(session: Session, no_submit: bool, timeout: float, outside: bool, as_json: bool) -> None:
+def check(
+    session: Session, no_submit: bool, timeout: float, outside: bool, only: tuple[str, ...], as_json: bool
+) -> None:
     r"""Check this host, the site file and each cluster.
 
     Every line says OK or FAIL, and what to do about a FAIL. Two real placeholders are submitted to each cluster, to
@@ -60,14 +64,17 @@ def check(session: Session, no_submit: bool, timeout: float, outside: bool, as_j
     \b
     Example:
       koala check --timeout 300
+      koala check --outside --cluster a
     """
+    for name in only:
+        _require_cluster(session, name)
     checked = Checked(session.console, quiet=as_json)
     # Nodes need not reach this host when nothing of ours runs on them.
     checked.add(HOST, (one for one in check_host(session) if not (outside and one.subject == ADDRESS)))
     if checked.ok:
         prepare_directory(session.directory)
         with session.moving.status("checking the clusters") as status:
-            options = CheckOptions(outside=outside, timeout=None if no_submit or outside else timeout)
+            options = CheckOptions(outside=outside, timeout=None if no_submit or outside else timeout, only=only)
             anyio.run(
                 partial(
                     check_clusters,
@@ -82,6 +89,12 @@ def check(session: Session, no_submit: bool, timeout: float, outside: bool, as_j
     else:
         session.console.print(checked.summary())
     sys.exit(0 if checked.ok else EXIT_FAILURE)
+
+
+def _require_cluster(session: Session, name: str) -> None:
+    known = [cluster.name for cluster in session.site.clusters]
+    if name not in known:
+        raise ConfigurationError(f"no cluster {name!r}; there are: {', '.join(known)}", hint="give --cluster NAME")
 
 
 def _progress_text(progress: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
+from koala_adapter.cli.sizenotes import size_notes
 from koala_adapter.config.mpiresize import explained
 from koala_adapter.errors import EXIT_NOT_PLACED, EXIT_REFUSED, ConfigurationError
 
@@ -56,8 +57,9 @@ def plan(session: Session, job_file: Path, as_json: bool) -> None:
         session.print_json(asdict(report))
     else:
         show_plan(report, job, session.console)
-        if note := explained(job, session.site):
-            session.console.print(escape(note))
+        for note in (*size_notes(job, session.site), explained(job, session.site)):
+            if note:
+                session.console.print(escape(note))
     raise SystemExit(EXIT_CODES[report.result])
 
 

@@ -111,7 +111,13 @@ def parse_weights(text: str) -> PriorityWeights:
 
 
 @click.command()
-@click.option("--cluster", "-c", "name", required=True, help="Cluster of the site file whose queue is scheduled.")
+@click.option("--cluster", "-c", "name", help="Cluster of the site file whose queue is scheduled.")
+@click.option(
+    "--give-back",
+    "given_back",
+    metavar="CLUSTER",
+    help="Release what the site's hook holds there, and nothing else: the batch system's own scheduler goes on.",
+)
 @click.option("--policy", "-p", type=QueuePolicy(), default="easy", show_default=True)
 @click.option(
     "--metric", type=click.Choice(METRICS), default=METRICS[0], show_default=True, help="What bestfit and greedy fill."
@@ -160,7 +166,8 @@ def parse_weights(text: str) -> PriorityWeights:
 @command_body
 def schedule(
     session: Session,
-    name: str,
+    name: str | None,
+    given_back: str | None,
     policy: str,
     metric: str,
     depth: int,
@@ -182,9 +189,20 @@ def schedule(
     Examples:
       koala schedule --cluster a --policy firstfit --depth 4
       koala schedule --cluster a --shadow      what would change?
+      koala schedule --give-back a             the batch system goes on by itself
     """
     from koala_adapter.policies.loading import load_queue_policy
 
+    if given_back is not None:
+        from koala_adapter.cli.giveback import give_queue_back
+
+        config = _cluster(session, given_back)
+        prepare_directory(session.directory)
+        prepare_directory(session.directory / "schedule")
+        give_queue_back(session, config, schedule_directory(session, given_back), RECORD, as_json=as_json)
+        return
+    if name is None:
+        raise click.UsageError("say which cluster: --cluster NAME")
     config = _cluster(session, name)
     definition = session.plugins[config.plugin]
     told_apart = definition.capabilities.tells_holders

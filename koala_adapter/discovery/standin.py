@@ -11,7 +11,6 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from koala_adapter import __version__
 from koala_adapter.api.statedirectory import prepare_directory
 from koala_adapter.discovery.candidates import find_candidates
 from koala_adapter.discovery.search import our_surroundings, try_candidates
@@ -66,7 +65,7 @@ def nothing_found(left_out: Sequence[LeftOut]) -> ConfigurationError:
 
 def _fingerprint(candidates: Sequence[Candidate]) -> str:
     told = [[one.name, one.plugin, sorted(one.found.settings.items())] for one in candidates]
-    return hashlib.sha256(json.dumps([__version__, told]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def _is_fresh(path: Path) -> bool:

@@ -54,14 +54,15 @@ def read(data: bytes) -> Template | None:
     if answer_within == 0 or round_ == 0:
         return None
     resources: list[Resource] = []
-    place = head.end()
-    while (found := LAYOUT_RESOURCE.match(text, place)) is not None:
-        resource = _resource(found, extended=bool(extended))
-        if resource is None or len(resources) == MOST_RESOURCES:
+    place, end = head.end(), len(text) - len(LAYOUT_END)
+    while place < end:
+        found = LAYOUT_RESOURCE.match(text, place)
+        resource = None if found is None else _resource(found, extended=bool(extended))
+        if found is None or resource is None or len(resources) == MOST_RESOURCES:
             return None
         resources.append(resource)
         place = found.end()
-    if text[place:] != LAYOUT_END:
+    if place != end or not text.endswith(LAYOUT_END):
         return None
     template = unchecked_template(
         agreement_id, _SIDES[initiator], source, dest, _STATUSES[said], tuple(resources),

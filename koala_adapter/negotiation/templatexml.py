@@ -9,6 +9,7 @@ came; every other one in the layout of the published example.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import NegotiationError
@@ -197,6 +198,7 @@ def _resource_text(resource: Resource) -> str:
     )
 
 
+@lru_cache(maxsize=64)
 def seconds(value: float) -> str:
     """Return seconds as they are written: without an exponent, in thousandths at most."""
     return f"{value:.3f}".rstrip("0").rstrip(".")

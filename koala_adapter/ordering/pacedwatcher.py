@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.batchsystem.listing import answering, read_listing
+from koala_adapter.batchsystem.listing import answering, local_jobs, read_listing
 from koala_adapter.batchsystem.watcher import Watcher
 from koala_adapter.errors import LrmError
 from koala_adapter.host.clock import ServiceClock
@@ -115,4 +115,4 @@ class PacedWatcher:
             with answering(CLUSTER):
                 self._queues = {queue.name: queue for queue in await self._lrm.queues()}
             self._queues_at = anyio.current_time()
-        return replace(listing, queues=self._queues)
+        return replace(listing, jobs=local_jobs(listing), queues=self._queues)

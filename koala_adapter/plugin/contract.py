@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from koala_adapter.errors import LrmError, LrmUnsupportedError
-from koala_adapter.model import ClusterName, Directives
+from koala_adapter.model import ClusterName, Directives, HoldOwner, LrmJobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -151,6 +151,8 @@ class Lrm(ABC):
     """Environment variable with the LRM's job id of a running placeholder (``SLURM_ARRAY_JOB_ID``)."""
     requests_per_start: int = 5
     """LRM requests that one ``start_on`` and its ``confirm_start`` usually cost."""
+    hook_removal: str = ""
+    """How the piece that has jobs come in held is taken out again: said after the queue was given back."""
     requests_per_poll: int
     """Upper bound of LRM requests that one ``nodes`` plus one ``jobs`` cost: part of the overload contract."""
 
@@ -203,6 +205,14 @@ class Lrm(ABC):
         """Return the ends of jobs from accounting, for those of ``ids`` it knows. Needs ``accounting``."""
         self._unsupported("history", ids)
 
+    async def moved(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:  # noqa: ARG002 - most LRMs move no jobs
+        """Return those of ``ids``, jobs of ours that are listed no more, that live on in another LRM.
+
+        An LRM may hand jobs on to another one. They have ``elsewhere`` set, and are UNKNOWN where the other one cannot
+        be asked. From then on ``jobs`` lists them, as long as they live there.
+        """
+        return ()
+
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """Put queued jobs in hold. Needs ``hold``."""
         self._unsupported("hold", ids)
@@ -244,6 +254,23 @@ class Lrm(ABC):
         back. Harmless when it is held and free already; one that has started meanwhile runs on.
         """
         await self.hold([job])
+
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that are in hold because the site has jobs come in held for an outside scheduler.
+
+        Running ones, too, that would wait in that hold if they were queued again. Not those that anybody else holds,
+        as far as the LRM can tell: what is returned may be released. Needs ``hold``.
+        """
+        return tuple(
+            job for job in await self.jobs() if job.state is LrmJobState.HELD and job.hold is HoldOwner.OPERATOR
+        )
+
+    async def give_back(self, ids: Sequence[LrmJobId]) -> None:
+        """Take that hold, and no other, from jobs, so that the LRM's own scheduler starts them. Needs ``hold``.
+
+        May be asked again of jobs that have none any more.
+        """
+        await self.release(ids)
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs. Needs ``suspend``."""

@@ -68,6 +68,8 @@ class Change:
     """Processors that the application asked for."""
     memory_mib: int = 0
     """Memory that each of them comes with; 0: what all placeholders of the cluster have."""
+    submitted_again: bool = False
+    """Its stubs did not arrive at their batch system, and others were submitted: that is done once."""
     lead: int = 0
     """Number of the change that this one is a part of, where a wish is met on several clusters; 0: its own."""
     least: int = 1

@@ -18,7 +18,7 @@ from koala_adapter.scheduler.roster import Roster, initial_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.model import ClusterName, Component
+    from koala_adapter.model import BatchKey, ClusterName, Component
     from koala_adapter.scheduler.batchnumbers import Contents, RecordedBatches
     from koala_adapter.scheduler.claiming.queue import PlacementQueue
     from koala_adapter.scheduler.clusterrecord import ClusterRecord
@@ -51,6 +51,8 @@ class Context:
     lost_stubs: list[PlaceholderRecord] = field(default_factory=list)
     """Placeholders gathered for growing jobs that are gone or going, to be dealt with once the event's own handling is
     through."""
+    never_arrived: set[BatchKey] = field(default_factory=set)
+    """Submissions that did not arrive, as the event tells: they were not refused, and another one may arrive."""
     state: State = field(init=False)
     """What the ledger keeps: everybody reads it."""
 

@@ -17,6 +17,7 @@ from koala_adapter.scheduler.claiming.batches import batch_failed, batch_submitt
 from koala_adapter.scheduler.claiming.claims import retake
 from koala_adapter.scheduler.claiming.holds import holds_seen
 from koala_adapter.scheduler.claiming.lifecycle import ending_timer, registration_timer
+from koala_adapter.scheduler.claiming.moves import moves_seen
 from koala_adapter.scheduler.claiming.queue import PlacementQueue
 from koala_adapter.scheduler.claiming.reorganization import life_timer
 from koala_adapter.scheduler.claiming.waiting import (
@@ -171,6 +172,8 @@ class Scheduler:
                 _cluster_unavailable(context, event)
             case ev.HoldsSeen():
                 holds_seen(context, event)
+            case ev.MovesSeen():
+                moves_seen(context, event)
             case ev.BatchSubmitted():
                 batch_submitted(context, event)
             case ev.BatchRejected():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.claiming.holds import hold_groups
+from koala_adapter.scheduler.claiming.moves import moves_told
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.durations import duration
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.records import Claim, JobRecord, PlaceholderRecord, State
 
+HELD = (
+    "What is in hold starts only when it is released there. Where the site has jobs come in held for a scheduler of "
+    "its own (koala schedule, koala wiki serve), see whether that runs."
+)
 LISTED = 6
 """Most clusters that one sentence tells about."""
 
@@ -116,7 +121,7 @@ def _claiming(state: State, record: JobRecord, now: float) -> str:
     awaited = _awaited(state, record, now)
     waits = f" and waits for {_joined(awaited)}" if awaited else ""
     text = f"The job holds {held} of {_processors(wanted)} ({parts}){waits}."
-    release = " What is in hold starts only when it is released there." if hold_groups(placeholders) else ""
+    release = f" {HELD}" if hold_groups(placeholders) else ""
     return f"{text} It starts when all are held{_until(record, now)}.{release}{_trouble(record)}"
 
 
@@ -164,7 +169,7 @@ def _in_queue(state: State, name: ClusterName, queued: list[PlaceholderRecord], 
         return f"{text}, which is out of reach ({cluster.unavailable})"
     holds = [f"{one.count} in hold {one.who} for {duration(now - one.since)}" for one in hold_groups(queued)]
     idle = [f"idle there: {cluster.idle}"] if cluster.polled_at is not None else []
-    known = "; ".join((*idle, *holds))
+    known = "; ".join((*idle, *holds, *moves_told(queued)))
     return f"{text} ({known})" if known else text
 
 

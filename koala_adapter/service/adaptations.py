@@ -123,6 +123,8 @@ class Adaptations:
         """The scheduler has handled an event: see what it means for the applications."""
         for job_id in list(self._runners):
             self._follow_job(job_id)
+        for job_id in self._complaints.keys() - self._state().jobs.keys():  # not before: who asks why it ended is told
+            del self._complaints[job_id]
 
     def _follow_job(self, job_id: JobId) -> None:
         record = self._state().jobs.get(job_id)
@@ -130,7 +132,6 @@ class Adaptations:
         if record is None or runner is None:
             if self._runners.pop(job_id, None) is not None:
                 self.negotiations.forget(job_id)
-                self._complaints.pop(job_id, None)
             return
         self._follow(record, runner)
 

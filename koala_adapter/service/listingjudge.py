@@ -15,6 +15,7 @@ from koala_adapter.plugin.attribution import tells_of
 from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, PlaceholderEnded
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.service.listedholds import new_holds
+from koala_adapter.service.listedmoves import new_moves
 from koala_adapter.service.reconciliation import Reconciler
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class ListingJudge:
         self._told_at = 0.0
         self._others_waited: tuple[int, ...] = ()
         """What each job of others asked for that waited at the last look."""
+        self._others: int | None = None
+        """Processors that others had at the last look."""
         self._under_way: set[BatchKey] = set()
         self._not_cancelled: set[LrmJobId] = set()
 
@@ -122,13 +125,17 @@ class ListingJudge:
         lost = tuple(e for e in findings.events if isinstance(e, PlaceholderEnded) and e.reason is EndReason.LOST)
         waiting = both(look.others_waiting, self._others_waited)
         self._others_waited = look.others_waiting
+        started = self._started_meanwhile(state, look)
         events: list[Event] = [
-            *self._counts(state, replace(look, others_waiting=waiting), now),
+            *self._counts(state, replace(look, ours=look.ours + started, others_waiting=waiting), now),
             *(e for e in findings.events if e not in lost),
         ]
         holds = new_holds(state, self._cluster, look.jobs, now=now, told=look.tells_holders)
         if holds is not None:
             events.append(holds)
+        moves = new_moves(state, self._cluster, look.jobs, now=now)
+        if moves is not None:
+            events.append(moves)
         return Judgement(
             events=tuple(events),
             lost=lost,
@@ -136,6 +143,20 @@ class ListingJudge:
             orphans=findings.orphans,
             restless=findings.restless or waiting != look.others_waiting,
         )
+
+    def _started_meanwhile(self, state: State, look: ClusterObservation) -> int:
+        """Return how many placeholders may have been started between the two halves of a look.
+
+        Jobs are listed before nodes: one that is started between the two waits still, and others seem to have what it
+        occupies. As long as it waits, further processors of others are believed when they have them at two looks, or
+        running jobs would give up as much for it as it has already.
+        """
+        others = max(0, look.processors - look.idle - look.ours)
+        before, self._others = self._others, others
+        known = state.clusters.get(self._cluster)
+        if before is None or known is None:
+            return 0
+        return max(0, min(known.queued, others - before))
 
     def failed(self, state: State, reason: str, *, now: float) -> ClusterUnavailable | None:
         """Return what is to be told of a look that failed; None when that is known."""

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 ANSWER_WITHIN = 20.0
 """Seconds; the library answers at once. Less where the scheduler waits less: what is offered is kept for longer."""
 
+BACK_WITHIN = 60.0
+"""Seconds after a restart in which processes come back into contact, and hear again what they have to answer."""
+
 
 @dataclass(slots=True)
 class _Agreement:
@@ -342,7 +345,7 @@ class Negotiations:
             )
             endpoint = self._endpoint(record.job.id, rank)
             if endpoint.state(said.key) is State.NEW:
-                endpoint.restore(said, state, said.round or round_of(change), self._clock())
+                endpoint.restore(said, state, said.round or round_of(change), self._clock() + BACK_WITHIN)
 
     # ---- its parts ------------------------------------------------------------------------------------------------
 

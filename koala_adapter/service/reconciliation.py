@@ -192,5 +192,5 @@ def end_reason(job: LrmJob) -> EndReason | None:
 
 
 def processors_held(listing: Iterable[LrmJob]) -> int:
-    """Return how many processors our jobs in a listing occupy."""
-    return sum(job.processors for job in listing if job.state in OCCUPYING)
+    """Return how many of the cluster's processors our jobs in a listing occupy."""
+    return sum(job.processors for job in listing if job.state in OCCUPYING and not job.elsewhere)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.malleable.approaches import Approach
     from koala_adapter.simulation.live_runs import LiveOutcome, LiveRun
     from koala_adapter.simulation.malleable_runs import Record
+    from koala_adapter.simulation.simulated_jobs import JobResult
 
 NEAR = 0.15
 """A prediction is called near when it differs from the live run by at most this share."""
@@ -46,6 +47,8 @@ class Compared:
     """With the delays that were measured."""
     undelayed: Record
     """Without any."""
+    jobs: Sequence[tuple[JobResult, JobResult]]
+    """Each job that ended in both, by number: live, and as simulated with the delays."""
 
     @property
     def label(self) -> str:
@@ -70,7 +73,9 @@ def compare(run: LiveRun, workload: str, seed: int, outcome: LiveOutcome) -> Com
     axis = axis_of(workload, len(run.jobs))
     outcomes = (outcome.outcome, predicted(run, outcome, delays=True), predicted(run, outcome, delays=False))
     live, simulated, undelayed = (record_of(case, one, last, axis) for one in outcomes)
-    return Compared(run=run, outcome=outcome, live=live, simulated=simulated, undelayed=undelayed)
+    ends, foretold = ({one.job.number: one for one in each.jobs} for each in outcomes[:2])
+    jobs = [(ends[number], foretold[number]) for number in sorted(ends.keys() & foretold.keys())]
+    return Compared(run=run, outcome=outcome, live=live, simulated=simulated, undelayed=undelayed, jobs=jobs)
 
 
 LONGEST = 600.0
@@ -153,6 +158,39 @@ def delays_table(compared: Sequence[Compared]) -> Table:
     )
     return Table(name="delays", title="What the live system takes its time for", columns=columns, rows=rows,
                  caption=caption)  # fmt: skip
+
+
+def jobs_table(compared: Sequence[Compared]) -> Table:
+    """Return what became of each job, live and simulated, so that one which went another way can be found."""
+    columns = [
+        "approach", "policy", "workload", "job", "wait (s) live", "simulated wait (s)", "execution (s) live",
+        "simulated execution (s)", "response (s) live", "simulated response (s)", "response difference (%)",
+        "largest size live", "simulated largest size", "sizes live",
+    ]  # fmt: skip
+    rows: list[list[str | float]] = [
+        [*_names(one), *_job_row(live, simulated), _course(one.outcome.sizes.get(live.job.number, ()))]
+        for one in compared
+        for live, simulated in one.jobs
+    ]
+    caption = (
+        "Each job as it was submitted. A share of single jobs goes another way than foretold: who gets a processor "
+        "that comes free depends on who is seen to want it at that moment. Sizes: from when on, in seconds of the "
+        "workload from the first submission."
+    )
+    return Table(name="jobs", title="Single jobs", columns=columns, rows=rows, caption=caption)
+
+
+def _job_row(live: JobResult, simulated: JobResult) -> list[str | float]:
+    pairs = [
+        round(getattr(one, what), 1) for what in ("wait", "execution", "response") for one in (live, simulated)
+    ]  # fmt: skip
+    difference = round(100.0 * (simulated.response / live.response - 1.0), 1) if live.response else 0.0
+    sizes = (live.maximum_processors, simulated.maximum_processors)
+    return [f"{live.job.application.name.lower()}-{live.job.number}", *pairs, difference, *sizes]
+
+
+def _course(steps: Sequence[tuple[float, int]]) -> str:
+    return " ".join(f"{size}@{at:.0f}" for at, size in steps)
 
 
 def _names(one: Compared) -> tuple[str, str, str]:
@@ -283,6 +321,7 @@ __all__ = [
     "comparison_figures",
     "comparison_table",
     "delays_table",
+    "jobs_table",
     "order_finding",
     "prediction_findings",
 ]

@@ -34,6 +34,8 @@ class CheckOptions:
     """Seconds that a placeholder may take to report; None: none is submitted."""
     outside: bool
     """Look also at what an outside scheduler needs."""
+    only: tuple[str, ...] = ()
+    """Names of the clusters to be looked at; empty: all that are in use."""
 
 
 async def check_clusters(
@@ -51,7 +53,7 @@ async def check_clusters(
     """
     progress: dict[str, str] = {}
     done: dict[str, list[CheckResult]] = {}
-    clusters = [config for config in installation.site.clusters if _is_checked(installation, config)]
+    clusters = [config for config in installation.site.clusters if _is_checked(installation, config, options)]
     awaited = [config.name for config in clusters]
 
     def show(name: str, text: str) -> None:
@@ -87,8 +89,13 @@ async def check_clusters(
         center_tasks.cancel_scope.cancel()
 
 
-def _is_checked(installation: Installation, config: ClusterConfig) -> bool:
-    """Tell whether it is in use. Where nothing can be submitted it is not enabled, and yet scheduled from outside."""
+def _is_checked(installation: Installation, config: ClusterConfig, options: CheckOptions) -> bool:
+    """Tell whether it is asked for, or in use.
+
+    Where nothing can be submitted it is not enabled, and yet scheduled from outside.
+    """
+    if options.only:
+        return config.name in options.only
     return config.enabled or not installation.plugins[config.plugin].capabilities.submit
 
 

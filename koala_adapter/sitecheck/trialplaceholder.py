@@ -21,6 +21,7 @@ from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.attribution import attribute
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler.actions import SubmitPlaceholders
+from koala_adapter.scheduler.claiming.holds import HOLDERS
 from koala_adapter.service.scriptmaker import (
     last_words,
     leave_token,
@@ -93,7 +94,7 @@ class Trial:
                 await self._wait_for_agents()
             reported = next((id_ for id_, visit in self._visits.items() if visit.agent is not None), None)
             if reported is None:
-                return (self._silence(),)
+                return (await self._silence(),)
             held = await self._use(reported, time.monotonic() - started)
             mpi = [await self._try_mpi(reported)] if held.ok else []
             told_apart = self._told_apart()
@@ -262,7 +263,7 @@ class Trial:
 
     # ---- when nobody reports --------------------------------------------------------------------------------------
 
-    def _silence(self) -> CheckResult:
+    async def _silence(self) -> CheckResult:
         job, address = self._most_telling(), f"{self._site_address}:{self._center.port}"
         said = _joined(self._words(), self._center.rejected[-2:])
         if job is None:
@@ -275,6 +276,8 @@ class Trial:
             code = "" if job.exit_code is None else f", status {job.exit_code}"
             found = f"its job ended before its agent reported: {end}{code} {job.reason}".rstrip()
             return _bad("placeholder", f"{found}{said}", f"nodes need Python 3.6 or newer, and a way to {address}")
+        if job.state is LrmJobState.HELD:
+            return await self._in_hold(job)
         if not job.nodes:
             reason = f" ({job.reason})" if job.reason else ""
             found = f"not tried: still {job.state.value} after {self._timeout:.0f} s{reason}"
@@ -283,6 +286,24 @@ class Trial:
         remedy = (
             f"let the nodes connect to {address} (TCP; a firewall?), or set control_center.address to an address of "
             "this host that they reach, and control_center.port for a firewall rule"
+        )
+        return _bad("placeholder", found, remedy)
+
+    async def _in_hold(self, job: LrmJob) -> CheckResult:
+        """Say who keeps a placeholder from starting, and who could let it."""
+        name = self._config.name
+        by_hook = False
+        if self._lrm.capabilities.hold:
+            with suppress(LrmError):
+                by_hook = job.id in {held.id for held in await self._lrm.held_by_hook()}
+        holder = "the site's hook for an outside scheduler" if by_hook else HOLDERS[job.hold]
+        reason = f" ({job.reason})" if job.reason not in ("", job.state.value) else ""
+        found = f"not tried: in hold by {holder.removeprefix('by ')}{reason} for {self._timeout:.0f} s"
+        remedy = (
+            f"nobody releases it: start what does (`koala schedule --cluster {name}`, `koala wiki serve`), or give the "
+            f"queue back to the batch system (`koala schedule --give-back {name}`)"
+            if by_hook
+            else "whoever holds it must release it; `koala check --outside` tells whether the site holds all jobs"
         )
         return _bad("placeholder", found, remedy)
 

@@ -16,17 +16,13 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
 from koala_adapter.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_NAME = "control-center.pem"
+BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 TLS12_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
@@ -58,11 +54,19 @@ def load_or_create(directory: Path) -> Certificate:
                     f"{path} can be read by others: its key may be known",
                     hint="remove it while no job runs; a new one is made",
                 )
-            certificate = x509.load_pem_x509_certificate(file.read())
+            der = _certificate_in(file.read().decode("ascii"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read the certificate {path}: {error}", hint="remove the file") from error
-    der = certificate.public_bytes(serialization.Encoding.DER)
     return Certificate(path=path, fingerprint=hashlib.sha256(der).hexdigest())
+
+
+def _certificate_in(pem: str) -> bytes:
+    """Return the certificate (DER) beside a key. Raises ValueError, and OSError when OpenSSL cannot read it."""
+    _, begin, rest = pem.partition(BEGIN)
+    base64, end, _ = rest.partition(END)
+    der = ssl.PEM_cert_to_DER_cert(begin + base64 + end)
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=der)
+    return der
 
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
@@ -83,6 +87,12 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 def _create(path: Path) -> None:
+    # Only here: these imports take longer than all else that a service does with a certificate that is there already.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "koala-adapter control center")])
     certificate = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from koala_adapter.errors import WikiError
-from koala_adapter.model import EndReason, LrmJobState, NodeState
+from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.wiki.codec.hostlists import check_id
 from koala_adapter.wiki.codec.listings import Prepared
 from koala_adapter.wiki.codec.records import build_job, build_node
@@ -26,7 +26,7 @@ from koala_adapter.wiki.tasklists import host_counts, next_task_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from koala_adapter.model import LrmJob, Node
+    from koala_adapter.model import Node
     from koala_adapter.wiki.sources import Place, SourceListing
 
 Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
@@ -153,6 +153,11 @@ class Inventory:
         for job in jobs:
             self._store(str(job.id), job, listed=None)
 
+    def end_unknown(self, id_: str) -> None:
+        """Report a job as ended that no source shows, and that a peer takes for one that is still there."""
+        job = LrmJob(id=LrmJobId(id_), name="", state=LrmJobState.HELD, user="", processors=1)
+        self._store(id_, _vanished(job, float(self._stamp)), listed=None)
+
     def _advance(self, now: float) -> None:
         """Take the time of day for what changes now.
 
@@ -163,6 +168,12 @@ class Inventory:
     def active(self) -> list[LrmJob]:
         """Return the jobs that run."""
         return [entry.job for entry in self.jobs.values() if entry.job.state in ACTIVE]
+
+    def untold(self) -> list[LrmJob]:
+        """Return the jobs whose ends peers must still be told, now or later: those that run, and those just ended."""
+        entries = self.jobs.values()
+        over = [entry.job for entry in entries if entry.ended_at is not None and entry.polls < POLLS_NEEDED]
+        return [*self.active(), *over]
 
     def promise(self, id_: str, promise: Promise) -> None:
         """Remember what a peer is told of a job, and tell it from now on: what it is to have, is others' no more."""

@@ -50,6 +50,8 @@ PROMISED = 10.0
 """Seconds for which a peer sees what it was told after the last moment at which the start could show."""
 FIRST_LOOK, SLOWEST_LOOK = 0.5, 4.0
 """Seconds between two looks at what has become of starts."""
+MOMENTS = (0.1, 0.2, 0.4, 0.8)
+"""Seconds between the looks at an element of an array that seems not to be held."""
 SHAPE_REASONS = frozenset({WaitReason.BAD_CONSTRAINTS, WaitReason.DEPENDENCY})
 """Refusals that nothing but another request, or another job, can change."""
 
@@ -68,14 +70,19 @@ class JobStarts:
         options: ServerOptions,
         clock: Callable[[], float],
         steady: Callable[[], float],
+        on_begun: Callable[[], None],
     ) -> None:
-        """``clock``: the time of day, seconds since the epoch; ``steady``: a clock that nobody sets."""
+        """``clock``: the time of day, seconds since the epoch; ``steady``: a clock that nobody sets.
+
+        ``on_begun`` is called when a job is told to be starting, before the source is asked.
+        """
         self._inventory = inventory
         self._readings = readings
         self._starter = starter
         self._options = options
         self._clock = clock
         self._steady = steady
+        self._on_begun = on_begun
         self._tasks: TaskGroup | None = None
         self._begun = anyio.Event()
 
@@ -94,11 +101,7 @@ class JobStarts:
         """Have a job started and return the answer, once the batch system has taken it. Raises WikiError."""
         if request.job in self._starter.starts.attempts:
             raise WikiError("Job not pending, can't start: it is being started", status=Status.REFUSED)
-        known = self._inventory.job(request.job)
-        if known is not None and known.state is LrmJobState.QUEUED:
-            # While an element is started, Slurm shows others of its array for a moment as if they were not in hold.
-            with suppress(LrmError):
-                await self._readings.fresh(now=True)
+        await self._look_again(request.job)
         try:
             admission = admit_start(self._inventory, request, now=self._clock())
         except WikiError as error:
@@ -110,6 +113,7 @@ class JobStarts:
         pin = self._put_on_record(LrmJobId(request.job), admission.given)
         self._inventory.promise(request.job, Promise(until=inf, places=admission.taken))
         self._inventory.report_tasks(request.job, request.tasks)
+        self._on_begun()
         refusal = await self._refusal(pin, tasks)
         if refusal is not None:
             self._starter.put_away(pin.job_id)
@@ -120,6 +124,21 @@ class JobStarts:
                 self._readings.invalidate()
             raise self._not_started(request, refusal)
         return done(request.verb, request.job)
+
+    async def _look_again(self, id_: str) -> None:
+        """Look again at a job that seems not to be held, and at an element of an array for a few moments.
+
+        While an element is started, Slurm shows others of its array for a moment as if they were not in hold.
+        """
+        for pause in MOMENTS:
+            known = self._inventory.job(id_)
+            if known is None or known.state is not LrmJobState.QUEUED:
+                return
+            with suppress(LrmError):
+                await self._readings.fresh(now=True)
+            if known.array_index is None:
+                return
+            await anyio.sleep(pause)
 
     async def _refusal(self, pin: Pin, tasks: TaskGroup) -> LrmError | None:
         """Return why a start was refused; None when it was taken, or must be answered before that is known.

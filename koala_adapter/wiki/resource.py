@@ -91,14 +91,24 @@ class WikiResource:
             on_change=self._changed,
         )
         self.starts = JobStarts(
-            self.inventory, self.readings, starter, options=options, clock=clock, steady=steady or clock
+            self.inventory,
+            self.readings,
+            starter,
+            options=options,
+            clock=clock,
+            steady=steady or clock,
+            on_begun=self._remember,
         )
         self.verbs = Verbs(source, self.inventory, self.readings, self.starts, options=options, steady=steady or clock)
 
     def _changed(self) -> None:
         self.notifier.tell(Event.JOBS)
+        self._remember()
+
+    def _remember(self) -> None:
+        """Keep which jobs run or start, or have ended without anybody being told: the next server tells it."""
         if self._memory is not None:
-            self._memory.save(self.inventory.active())
+            self._memory.save(self.inventory.untold())
 
     async def answer(self, payload: bytes, peer: str) -> bytes | None:
         """Return the frame that answers a payload; None: nothing can be said, the connection is closed."""

@@ -53,7 +53,7 @@ async def _reconcile(resource: WikiResource) -> bool:
         with anyio.fail_after(resource.options.reply_within):
             await resource.starts.reconcile()
     except (LrmError, TimeoutError) as error:
-        log.warning("interrupted starts cannot be looked at yet", error=str(error))
+        log.warning("interrupted starts cannot be looked at yet", error=str(error) or "no answer in time")
         return False
     return True
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 
-from koala_adapter.batchsystem.listing import read_listing
+from koala_adapter.batchsystem.listing import local_jobs, read_listing
 from koala_adapter.errors import LrmRejectedError, LrmUnsupportedError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class LrmSource(Source):
         listing = await read_listing(self._lrm, cluster=self.name, read_at=anyio.current_time())
         queue = self._queue
         shown = tuple(node for node in listing.nodes if queue is None or queue in node.queues)
-        return SourceListing(nodes={self._cluster: shown}, jobs=listing.jobs)
+        return SourceListing(nodes={self._cluster: shown}, jobs=local_jobs(listing))
 
     async def start_on(self, job: LrmJobId, nodes: Sequence[str]) -> None:
         """Have a held job start on these processors."""

@@ -24,7 +24,7 @@ from koala_adapter.wiki.codec.requests import (
     StartJob,
     SuspendJob,
 )
-from koala_adapter.wiki.codec.words import CancelType, Status
+from koala_adapter.wiki.codec.words import CancelType, Dialect, Status
 from koala_adapter.wiki.inventory import Promise
 from koala_adapter.wiki.recordbuilder import ACTIVE, WAITING
 from koala_adapter.wiki.startchecks import require_active, require_job
@@ -115,7 +115,14 @@ class Verbs:
     # -- the others ---------------------------------------------------------------------------------------------------
 
     async def _cancel(self, request: CancelJob) -> str:
-        job = await self._look(request.job, active=False)
+        await self._know(request.job)
+        known = self._inventory.job(request.job) is not None
+        try:
+            job = require_job(self._inventory, request.job).state
+        finally:
+            if not known and self._options.dialect is Dialect.WIKI:
+                # Maui takes it for a job that runs, and would ask for this again and again.
+                self._inventory.end_unknown(request.job)
         if request.type is not CancelType.ADMIN and job not in ACTIVE:
             raise WikiError("Job is pending execution: it has no time to run out of", status=Status.REFUSED)
         with refusing():

@@ -99,7 +99,7 @@ class Checks:
         return _good("vnodes", f"{up} of {len(nodes)} up, {processors} processors, {idle} idle")
 
     async def _queues(self) -> CheckResult:
-        queues = await self.commands.queues()
+        queues = await self.commands.queues(home=self._config.name if self._config is not None else "")
         if not any(queue.up for queue in queues):
             return _bad("queues", "none is enabled and started", "wait until the site opens one")
         by_name = {queue.name: queue for queue in queues}

@@ -9,7 +9,7 @@ from koala_adapter.errors import LrmRejectedError
 from koala_adapter.plugin.commandsystem import CommandSystem, parsed
 from koala_pbs import control
 from koala_pbs.dialects import DIALECTS, OPENPBS, SET_TORQUE, require_release
-from koala_pbs.jobs import parse_jobs, parse_requests
+from koala_pbs.jobs import parse_held_by_operator, parse_jobs, parse_requests, servers_of
 from koala_pbs.nodes import parse_nodes
 from koala_pbs.queues import parse_queues, parse_server
 from koala_pbs.refusals import COMPLAINTS, UNKNOWN_JOB_STATUS, says_usage
@@ -46,10 +46,25 @@ class PbsCommands(CommandSystem):
             return self.complaints.error("unknown job id", action=action)
         return super().changing_error(result, action=action)
 
-    async def jobs(self) -> tuple[LrmJob, ...]:
-        """Return all jobs that are listed, elements of arrays singly."""
+    async def jobs(self, *, at: str = "") -> tuple[LrmJob, ...]:
+        """Return all jobs that are listed, elements of arrays singly; ``at``: by another server than ours."""
+        read, there = self.dialect.read, f" of {at}" if at else ""
+        command = control.show_all(self.dialect, at)
+        return await self._list(
+            command, lambda text: parse_jobs(text, read, moved=bool(at)), action=f"listing of jobs{there}"
+        )
+
+    async def located(self, job: str, *, home: str) -> tuple[LrmJob, ...]:
+        """Return what is listed of one job, or of all elements of an array, by whichever server has it now.
+
+        ``home``: what our own server is called.
+        """
         read = self.dialect.read
-        return await self._list(self.dialect.list_jobs, lambda text: parse_jobs(text, read), action="listing of jobs")
+
+        def parse(text: str) -> tuple[LrmJob, ...]:
+            return parse_jobs(text, read, moved=home not in servers_of(text, read))
+
+        return await self._list(control.show_job(job, self.dialect), parse, action="looking for a job")
 
     async def job(self, job: str) -> tuple[tuple[LrmJob, ...], Mapping[str, tuple[str, str, str]]]:
         """Return what is listed of one job, or element, and of it select, place and holds."""
@@ -60,9 +75,18 @@ class PbsCommands(CommandSystem):
 
         return await self._list(control.show_job(job, self.dialect), parse, action="looking at a job")
 
-    async def ended(self, job: str) -> tuple[LrmJob, ...]:
-        """Return what the history says of one job, or of all elements of an array."""
-        return await self._list(control.show_ended(job), parse_jobs, action="history")
+    async def held_by_operator(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that are not over and have an operator's hold, whoever holds them beside."""
+        read = self.dialect.read
+        return await self._list(
+            self.dialect.list_jobs, lambda text: parse_held_by_operator(text, read), action="listing of jobs"
+        )
+
+    async def ended(self, job: str, *, at: str = "") -> tuple[LrmJob, ...]:
+        """Return what the history says of one job, or of all elements of an array; ``at``: that of another server."""
+        return await self._list(
+            control.show_ended(job, at), lambda text: parse_jobs(text, moved=bool(at)), action="history"
+        )
 
     async def nodes(self, *, queues: Collection[str] = ()) -> tuple[Node, ...]:
         """Return the vnodes that have processors; ``queues``: all execution queues."""
@@ -73,11 +97,11 @@ class PbsCommands(CommandSystem):
             action="listing of nodes",
         )
 
-    async def queues(self) -> tuple[QueueConfig, ...]:
-        """Return what is set for the queues."""
+    async def queues(self, *, home: str) -> tuple[QueueConfig, ...]:
+        """Return what is set for the queues; ``home``: what the server is called."""
         read = self.dialect.read
         return await self._list(
-            self.dialect.list_queues, lambda text: parse_queues(text, read), action="listing of queues"
+            self.dialect.list_queues, lambda text: parse_queues(text, read, home=home), action="listing of queues"
         )
 
     async def server(self) -> ServerConfig:

@@ -26,13 +26,19 @@ _VERSION = re.compile(r"(?:pbs_version\s*=|version:)\s*(\S+)", re.IGNORECASE)
 
 
 def show_job(job: str, dialect: Dialect) -> tuple[str, ...]:
-    """Return the listing of one job, or element."""
+    """Return the listing of one job, or element; of one that has moved to another server, as that shows it."""
     return (*dialect.list_jobs, checked(job))
 
 
-def show_ended(job: str) -> tuple[str, ...]:
-    """Return the listing of one job, or of all elements of an array, that may have ended."""
-    return ("qstat", "-x", *(("-t",) if is_array(job) else ()), "-f", "-F", "json", checked(job))
+def show_all(dialect: Dialect, at: str = "") -> tuple[str, ...]:
+    """Return the listing of all jobs, of another server ``at`` than ours if that is given."""
+    return (*dialect.list_jobs, *((f"@{at}",) if at else ()))
+
+
+def show_ended(job: str, at: str = "") -> tuple[str, ...]:
+    """Return the listing of one job, or of all elements of an array, that may have ended; ``at`` as above."""
+    name = f"{checked(job)}@{at}" if at else checked(job)
+    return ("qstat", "-x", *(("-t",) if is_array(job) else ()), "-f", "-F", "json", name)
 
 
 def cancel(argument: str) -> tuple[str, ...]:

@@ -59,6 +59,17 @@ def array_of(job: str) -> str:
     return job if match["element"] is None else f"{match['number']}[]{match['server']}"
 
 
+def array_of_range(argument: str) -> str:
+    """Return the id of the array of a range of elements (``123[1-4].server``); ids of jobs as they are."""
+    number, opening, rest = argument.partition("[")
+    return f"{number}[]{rest.partition(']')[2]}" if opening else argument
+
+
+def server_in(job: str) -> str:
+    """Return the server that gave a job its id; empty when the id does not say. Raises LrmNotFoundError."""
+    return _match(job)["server"].removeprefix(".")
+
+
 def element_ids(array: str, numbers: Iterable[int]) -> tuple[LrmJobId, ...]:
     """Return the ids of elements of an array."""
     match = _match(array)

@@ -14,7 +14,7 @@ from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_pbs.documents import mapping_of, read_entries, value_of
 from koala_pbs.jobids import array_index, array_of, is_array, is_job_id
 from koala_pbs.selection import parse_exec_vnode, parse_select, placement_of
-from koala_pbs.states import MOVED, hold_owner, job_end, job_state
+from koala_pbs.states import MOVED, MOVED_LETTER, hold_owner, job_end, job_state
 from koala_pbs.values import mebibytes_of, moment_of, number_of, seconds_of
 
 if TYPE_CHECKING:
@@ -31,17 +31,25 @@ _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 _DEPENDS = ("after", "on:", "runone:", "syncwith:")
 
 
-def parse_jobs(text: str, read: Reader = read_entries) -> tuple[LrmJob, ...]:
-    """Return the jobs of a listing, elements of arrays singly. Raises ValueError that names a job at fault."""
+def parse_jobs(text: str, read: Reader = read_entries, *, moved: bool = False) -> tuple[LrmJob, ...]:
+    """Return the jobs of a listing, elements of arrays singly. Raises ValueError that names a job at fault.
+
+    ``moved``: another server than ours lists them.
+    """
     entries = read(text, "Jobs")
     strange = next((id_ for id_ in entries if not is_job_id(id_)), None)
     if strange is not None:
         raise ValueError(f"{strange[:60]!r} is no job id")
     return tuple(
-        _named(id_, attributes, entries.get(array_of(id_), {}))
+        _named(id_, attributes, entries.get(array_of(id_), {}), moved=moved)
         for id_, attributes in entries.items()
         if not is_array(id_)
     )
+
+
+def servers_of(text: str, read: Reader = read_entries) -> frozenset[str]:
+    """Return the servers that have the jobs of a listing. Raises ValueError."""
+    return frozenset(value_of(attributes, "server") for attributes in read(text, "Jobs").values())
 
 
 def parse_requests(text: str, read: Reader = read_entries) -> dict[str, tuple[str, str, str]]:
@@ -53,20 +61,42 @@ def parse_requests(text: str, read: Reader = read_entries) -> dict[str, tuple[st
     return found
 
 
-def _named(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
+def parse_held_by_operator(text: str, read: Reader = read_entries) -> tuple[LrmJob, ...]:
+    """Return the jobs of a listing that are not over and have an operator's hold. Raises ValueError.
+
+    Of an array they are its elements, which have the holds of their array.
+    """
+    holds = {id_: hold for id_, (_, _, hold) in parse_requests(text, read).items()}
+    found = []
+    for job in parse_jobs(text, read):
+        own = holds.get(array_of(job.id), "") or holds.get(job.id, "")
+        if job.state is not LrmJobState.ENDED and own != "n" and "o" in own:
+            found.append(job)
+    return tuple(found)
+
+
+def _named(id_: str, attributes: Attributes, parent: Attributes, *, moved: bool) -> LrmJob:
     try:
-        return _job(id_, attributes, parent)
+        job = _job(id_, attributes, parent)
+        return replace(job, elsewhere=_place(attributes)) if moved else job
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"job {id_} cannot be read ({type(error).__name__}: {error})") from error
 
 
+def _place(attributes: Attributes) -> str:
+    """Return queue and server of a job that its own server has moved, such as ``workq@other``."""
+    queue, _, server = value_of(attributes, "queue").partition("@")
+    return f"{queue}@{server or value_of(attributes, 'server')}"
+
+
 def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     letter, substate = _required(attributes, "job_state"), value_of(attributes, "substate")
+    left = letter == MOVED_LETTER and substate == MOVED
     index = array_index(id_)
     # With an array_index of its own it has begun, and tells of itself.
     is_shadow = index is not None and "array_index" not in attributes
     holds = value_of(parent, "Hold_Types") if parent else value_of(attributes, "Hold_Types")
-    state, dependent = _state(letter, holds, attributes)
+    state, dependent = _state(letter, substate, holds, attributes)
     wanted, variables = mapping_of(attributes, "Resource_List"), mapping_of(attributes, "Variable_List")
     chunks = parse_select(wanted.get("select", ""))
     layout = () if state in _WAITING or is_shadow else parse_exec_vnode(value_of(attributes, "exec_vnode"))
@@ -82,13 +112,14 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     return LrmJob(
         id=LrmJobId(id_),
         name=_required(attributes, "Job_Name"),
-        state=LrmJobState.UNKNOWN if substate == MOVED else state,
+        state=state,
         user=value_of(attributes, "euser") or value_of(attributes, "Job_Owner").partition("@")[0],
         processors=processors,
         array_index=index if index is not None else _given_index(variables),
         nodes=tuple(name for name, _ in layout),
         queue=value_of(attributes, "queue"),
-        reason=_reason(letter, substate, holds, attributes),
+        reason=_reason(letter, holds, attributes),
+        elsewhere=_place(attributes) if left else "",
         end=end,
         exit_code=code,
         signal=signal,
@@ -110,9 +141,9 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
     )
 
 
-def _state(letter: str, holds: str, attributes: Attributes) -> tuple[LrmJobState, bool]:
+def _state(letter: str, substate: str, holds: str, attributes: Attributes) -> tuple[LrmJobState, bool]:
     """Return the state of a job, and whether it waits for others."""
-    state = job_state(letter)
+    state = job_state(letter, substate)
     dependent = any(part.strip().startswith(_DEPENDS) for part in value_of(attributes, "depend").split(","))
     if letter == "Q" and hold_owner(holds) is not None:
         return LrmJobState.HELD, dependent
@@ -160,9 +191,7 @@ def _ends_at(attributes: Attributes, state: LrmJobState, started: float | None, 
     return started + walltime if started is not None and walltime is not None else None
 
 
-def _reason(letter: str, substate: str, holds: str, attributes: Attributes) -> str:
-    if letter == "M" or substate == MOVED:
-        return "moved to another server"
+def _reason(letter: str, holds: str, attributes: Attributes) -> str:
     return value_of(attributes, "comment") or (f"held ({holds})" if letter == "H" else "")
 
 

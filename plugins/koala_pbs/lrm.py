@@ -31,6 +31,7 @@ from koala_pbs.dialects import OPENPBS, TORQUE
 from koala_pbs.directives import problem_of
 from koala_pbs.jobids import SUBMITTED, array_index, array_of, checked, compacted, element_ids, is_array
 from koala_pbs.jobs import INDEX_VARIABLE
+from koala_pbs.movedjobs import MovedJobs
 from koala_pbs.outsidechecks import OutsideChecks
 from koala_pbs.packing import packed
 from koala_pbs.queues import largest_array, served
@@ -67,9 +68,9 @@ def make_lrm(context: ClusterContext, settings: PbsSettings) -> PbsLrm:
 class PbsLrm(Lrm):
     """One PBS server."""
 
+    hook_removal = "qmgr -c 'delete hook koala_hold'"
     array_index_variable = INDEX_VARIABLE
     job_id_variable = "PBS_JOBID"
-    requests_per_poll = 2
 
     def __init__(self, context: ClusterContext, settings: PbsSettings) -> None:
         """Nothing is run yet; see :meth:`start`."""
@@ -79,6 +80,7 @@ class PbsLrm(Lrm):
         self._commands = PbsCommands(context.commands, settings)
         self._server: ServerConfig | None = None
         self._queues: Mapping[str, QueueConfig] = {}
+        self._moved = MovedJobs(self._commands, user=self._user)
         self._sizes: dict[str, int] = {}
         self._without_arrays: set[str | None] = set()
         self._starting: Starting = (
@@ -104,6 +106,11 @@ class PbsLrm(Lrm):
             lists_others=server is None or server.lists_others or operator,
         )
 
+    @property
+    def requests_per_poll(self) -> int:  # type: ignore[override]
+        """Two, and one for each other server on which jobs of ours may be."""
+        return 2 + len(self._moved.servers)
+
     async def start(self) -> None:
         """Ask the server once what it can do. Raises LrmError when it does not answer."""
         await self._learn()
@@ -118,8 +125,10 @@ class PbsLrm(Lrm):
 
     async def _learn(self) -> None:
         self._server = await self._commands.server()
-        queues = await self._commands.queues()
+        queues = await self._commands.queues(home=self._server.name)
         self._queues = {queue.name: queue for queue in queues}
+        routed = dict.fromkeys(server for queue in queues for server in queue.servers)
+        self._moved.learn(self._server.name, routed, history=self._server.history)
         self.capabilities = self._capabilities()
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -135,8 +144,12 @@ class PbsLrm(Lrm):
         return await self._commands.nodes(queues=executing)
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
-        """Return the jobs of all users from one listing; elements stay in it until their whole array has ended."""
+        """Return the jobs of all users from one listing; elements stay in it until their whole array has ended.
+
+        Our own that were moved to another server are among them, as they are there.
+        """
         jobs = self._starting.as_asked(await self._commands.jobs())
+        jobs += await self._moved.listed({job.id for job in jobs})
         if self._transport is not None:
             live = {job.name for job in jobs if job.state is not LrmJobState.ENDED}
             self._transport.sweep(live, time.monotonic())
@@ -148,6 +161,10 @@ class PbsLrm(Lrm):
         nodes = await self.nodes()
         default = self._server.default_queue if self._server is not None else ""
         return served(self._queues, nodes, default=default)
+
+    async def moved(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
+        """Return those of these jobs that live on another server: PBS's commands follow them there by their ids."""
+        return await self._moved.find(ids) if self._commands.dialect is OPENPBS else ()
 
     async def history(self, ids: Sequence[LrmJobId]) -> tuple[LrmJob, ...]:
         """Return the ends of jobs that the server still knows (job_history_duration)."""
@@ -249,7 +266,7 @@ class PbsLrm(Lrm):
         ranges = self._commands.dialect is OPENPBS
         for argument in compacted(ids, whole=self._whole(ids)) if ranges else self._checked(ids):
             try:
-                await self._commands.cancel(control.cancel(argument), gone=BEING_DELETED)
+                await self._commands.cancel(control.cancel(self._moved.addressed(argument)), gone=BEING_DELETED)
             except LrmError as refused:
                 # No answer is worse than a refusal: after it nothing is known.
                 error = refused if error is None or isinstance(refused, LrmUnavailableError) else error
@@ -274,6 +291,16 @@ class PbsLrm(Lrm):
         kinds = "uo" if self._settings.operator else "u"
         for part in portions(await self._holdable(ids), ARGUMENTS_PER_COMMAND):
             await self._commands.change(control.release(part, kinds), action="release")
+
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that have an operator's hold."""
+        return await self._commands.held_by_operator()
+
+    async def give_back(self, ids: Sequence[LrmJobId]) -> None:
+        """Take the operator's hold from jobs, and leave their users'; from arrays as a whole."""
+        whole = dict.fromkeys(map(array_of, ids))
+        for part in portions(list(whole), ARGUMENTS_PER_COMMAND):
+            await self._commands.change(control.release(part, "o"), action="release")
 
     async def _holdable(self, ids: Sequence[LrmJobId]) -> list[str]:
         """Return jobs, and arrays all of whose waiting elements are named.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from koala_pbs.settings import PbsSettings
 
 WEEK = 7 * 86_400
+SUBMIT_BY_HAND = (
+    "submit such a job by hand (echo true | qsub) as the user that koala runs as, and mend what it complains about"
+)
 SCRIPT = b"#!/bin/sh\nexit 0\n"
 
 
@@ -68,8 +71,10 @@ class OutsideChecks:
         options = (*self._small, "-N", "koala-check", "-l", "walltime=60", "-o", "/dev/null")
         result = await self._commands.run(("qsub", *options, "-j", "oe", "-a", begin), stdin=SCRIPT)
         if result.returncode:
-            found = f"an ordinary submission is refused: {submission_error(result).message}"
-            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy="see the check above"),)
+            error = submission_error(result)
+            found = f"an ordinary submission is refused: {error.message}"
+            remedy = error.hint or SUBMIT_BY_HAND
+            return (CheckResult(subject="jobs come in held", ok=False, found=found, remedy=remedy),)
         job = only_id(result.text, SUBMITTED)
         try:
             listed, _ = await self._commands.job(job)

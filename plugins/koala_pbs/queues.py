@@ -76,13 +76,20 @@ class QueueConfig:
     destinations: tuple[str, ...] = ()
     """Queues that a routing queue passes jobs on to, in its order; ``queue@server`` is one elsewhere."""
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The other servers among its destinations."""
+        found = (name.partition("@")[2].partition(":")[0] for name in self.destinations)
+        return tuple(dict.fromkeys(filter(None, found)))
 
-def parse_queues(text: str, read: Reader = read_entries) -> tuple[QueueConfig, ...]:
-    """Return the queues of a listing. Raises ValueError."""
-    return tuple(_queue(name, attributes) for name, attributes in read(text, "Queue").items())
+
+def parse_queues(text: str, read: Reader = read_entries, *, home: str = "") -> tuple[QueueConfig, ...]:
+    """Return the queues of a listing; ``home``: what their server is called. Raises ValueError."""
+    return tuple(_queue(name, attributes, home) for name, attributes in read(text, "Queue").items())
 
 
-def _queue(name: str, attributes: Attributes) -> QueueConfig:
+def _queue(name: str, attributes: Attributes, home: str) -> QueueConfig:
+    destinations = map(str.strip, value_of(attributes, "route_destinations").split(","))
     largest = value_of(attributes, "max_array_size")
     return QueueConfig(
         name=name,
@@ -90,7 +97,7 @@ def _queue(name: str, attributes: Attributes) -> QueueConfig:
         up=value_of(attributes, "enabled") == value_of(attributes, "started") == TRUE,
         walltime_limit=seconds_of(mapping_of(attributes, "resources_max").get("walltime", "")),
         max_array_size=number_of(largest) if largest else None,
-        destinations=tuple(filter(None, map(str.strip, value_of(attributes, "route_destinations").split(",")))),
+        destinations=tuple(filter(None, (one.removesuffix(f"@{home}") if home else one for one in destinations))),
     )
 
 
@@ -115,14 +122,22 @@ def served(queues: Mapping[str, QueueConfig], nodes: Iterable[Node], *, default:
 
 def ends_of(queue: QueueConfig, queues: Mapping[str, QueueConfig]) -> tuple[QueueConfig, ...]:
     """Return the execution queues of this server in which jobs of a queue may end up: it alone, if it is one."""
+    return tuple(one for one in _way_of(queue, queues) if one.executes)
+
+
+def servers_beyond(queue: QueueConfig, queues: Mapping[str, QueueConfig]) -> tuple[str, ...]:
+    """Return the other servers on which jobs of a queue may end up."""
+    return tuple(dict.fromkeys(server for one in _way_of(queue, queues) for server in one.servers))
+
+
+def _way_of(queue: QueueConfig, queues: Mapping[str, QueueConfig]) -> tuple[QueueConfig, ...]:
+    """Return a queue and all of this server that its jobs may come to."""
     found: list[QueueConfig] = []
     seen, waiting = {queue.name}, [queue]
     while waiting:
         one = waiting.pop(0)
-        if one.executes:
-            found.append(one)
-        names = [name.partition("@")[0] for name in one.destinations]
-        following = [queues[name] for name in dict.fromkeys(names) if name in queues and name not in seen]
+        found.append(one)
+        following = [queues[name] for name in dict.fromkeys(one.destinations) if name in queues and name not in seen]
         seen |= {other.name for other in following}
         waiting += following
     return tuple(found)
@@ -140,9 +155,14 @@ def walltime_limit(queue: QueueConfig, queues: Mapping[str, QueueConfig]) -> int
 
 
 def largest_array(server: ServerConfig | None, queues: Mapping[str, QueueConfig], queue: str | None) -> int:
-    """Return the largest array that a queue takes: the smallest limit of it, its server and all its destinations."""
+    """Return the largest array that a queue takes: the smallest limit of it, its server and all its destinations.
+
+    To another server no arrays can be moved: they wait in the routing queue for ever.
+    """
     limits = [server.max_array_size if server is not None else DEFAULT_MAX_ARRAY_SIZE]
     found = queues.get(queue or (server.default_queue if server is not None else ""))
+    if found is not None and servers_beyond(found, queues):
+        return 1
     if found is not None:
         limits += [one.max_array_size for one in (found, *ends_of(found, queues)) if one.max_array_size is not None]
     return max(1, min(limits))

@@ -19,10 +19,13 @@ JOB_STATES = {
     "C": LrmJobState.ENDED,
 }
 """W waits for its time, T moves between queues, U stands still for the owner of a workstation, X is an element that has
-ended, C is Torque's. M (moved to another server) is not known here any more."""
+ended, C is Torque's."""
 
-TERMINATED, MOVED = "91", "94"
-"""Substates."""
+MOVED_LETTER = "M"
+"""It was moved to another server. What became of it there is told by its substate."""
+
+TERMINATED, FINISHED, MOVED = "91", "92", "94"
+"""Substates; a job that was moved is FINISHED when it has ended on the other server."""
 
 SIGNAL_BASE = 256
 """``Exit_status`` of a job whose shell was killed by a signal is 256 and the signal."""
@@ -48,8 +51,10 @@ RERUN = frozenset({-3, -11, -12, -14, -15, -16, -18})
 """It was queued again; if it has ended since, somebody deleted it."""
 
 
-def job_state(letter: str) -> LrmJobState:
-    """Return the state of a job; UNKNOWN for letters that are not known."""
+def job_state(letter: str, substate: str = "") -> LrmJobState:
+    """Return the state of a job; UNKNOWN for letters that are not known, and for one that lives on another server."""
+    if letter == MOVED_LETTER and substate == FINISHED:
+        return LrmJobState.ENDED
     return JOB_STATES.get(letter, LrmJobState.UNKNOWN)
 
 

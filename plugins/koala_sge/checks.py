@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmError
 from koala_adapter.plugin import CheckResult
+from koala_sge.discovery import smallest_user
 
 if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm
     from koala_drmaa.transport import DrmaaTransport
+    from koala_sge.client import GridEngineCommands
     from koala_sge.settings import SgeSettings
 
 
@@ -23,6 +26,18 @@ async def run_checks(lrm: Lrm, transport: DrmaaTransport, settings: SgeSettings)
         await _queue(lrm, settings),
         *await transport.check(),
     )
+
+
+async def check_user(commands: GridEngineCommands, settings: SgeSettings) -> CheckResult:
+    """Check that Grid Engine takes jobs of this user at all: Debian's takes none of root."""
+    subject, user = "user", os.geteuid()
+    try:
+        least = smallest_user((await commands.run((settings.command("qconf"), "-sconf"))).text)
+    except LrmError as error:
+        return CheckResult(subject=subject, ok=False, found=error.message, remedy=error.hint)
+    found = f"jobs of users with an id of {least} or more are taken (min_uid), yours is {user}"
+    remedy = "use koala as an ordinary user, or lower min_uid (qconf -mconf)"
+    return CheckResult(subject=subject, ok=user >= least, found=found, remedy=remedy)
 
 
 def _root(settings: SgeSettings) -> CheckResult:

@@ -152,12 +152,12 @@ class HeldJobs:
     def _described(self, job: LrmJob) -> LrmJob:
         number = requests.job_number(job.id)
         wishes, found = self._wishes.get(number, Wishes()), self._instances(number)
-        context = self._contexts.get(number, JobContext())
+        context = self._contexts.get(number)
         plain = len(wishes.queues) == 1 and PLAIN_QUEUE.fullmatch(wishes.queues[0])
         job = replace(job, queue=wishes.queues[0] if plain else "")
-        if context.user_hold:
+        if context is not None and context.user_hold:
             return replace(job, obstacle=USER_HOLDS)
-        if found is None:
+        if context is None or found is None:
             return replace(job, obstacle=NOT_ASKED_YET)
         if not found:
             return replace(job, obstacle=f"no queue instance has what it asks for ({wishes.in_words})")

@@ -15,6 +15,7 @@ from koala_adapter.errors import LrmNotFoundError, LrmRejectedError
 from koala_adapter.model import HoldOwner, LrmJobState
 from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
+from koala_adapter.plugin.commandsystem import portions
 from koala_drmaa.classify import error_of, kind_of_text
 from koala_drmaa.client import DrmaaClient
 from koala_drmaa.environment import HelperLaunch
@@ -25,10 +26,11 @@ from koala_drmaa.template import apply_directives
 from koala_drmaa.transport import DrmaaTransport, raise_for
 from koala_sge import requests
 from koala_sge.accounting import parse_accounting
-from koala_sge.checks import run_checks
+from koala_sge.checks import check_user, run_checks
 from koala_sge.client import GridEngineCommands
-from koala_sge.contexts import noted
+from koala_sge.contexts import JobContext, noted, parse_contexts
 from koala_sge.heldjobs import HeldJobs
+from koala_sge.hookholds import possibly_hook_holds, without_users
 from koala_sge.hosts import parse_nodes
 from koala_sge.jobs import parse_jobs, parse_layouts, with_layout
 from koala_sge.outside import check_outside
@@ -56,6 +58,8 @@ CAPABILITIES = Capabilities(
 running job keeps the walltime it started with."""
 
 ERROR_LETTER = "E"
+GIVEN_BACK_AT_ONCE = 100
+"""Jobs on one command line."""
 LISTING_SERVES = 2.0
 """Seconds for which it is believed that a job is in hold: qalter refuses what is gone by then."""
 HOLDERS_KEPT = 60.0
@@ -68,6 +72,7 @@ class SgeLrm(Lrm):
     """One Grid Engine cell."""
 
     capabilities = CAPABILITIES
+    hook_removal = "set jsv_url to none (qconf -mconf), or take -h out of sge_request of the cell"
     array_index_variable = "SGE_TASK_ID"
     job_id_variable = "JOB_ID"
     requests_per_poll = 5
@@ -232,6 +237,22 @@ class SgeLrm(Lrm):
         """Release from user hold."""
         raise_for(await self.client.control(ControlAction.RELEASE, ids))
 
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs in user hold whose users, by the mark of conf/sge_jsv.sh, do not hold them."""
+        document = await self._commands.document(requests.list_jobs(self._settings))
+        # The letters of a listing do not tell this hold from an operator's.
+        listed = await self._commands.document(requests.list_held(self._settings, "*", "u"))
+        held = possibly_hook_holds(parse_jobs(document), {job.id for job in parse_jobs(listed)})
+        contexts: dict[str, JobContext] = {}
+        for part in portions(sorted({requests.job_number(job.id) for job in held}), requests.LARGEST_EXPLANATION):
+            contexts |= parse_contexts((await self._commands.run(requests.explain_jobs(self._settings, part))).text)
+        return without_users(held, contexts)
+
+    async def give_back(self, ids: Sequence[LrmJobId]) -> None:
+        """Take the user hold from jobs; from arrays as a whole. Managers may do it with all jobs."""
+        for part in portions(list(dict.fromkeys(map(requests.job_number, ids))), GIVEN_BACK_AT_ONCE):
+            await self._commands.change(requests.give_back(self._settings, part), action="release")
+
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend jobs (SIGSTOP to the whole job)."""
         raise_for(await self.client.control(ControlAction.SUSPEND, ids))
@@ -279,7 +300,9 @@ class SgeLrm(Lrm):
     async def take_back(self, job: LrmJobId) -> None:
         """Hold a job that waits again, and let it run in the queues it asked for. Tasks of one array go together."""
         await self.hold([job])
-        asked = (await self._held_jobs.context(job)).queues
+        _, everything = await self._listing()
+        waits = any(seen.id == job and seen.state is LrmJobState.HELD for seen in everything)
+        asked = (await self._held_jobs.context(job)).queues if waits else None
         if asked is not None:
             await self._commands.change(requests.unpin(self._settings, requests.job_number(job), asked), action="unpin")
 
@@ -313,7 +336,8 @@ class SgeLrm(Lrm):
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, qmaster, queue, DRMAA library and the place of scripts."""
-        return await run_checks(self, self._transport, self._settings)
+        found = await run_checks(self, self._transport, self._settings)
+        return (*found, await check_user(self._commands, self._settings))
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for the year's end that jobs come in held, and that we may start everybody's."""

@@ -71,7 +71,10 @@ def list_jobs(settings: SgeSettings) -> tuple[str, ...]:
 
 
 def list_held(settings: SgeSettings, user: str, kind: str) -> tuple[str, ...]:
-    """Return the request for a user's jobs in hold of a kind: ``o`` of an operator, ``s`` of the system (a manager)."""
+    """Return the request for a user's jobs, or all users' (``*``), in hold of a kind.
+
+    It is ``u`` of the user, ``o`` of an operator, ``s`` of the system (a manager).
+    """
     return (settings.command("qstat"), "-xml", "-u", user, "-s", f"h{kind}")
 
 
@@ -98,6 +101,11 @@ def show_queues(settings: SgeSettings) -> tuple[str, ...]:
 def explain_jobs(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
     """All about these jobs, with the reason of an error state."""
     return (settings.command("qstat"), "-j", ",".join(numbers))
+
+
+def give_back(settings: SgeSettings, numbers: Iterable[str]) -> tuple[str, ...]:
+    """Take the hold of users from these jobs, which is the only one that a submission verifier can set."""
+    return (settings.command("qrls"), *numbers)
 
 
 def account(settings: SgeSettings, number: str) -> tuple[str, ...]:

@@ -129,12 +129,30 @@ def details_command(job: str) -> tuple[str, ...]:
 
 def parse_everything(output: str, separator: str) -> tuple[LrmJob, ...]:
     """Return the jobs of a listing with all fields. Raises LrmUnavailableError for text that is none."""
+    return tuple(job for row in _rows(output, separator) for job in _parse_wide(row))
+
+
+def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
+    """Return of the same listing the jobs that the site's hook marked: those it holds, and those that run.
+
+    A running one is in hold, too, so that it comes back so. Raises LrmUnavailableError for text that is no listing.
+    """
+    marked = (row for row in _rows(output, separator) if row[-1].strip() in {SITE_MARK, ANY_NODES_MARK})
+    return tuple(
+        job
+        for row in marked
+        for job in _parse_wide(row)
+        if job.state in _ACTIVE or (job.state is LrmJobState.HELD and job.hold is HoldOwner.OPERATOR)
+    )
+
+
+def _rows(output: str, separator: str) -> Iterator[tuple[str, ...]]:
     values = output.split(separator)
     width = len(FIELDS) + len(MORE_FIELDS)
     if len(values) % width != 1 or values[-1].strip():
         raise LrmUnavailableError(f"squeue printed a listing that cannot be read: {output[-200:]!r}")
-    rows = (values[start : start + width] for start in range(0, len(values) - 1, width))
-    return tuple(job for row in rows for job in _parse_wide((row[0].lstrip("\n"), *row[1:])))
+    for start in range(0, len(values) - 1, width):
+        yield (values[start].lstrip("\n"), *values[start + 1 : start + width])
 
 
 def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:

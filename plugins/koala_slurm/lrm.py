@@ -72,6 +72,7 @@ def make_lrm(context: ClusterContext, settings: SlurmSettings) -> SlurmLrm:
 class SlurmLrm(Lrm):
     """One Slurm cluster."""
 
+    hook_removal = "take lua out of JobSubmitPlugins in slurm.conf, then `scontrol reconfigure`"
     array_index_variable = "SLURM_ARRAY_TASK_ID"
     job_id_variable = "SLURM_ARRAY_JOB_ID"
     requests_per_start = 3
@@ -228,6 +229,10 @@ class SlurmLrm(Lrm):
     async def release(self, ids: Sequence[LrmJobId]) -> None:
         """Release held jobs."""
         await self._control("release", ids)
+
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs with the mark of conf/job_submit.lua that no user holds on top."""
+        return await self._outside.held_by_hook()
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs; needs operator rights."""

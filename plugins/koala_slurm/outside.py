@@ -19,6 +19,7 @@ from koala_slurm.details import (
     new_separator,
     parse_details,
     parse_everything,
+    parse_held_by_hook,
     state_key,
     with_details,
     worth_asking,
@@ -101,6 +102,14 @@ class OutsideReader:
             await self._ask_limits()
             detailed = [within_limits(job, self._limits) if job.state in _WAITING else job for job in detailed]
         return tuple(await self._with_obstacles(detailed))
+
+    async def held_by_hook(self) -> tuple[LrmJob, ...]:
+        """Return the jobs that the site's hook holds, and those it would hold again. Raises LrmError."""
+        separator = new_separator()
+        output = await self._commands.read(
+            everything_command(separator), action="listing of jobs", environment=ENVIRONMENT
+        )
+        return parse_held_by_hook(output, separator)
 
     async def _ask_limits(self) -> None:
         """Read the limits of the partitions, now and then."""

@@ -192,7 +192,7 @@ def test_when_nothing_goes_wrong_every_job_runs_to_its_end(seed: int) -> None:
 def test_schedules_contain_what_they_are_for() -> None:
     """Over some seeds every kind of event occurs, jobs end in most ways, and processors are handed back."""
     stories = [story(seed) for seed in range(RIGID)]
-    of_others = {ev.HoldsSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS
+    of_others = {ev.HoldsSeen, ev.MovesSeen} | OF_MALLEABLE_JOBS | OF_ADAPTIVE_JOBS
     assert {kind for one in stories for kind in one.kinds} >= set(ev.EVENT_TYPES) - of_others
     expected = {JobState.COMPLETED, JobState.FAILED, JobState.LOST, JobState.CANCELLED, JobState.REFUSED}
     assert {state for one in stories for state in one.states} >= expected
@@ -280,6 +280,41 @@ def test_workers_complete_when_nothing_goes_wrong(seed: int) -> None:
 def test_schedules_that_once_broke_an_invariant(seed: int, *, malleable: bool) -> None:
     """A change for ever, a placeholder believed to be gone, a connection of our ending taken for a farewell."""
     World(seed, malleable=malleable).run()
+
+
+class StubWorld(World):
+    """A world that notes when stubs are about to be submitted, and whether growths submitted theirs again."""
+
+    def __init__(self, seed: int, kill_at: int | None = None) -> None:
+        super().__init__(seed, **KINDS["spread"])
+        self.faults.kill_at = kill_at
+        self.moments: list[int] = []
+        self.again: set[tuple[str, int]] = set()
+        self._batches: set[str] = set()
+
+    def check(self) -> None:
+        """Check what must hold at any moment, and note what was submitted by it."""
+        super().check()
+        state = self.service.state
+        stubs = {one.id.batch for one in state.placeholders.values() if one.stub} - self._batches
+        self.moments += [self.service.store.moments] * bool(stubs)
+        self._batches |= stubs
+        for record in state.jobs.values():
+            changes = [claim.change for claim in record.claims if claim.change is not None]
+            self.again |= {(record.job.id, change.number) for change in changes if change.submitted_again}
+
+
+def test_killed_while_the_stubs_of_a_growth_are_submitted() -> None:
+    """Before they are on their way: others are submitted, the growth goes on, and no placeholder is left over."""
+    first = StubWorld(7)
+    first.run()
+    again = 0
+    for moment in range(first.moments[0] - 4, first.moments[0]):
+        world = StubWorld(7, kill_at=moment)
+        world.run()
+        assert world.service.life > 0
+        again += len(world.again - first.again)
+    assert again
 
 
 def test_same_seed_same_world() -> None:

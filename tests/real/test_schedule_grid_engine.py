@@ -93,3 +93,24 @@ def test_jobs_that_are_queued_again_wait_in_hold(holding_cell: GridEngineCell, t
         kinds = [line["kind"] for line in scheduling.lines() if line["job_id"] == job]
         assert kinds.count("start") == 2
         assert "adopted" not in kinds
+
+
+def test_the_queue_is_given_back(holding_cell: GridEngineCell, tmp_path: Path) -> None:
+    """Single jobs and arrays run; one whose user holds it, and an operator's, stay; again there is nothing to do."""
+    scheduling = Scheduling(tmp_path, holding_cell)
+    options = (*QUIET, "-l", "h_rt=60")
+    plain = holding_cell.submit(scheduling.script("plain", 0.1), *options)
+    array = holding_cell.submit(scheduling.script("array", 0.1), *options, "-t", "1-2")
+    own = holding_cell.submit(scheduling.script("own", 0.1), *options, "-ac", "a=1,koala_user_hold=1")
+    operators = holding_cell.submit(scheduling.script("operators", 0.1), *options)
+    holding_cell.run("qhold", "-h", "o", operators)
+    back = scheduling.user.run("schedule", "--give-back", holding_cell.name, "--json")
+    assert back.code == 0, back.stderr
+    number = array.partition(".")[0]
+    assert {plain, f"{number}.1", f"{number}.2"} <= set(back.json["released"])
+    assert own not in back.json["released"]
+    scheduling.wait_runs({"plain"})
+    scheduling.wait(lambda: scheduling.traces().get("array", []).count("end") == 2, what="the array has run")
+    assert not {"own", "operators"} & scheduling.traces().keys()
+    again = scheduling.user.run("schedule", "--give-back", holding_cell.name, "--json")
+    assert (again.code, again.json["released"]) == (0, [])

@@ -15,6 +15,7 @@ from koala_adapter.queueing.policies import POLICIES
 from tests.real.scheduling import Scheduling
 from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
+from tests.real.user import part
 from tests.real.wiki_serving import WikiServing
 
 if TYPE_CHECKING:
@@ -258,8 +259,10 @@ def test_a_shadow_changes_nothing(slurm_a: SlurmCluster, tmp_path: Path) -> None
     scheduling = Scheduling(tmp_path, slurm_a, "--shadow", "--policy", "fcfs")
     run = ("--time=5", "--output=/dev/null")
     slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=6", *run)
-    slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=8", *run)
+    waiting = slurm_a.submit("#!/bin/sh\nsleep 900\n", "--ntasks=8", *run)
     scheduling.wait(lambda: len(slurm_a.squeue("--states=RUNNING")) == 1, what="the first one runs")
+    # With its first look at a job, Slurm works out what it will show of it from then on.
+    scheduling.wait(lambda: details(slurm_a, waiting)["Reason"] == "Resources", what="the second one was looked at")
     submit(scheduling, "held", 1, "--hold")
     before = shown(slurm_a)
     logged = len(slurm_a.controller_log.read_text())
@@ -331,3 +334,51 @@ def test_a_controller_that_goes_away_costs_time_only(cluster: SlurmCluster, tmp_
         scheduling.wait(lambda: not unfinished(cluster), what="nothing left")
     assert any("answers again" in line for line in scheduling.said())
     assert scheduling.traces() == {name: ["run", "end"] for name in names}
+
+
+def test_the_queue_is_given_back_after_a_kill(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """What the hook held runs under Slurm's own scheduler; what users hold stays held, at a second time, too."""
+    scheduling = Scheduling(tmp_path, cluster)
+    runs = submit(scheduling, "runs", 32, until_told=True)
+    with scheduling.ended():
+        scheduling.start()
+        scheduling.wait(lambda: runs in scheduling.told("started"), what="one runs")
+        waits = [submit(scheduling, f"waits{number}", 32) for number in range(2)]
+        array = submit(scheduling, "array", 1, "--array=1-3")
+        own = submit(scheduling, "own", 1, "--hold")
+        scheduling.wait(lambda: {*waits, own} <= set(scheduling.told("submitted")), what="all are seen")
+        scheduling.kill()
+    back = scheduling.user.run("schedule", "--give-back", cluster.name, "--json")
+    assert back.code == 0, back.stderr
+    assert set(waits) | {f"{array}_{index}" for index in (1, 2, 3)} == set(back.json["released"])
+    assert back.json["running"] == [runs]
+    # Queued again it waits for the two minutes that Slurm lets such a job wait, and not in anybody's hold.
+    cluster.run("scontrol", "requeue", runs)
+    reasons = {"None", "BeginTime"}
+    scheduling.wait(lambda: cluster.squeue(f"--jobs={runs}")[0][1] == "PENDING", what="it waits again")
+    assert cluster.squeue(f"--jobs={runs}")[0][2] in reasons
+    cluster.run("scancel", runs)
+    scheduling.wait(lambda: [row[0] for row in unfinished(cluster)] == [own], what="all but the user's have run")
+    assert "own" not in scheduling.traces()
+    assert scheduling.user.run("schedule", "--give-back", cluster.name, "--json").json["released"] == []
+    cluster.run("scontrol", "release", own)
+    scheduling.wait(lambda: not unfinished(cluster), what="its user's release lets it run")
+
+
+def test_what_nobody_releases_is_named(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """With the hook and without a scheduler, `explain` and `check` say who holds a job, and the way out."""
+    scheduling = Scheduling(tmp_path, cluster)
+    user = scheduling.user
+    user.serve()
+    try:
+        job = user.submit(user.job_file(part(cluster.name, 1, "true")))
+        scheduling.wait(
+            lambda: "in hold by its user or a submission hook" in user.run("explain", job).text, what="it says so"
+        )
+        assert "koala schedule" in user.run("explain", job).text
+        check = user.run("check", "--timeout", "3")
+        assert check.code == 1
+        assert "in hold by the site's hook for an outside scheduler" in check.text
+        assert f"koala schedule --give-back {cluster.name}" in check.text
+    finally:
+        user.close()

@@ -45,19 +45,29 @@ SHAPES: Mapping[str, Sequence[str]] = {
     "wide": ("-n11",),
     "one licence": ("-n1", "-L", "tool"),
     "the same licence": ("-n1", "-L", "tool"),
+    "one card": ("-n1", "--gres=fpga:1"),
+    "the same card": ("-n1", "--gres=fpga:1", "-w", "n3"),
+    "cards of two nodes": ("-n2", "-N2", "--gres=fpga:1"),
+    "in a partition of single nodes": ("-n5", "-p", "single", "--time=1"),
 }
 NEVER: Mapping[str, tuple[Sequence[str], str]] = {
     "reordered features": (("-n1", "-C", "[fast*1&slow*1]"), "features"),
-    "no such resource": (("-n1", "--gres=fpga:1"), "no node has free"),
+    "no such resource": (("-n1", "--gres=gpu:1"), "no node has free"),
+    "too long for its partition": (("-n1", "-p", "single", "--time=5"), "minutes at most"),
+    "more nodes than its partition gives": (("-N2", "-p", "single", "--time=1"), "at most 1 nodes"),
+    "no room in its partition": (("-n9", "-p", "single", "--time=1"), "can take"),
     "contiguous": (("-n2", "--contiguous"), "contiguous"),
 }
-SETTINGS = {"JobSubmitPlugins": "lua", "Licenses": "tool:1", "GresTypes": "fpga"}
+SETTINGS = {"JobSubmitPlugins": "lua", "Licenses": "tool:1", "GresTypes": "fpga,gpu"}
+SINGLE = ("PartitionName=single", "Nodes=n1,n2", "MaxNodes=1", "MaxTime=2", "State=UP")
 NODES: Mapping[str, frozenset[str]] = {
     "on n3": frozenset({"n3"}),
     "not there": frozenset({"n3", "n4"}),
     "either": frozenset({"n1", "n2", "n3"}),
     "both": frozenset({"n2"}),
     "two nodes by name": frozenset({"n1", "n2"}),
+    "the same card": frozenset({"n3"}),
+    "in a partition of single nodes": frozenset({"n1", "n2"}),
 }
 NUMBERS: Mapping[str, tuple[int, int]] = {
     "on n3": (1, 1),
@@ -66,6 +76,8 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
     "range": (2, 3),
     "uneven": (2, 2),
     "two nodes by name": (2, 2),
+    "cards of two nodes": (2, 2),
+    "in a partition of single nodes": (1, 1),
 }
 """Least and most nodes."""
 
@@ -74,11 +86,12 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
     """Serve a cluster of four nodes of eight processors, three of them with features."""
     require(missing_for_slurm())
-    cluster = SlurmCluster("shapes", nodes=4, cpus=8, settings=SETTINGS)
+    cluster = SlurmCluster("shapes", nodes=4, cpus=8, settings=SETTINGS, gres=("fpga", 1))
     (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
     with cluster:
         for node, features in (("n1", "fast"), ("n2", "fast,big"), ("n3", "slow")):
             cluster.run("scontrol", "update", f"NodeName={node}", f"Features={features}")
+        cluster.run("scontrol", "create", *SINGLE)
         with WikiServing(tmp_path_factory.mktemp("shapes"), cluster, "--cache", "0.5") as served:
             yield served
 

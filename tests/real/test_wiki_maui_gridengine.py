@@ -23,7 +23,7 @@ from tests.real.wiki_serving import WikiServing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-pytestmark = [pytest.mark.real("sge_qmaster", "sge_execd")]
+pytestmark = [pytest.mark.real("sge_qmaster", "sge_execd"), pytest.mark.timeout(600)]
 
 USER = "nobody"
 SCRIPT = "#!/bin/sh\nexec sleep 0.5\n"
@@ -131,11 +131,12 @@ def run_all(serving: WikiServing, rounds: int) -> None:
 
 
 def test_every_shape_runs_where_its_user_allows(serving: WikiServing) -> None:
-    """One job of each, five that cannot run, arrays, a job that waits for another; a user's hold is kept to the end."""
+    """One job of each, five that cannot run, arrays, a job that waits for another, and a hold of its user."""
     run_all(serving, 1)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_two_hundred_jobs_of_all_shapes(serving: WikiServing) -> None:
     """None waits for a refused one, none violates its request."""
     run_all(serving, 16)
@@ -173,6 +174,7 @@ def trouble(cell: GridEngineCell, turn: int) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_kills_host_loss_and_requeues_lose_nothing(serving: WikiServing, cell: GridEngineCell) -> None:
     """Kills every ten seconds: all of two hundred jobs run to their end, and where they may."""
     jobs = {submit(cell, *options): name for _ in range(16) for name, (options, *_) in SHAPES.items()}
@@ -182,4 +184,4 @@ def test_kills_host_loss_and_requeues_lose_nothing(serving: WikiServing, cell: G
 def test_kills_and_requeues_lose_nothing(serving: WikiServing, cell: GridEngineCell) -> None:
     """The same with few jobs, and few kills."""
     jobs = {submit(cell, *SHAPES[name][0]): name for name in ("five", "in a queue", "in an instance", "one", "one")}
-    survive(serving, jobs, kills=2, between=1.0, seconds=240)
+    survive(serving, jobs, kills=2, between=1.0, seconds=400)

@@ -19,7 +19,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from koala_adapter.api.client import Client
+from koala_adapter.config.jobfile import load_job
+from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import KoalaError
+from koala_adapter.model import JobId
+from koala_adapter.plugin import load_plugins
+from koala_adapter.plugin.commands import login_name
 from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.pbs import PbsServer
@@ -265,11 +270,21 @@ class KoalaUser:
         return path
 
     def submit(self, file: Path) -> str:
-        """Submit a job file and return the job's id."""
+        """Submit a job file and return the job's id: as the command does, and inside this process where that can be."""
+        if self.service is not None and self.account is None:
+            return self._submit_here(file)
         done = self.run("submit", "--json", str(file))
         if done.code != 0:
             raise SystemFailedError(f"koala submit: {done.code}\n{done.stderr}\n{self.details()}")
         return str(done.json["id"])
+
+    def _submit_here(self, file: Path) -> str:
+        site = load_site(self.site, load_plugins())
+        job = load_job(file, job_id=JobId("0"), user=login_name(), submitted_at=0.0, site=site)
+        try:
+            return self.client.submit(job)
+        except KoalaError as error:
+            raise SystemFailedError(f"koala submit: {error}\n{self.details()}") from error
 
     # -- reports -----------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from koala_adapter.errors import LrmError, LrmNotFoundError, LrmRejectedError, L
 from koala_adapter.model import EndReason, HoldOwner, LrmJob, LrmJobState, NodeState
 from koala_adapter.plugin.commands import CommandResult
 from koala_pbs.documents import read_entries
-from koala_pbs.jobs import parse_jobs, parse_requests
+from koala_pbs.jobs import parse_jobs, parse_requests, servers_of
 from koala_pbs.nodes import parse_nodes
 from koala_pbs.queues import parse_queues, parse_server, served
 from koala_pbs.refusals import COMPLAINTS, submission_error
@@ -140,8 +140,9 @@ class TestJobs:
         assert all(isinstance(job.name, str) for path in DOCUMENTS for job in parse_jobs(path.read_text()))
 
     def test_every_state_that_was_recorded_is_known(self) -> None:
-        """In all samples."""
-        states = {job.raw_state: job.state for path in DOCUMENTS for job in parse_jobs(path.read_text())}
+        """In all samples, but for the job that lives on another server."""
+        jobs = [job for path in DOCUMENTS for job in parse_jobs(path.read_text()) if not job.elsewhere]
+        states = {job.raw_state: job.state for job in jobs}
         assert LrmJobState.UNKNOWN not in states.values()
         assert len(states) > 10
 
@@ -296,6 +297,32 @@ class TestNodes:
         nodes = {node.name: node.queues for node in parse_nodes(text, queues=("big", "workq"))}
         assert nodes == {"n1": ("big",), "n2": ("workq",), "n3": ("workq",), "n4": ("workq",)}
         assert {node.queues for node in parse_nodes(sample("pbsnodes-av-json.out"), queues=("workq",))} == {()}
+
+
+class TestMovedJobs:
+    """Two servers, ``vm`` and ``other``, to which a held job was moved by qmove."""
+
+    def test_what_its_own_server_says(self) -> None:
+        """M is no end while it lives on the other server; its history says when it has ended there."""
+        (moved,) = parse_jobs(sample("qstat-x-moved.out"))
+        assert (moved.state, moved.elsewhere) == (LrmJobState.UNKNOWN, "workq@other")
+        assert moved.reason == 'Job has been moved to "workq@other"'
+        (ended,) = parse_jobs(sample("qstat-x-moved-finished.out"))
+        assert (ended.state, ended.end, ended.elsewhere) == (LrmJobState.ENDED, None, "")
+        assert ended.reason == 'Job finished at "other"'
+
+    def test_where_the_commands_find_it(self) -> None:
+        """Asked for it by its id, qstat shows what the other server lists."""
+        text = sample("qstat-t-moved.out")
+        assert servers_of(text) == {"other"}
+        (job,) = parse_jobs(text, moved=True)
+        assert (job.state, job.elsewhere, job.user) == (LrmJobState.HELD, "workq@other", "alice")
+
+    def test_a_routing_queue(self) -> None:
+        """To which servers it moves jobs."""
+        assert [queue.servers for queue in parse_queues(sample("qstat-Qf-routing.out"))] == [(), ("other",)]
+        queues = parse_queues(sample("qstat-Qf-routing.out"), home="other")
+        assert [(queue.destinations, queue.servers) for queue in queues] == [((), ()), (("workq",), ())]
 
 
 class TestServer:

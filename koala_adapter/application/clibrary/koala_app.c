@@ -828,6 +828,7 @@ static int decide(koala_app *app, const NT *offer, NT *answer) {
             number = offer->direction == 's' ? accept_shrink(app, size, one->quantity) : accept_growth(app, size, one->quantity);
         if (number < 0) return -1;
         size += offer->direction == 's' ? -number : number;
+        if (!strcmp(one->type, "MEM") && !waits) number = one->quantity; /* with each processor, as it was asked for */
         if (number != one->quantity && (one->fixed || number < one->minimum)) number = 0;
         if (number < 1 && !one->optional) {
             char reason[160];
@@ -925,9 +926,10 @@ static void end_overdue(koala_app *app) {
 }
 
 /* Sends the offer to grow or to shrink. */
-static Wish *begin_wish(koala_app *app, char direction, int number, int mandatory) {
+static Wish *begin_wish(koala_app *app, char direction, int number, int memory, int mandatory) {
     long size = expected(app), after = size + (direction == 'g' ? number : -(long)number);
     Wish *wish = NULL;
+    if (memory < 0) return failed("the memory is in MiB, 0 or more, not %d", memory), NULL;
     if (number < 1) return failed("the number of processors is 1 or more, not %d", number), NULL;
     if (app->state == CHANGING || app->state == DONE || app->state == LEFT)
         return failed("a process asks for processors when it is in no change, not while %s", STATE[app->state]), NULL;
@@ -944,6 +946,7 @@ static Wish *begin_wish(koala_app *app, char direction, int number, int mandator
     app->answer.obligation = mandatory ? 'm' : 'v';
     app->answer.answer_within = mandatory ? MANDATORY_PATIENCE : VOLUNTARY_PATIENCE;
     NT_Add(&app->answer, "CPU", number);
+    if (memory) NT_Add(&app->answer, "MEM", memory)->fixed = 1;
     if (NT_Tell(&app->endpoint, &app->answer, milliseconds())) {
         wish->id[0] = 0;
         return failed("%s", NT_Error()), NULL;
@@ -1291,14 +1294,14 @@ int koala_app_leave(koala_app *app) {
     return 0;
 }
 
-static int ask(koala_app *app, char direction, int number, int mandatory, char *reason, size_t room) {
+static int ask(koala_app *app, char direction, int number, int memory, int mandatory, char *reason, size_t room) {
     int granted = -1;
     if (!app->threaded) {
         if (reason && room) snprintf(reason, room, "the program does not run as an adaptive job of koala");
         return 0;
     }
     pthread_mutex_lock(&app->lock);
-    Wish *wish = begin_wish(app, direction, number, mandatory);
+    Wish *wish = begin_wish(app, direction, number, memory, mandatory);
     if (!wish)
         refuse(app);
     else {
@@ -1311,11 +1314,15 @@ static int ask(koala_app *app, char direction, int number, int mandatory, char *
 }
 
 int koala_app_request(koala_app *app, int number, int mandatory, char *reason, size_t room) {
-    return ask(app, 'g', number, mandatory, reason, room);
+    return ask(app, 'g', number, 0, mandatory, reason, room);
+}
+
+int koala_app_request_memory(koala_app *app, int number, int memory, int mandatory, char *reason, size_t room) {
+    return ask(app, 'g', number, memory, mandatory, reason, room);
 }
 
 int koala_app_give_back(koala_app *app, int number, char *reason, size_t room) {
-    return ask(app, 's', number, 0, reason, room);
+    return ask(app, 's', number, 0, 0, reason, room);
 }
 
 int koala_app_rank(const koala_app *app) { return own_position(app); }

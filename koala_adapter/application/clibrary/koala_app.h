@@ -70,6 +70,9 @@ int koala_app_leave(koala_app *app);
 /* Asks for more processors. Returns how many were granted; they come with a later change. Why not all, is in reason. */
 int koala_app_request(koala_app *app, int number, int mandatory, char *reason, size_t room);
 
+/* The same with memory: MiB for each of the new processes, without which it is of no use; 0: as the others have. */
+int koala_app_request_memory(koala_app *app, int number, int memory, int mandatory, char *reason, size_t room);
+
 /* Gives processors back. Returns how many koala will take, with a later change. */
 int koala_app_give_back(koala_app *app, int number, char *reason, size_t room);
 

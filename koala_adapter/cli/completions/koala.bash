@@ -29,9 +29,11 @@ _koala() {
         "koala explain,--cluster" | "koala explain,-c") words=(-) ;;
         "koala script,--cluster" | "koala script,-c") words=(-) ;;
         "koala check,--timeout") words=(-) ;;
+        "koala check,--cluster" | "koala check,-c") words=(-) ;;
         "koala reap,--timeout") words=(-) ;;
         "koala serve,--end-when-idle") words=(-) ;;
         "koala schedule,--cluster" | "koala schedule,-c") words=(-) ;;
+        "koala schedule,--give-back") words=(-) ;;
         "koala schedule,--policy" | "koala schedule,-p") values=(fcfs easy conservative firstfit bestfit greedy metacluster); words=(-) ;;
         "koala schedule,--metric") values=(processors processor-seconds seconds); words=(-) ;;
         "koala schedule,--depth") words=(-) ;;
@@ -86,10 +88,10 @@ _koala() {
         "koala plan") words=(--json --help); values=(); files=yes; ;;
         "koala script") words=(--cluster --json --help); values=(); files=yes; ;;
         "koala clusters") words=(--json --help); values=(); ;;
-        "koala check") words=(--no-submit --timeout --outside --json --help); values=(); ;;
+        "koala check") words=(--no-submit --timeout --outside --cluster --json --help); values=(); ;;
         "koala reap") words=(--dry-run --all --yes --timeout --json --help); values=(); ;;
         "koala serve") words=(--stop --end-when-idle --help); values=(); ;;
-        "koala schedule") words=(--cluster --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --json --help); values=(); ;;
+        "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --json --help); values=(); ;;
         "koala demo") words=(--malleable --help); values=(); ;;
         "koala simulate") words=(--policy --platform --processors --jobs --seed --kill-at-limit --metric --depth --processes --out --json --help); values=(); files=yes; ;;
         "koala experiment") words=(--help); values=(list run); ;;

@@ -98,6 +98,7 @@ complete -c koala -n '__koala_at koala check' -f
 complete -c koala -n '__koala_at koala check' -l no-submit -d 'Submit no placeholder - do not try whether nodes reach this host'
 complete -c koala -n '__koala_at koala check' -l timeout -x -d 'Seconds that a placeholder may take until its agent reports'
 complete -c koala -n '__koala_at koala check' -l outside -d 'Check instead what `koala wiki serve` and `koala schedule` need - jobs come in held, and we may start them'
+complete -c koala -n '__koala_at koala check' -l cluster -s c -x -d 'Check this cluster; may be repeated'
 complete -c koala -n '__koala_at koala check' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala check' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala reap' -f
@@ -113,6 +114,7 @@ complete -c koala -n '__koala_at koala serve' -l end-when-idle -x -d 'End when n
 complete -c koala -n '__koala_at koala serve' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala schedule' -f
 complete -c koala -n '__koala_at koala schedule' -l cluster -s c -x -d 'Cluster of the site file whose queue is scheduled'
+complete -c koala -n '__koala_at koala schedule' -l give-back -x -d 'Release what the site\'s hook holds there, and nothing else - the batch system\'s own scheduler goes on'
 complete -c koala -n '__koala_at koala schedule' -l policy -s p -x -a 'fcfs easy conservative firstfit bestfit greedy metacluster' -d '(default - easy)'
 complete -c koala -n '__koala_at koala schedule' -l metric -x -a 'processors processor-seconds seconds' -d 'What bestfit and greedy fill'
 complete -c koala -n '__koala_at koala schedule' -l depth -x -d 'Jobs with a reservation (firstfit, bestfit, greedy)'

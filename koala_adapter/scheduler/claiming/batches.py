@@ -54,6 +54,8 @@ def batch_failed(context: Context, key: BatchKey, reason: str, *, rejected: bool
         batch.taken_at = context.now
     if not gone:
         return
+    if not rejected:
+        context.never_arrived.add(key)
     record = context.state.jobs[gone[0].job_id]
     claim = next((one for one in record.claims if gone[0].id in one.placeholders), None)
     record.unclaim({placeholder.id for placeholder in gone})

@@ -51,18 +51,21 @@ def gather(
     """
     if not _fits(context, record, number, count, offered=offered):
         return False
+    _submit_stubs(context, record, number, change, count)
+    context.ledger.begin_change(record.claims[number], change, ChangePhase.GATHERING, accepted=count)
+    abandon_after(context, record, change, context.state.parameters.placeholder_life)
+    context.roster.update(record)
+    return True
+
+
+def _submit_stubs(context: Context, record: JobRecord, number: int, change: Change, count: int) -> None:
     parameters = context.state.parameters
-    claim = record.claims[number]
     seconds = _time_left(context, record) + parameters.launch_margin
     if not parameters.growth_ends_with_job:
         seconds += parameters.placeholder_life
-    name = cluster_of(context, record, number).parameters.name
+    component, name = record.claims[number].component, cluster_of(context, record, number).parameters.name
     memory = change.memory_mib
-    change.stubs = submit_batch(context, record, claim.component, name, count, seconds, stub=True, memory_mib=memory)
-    context.ledger.begin_change(claim, change, ChangePhase.GATHERING, accepted=count)
-    abandon_after(context, record, change, parameters.placeholder_life)
-    context.roster.update(record)
-    return True
+    change.stubs = submit_batch(context, record, component, name, count, seconds, stub=True, memory_mib=memory)
 
 
 def _fits(context: Context, record: JobRecord, number: int, count: int, *, offered: bool) -> bool:
@@ -188,12 +191,27 @@ def _taken(context: Context, record: JobRecord, part: Part) -> None:
 
 
 def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
-    """Give up a growth one of whose stubs is gone or going."""
+    """Give up a growth one of whose stubs is gone or going, unless none of them ever arrived and others may."""
     record = context.state.jobs.get(placeholder.job_id)
     number = None if record is None else _gathering_for(record, placeholder)
     if record is not None and number is not None:
+        if placeholder.id.batch in context.never_arrived and _submit_again(context, record, number):
+            return
         pause_growth(context, cluster_of(context, record, number))
         withdraw(context, record, number, f"placeholder {placeholder.id} was lost")
+
+
+def _submit_again(context: Context, record: JobRecord, number: int) -> bool:
+    """Submit the stubs of a growth once more: koala may have been killed before they were on their way."""
+    change = record.claims[number].change
+    if change is None or change.submitted_again or record.state is not JobState.RUNNING or record.ends:
+        return False
+    count = len(change.stubs)
+    if not _fits(context, record, number, count, offered=True):
+        return False
+    change.submitted_again = True
+    _submit_stubs(context, record, number, change, count)
+    return True
 
 
 def pause_growth(context: Context, cluster: ClusterRecord) -> None:

@@ -17,6 +17,7 @@ from koala_adapter.simulation.live_comparison import (
     comparison_figures,
     comparison_table,
     delays_table,
+    jobs_table,
     order_finding,
     prediction_findings,
 )
@@ -110,7 +111,7 @@ def run(options: Options) -> Result:
     return Result(
         findings=[*prediction_findings(compared), *(order_finding(compared, one) for one in approaches)],
         figures=drawn,
-        tables=[comparison_table(compared), delays_table(compared)],
+        tables=[comparison_table(compared), delays_table(compared), jobs_table(compared)],
         notes=(*NOTES, f"Near is taken to mean within {100 * NEAR:.0f} %.", _where(compared)),
     )
 

@@ -47,6 +47,11 @@ class FakeCell:
         modules = Path(__file__).parent / "modules"
         return {"PYTHONPATH": f"{modules}:{REPOSITORY}", "SGE_ROOT": str(self.root)}
 
+    def variables_of(self, library: str) -> dict[str, str]:
+        """Variables with which a helper imports a library that is odd in its way: ``slurm`` or ``pbs``."""
+        modules = Path(__file__).parents[1] / "drmaalibraries"
+        return {"PYTHONPATH": f"{modules}:{REPOSITORY}", "SGE_ROOT": str(self.root), "FAKE_DRMAA": library}
+
     async def stop(self) -> None:
         """Let the fake qmaster not answer; jobs go on."""
         (self.root / DOWN).touch()

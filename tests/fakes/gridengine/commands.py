@@ -115,10 +115,15 @@ def _hosts(state: State) -> str:
 
 
 def _explained(state: State, numbers: Iterable[str]) -> str:
-    wanted = [task for task in state.tasks if str(task.number) in numbers and task.state == "Eqw"]
+    wanted = [task for task in state.tasks if str(task.number) in numbers and not task.ended_at]
     return "".join(
-        f"job_number:                 {task.number}\nerror reason          {task.index}:      "
-        f'11/21/2026 11:22:34 [0:1]: error: can\'t open output file "{task.output}"\n'
+        f"job_number:                 {task.number}\n"
+        + (
+            f"error reason          {task.index}:      "
+            f'11/21/2026 11:22:34 [0:1]: error: can\'t open output file "{task.output}"\n'
+            if task.state == "Eqw"
+            else ""
+        )
         for task in wanted
     )
 

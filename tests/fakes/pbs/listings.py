@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.fakes.pbs.options import Refusal, parse, say, selected
 from tests.fakes.pbs.placing import processors_of, used_processors
-from tests.fakes.pbs.running import schedule
-from tests.fakes.pbs.state import NO_ELEMENT, OVER, WAITING
+from tests.fakes.pbs.running import FINISHED, schedule
+from tests.fakes.pbs.state import MOVED, NO_ELEMENT, OVER, WAITING, Store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.fakes.pbs.state import Job, State, Store
+    from tests.fakes.pbs.state import Job, State
 
 
 def qstat(store: Store, arguments: list[str]) -> None:
@@ -30,7 +31,8 @@ def qstat(store: Store, arguments: list[str]) -> None:
     with store.locked() as state:
         schedule(store, state)
         if "-Q" in options:
-            _print(store, {"Queue": {settings["queue"]: _queue(store)}})
+            routes = {name: _route(place) for name, place in settings["routes"].items()}
+            _print(store, {"Queue": {settings["queue"]: _queue(store), **routes}})
         elif "-B" in options:
             _print(store, {"Server": {settings["server"]: _server(store, state)}})
         else:
@@ -46,7 +48,7 @@ def _jobs(store: Store, state: State, ids: list[str], *, elements: bool, ended: 
         raise Refusal(words if refusal.status == 35 else refusal.text, refusal.status) from None
     entries: dict[str, object] = {}
     for job in chosen:
-        if job.letter == "F" and not ended:
+        if job.letter in {"F", MOVED} and not ended:
             continue
         if job.element != NO_ELEMENT and (not ids or "[]" in ids[0]):
             entries.setdefault(store.array(job), _array(store, state, job))
@@ -59,7 +61,7 @@ def _common(store: Store, state: State, job: Job) -> dict[str, object]:
     return {
         "Job_Name": job.name,
         "Job_Owner": f"{job.user}@localhost",
-        "queue": store.settings["queue"],
+        "queue": job.queue or store.settings["queue"],
         "server": store.settings["server"],
         "ctime": _time(job.submitted),
         "Join_Path": "oe",
@@ -103,6 +105,11 @@ def _job(store: Store, state: State, job: Job) -> dict[str, object]:
         shown["Execution_Time"] = _time(job.begin)
     if job.exec_vnode:
         shown |= {"exec_vnode": job.exec_vnode, "exec_host": "vm/0", "stime": _time(job.started)}
+    if job.letter == MOVED:
+        if _has_ended_elsewhere(store, job):
+            shown |= {"substate": FINISHED, "comment": f'Job finished at "{job.queue.rpartition("@")[2]}"'}
+        else:
+            shown |= {"comment": f'Job has been moved to "{job.queue}"'}
     if job.letter in OVER:
         shown |= {"obittime": _time(job.ended), "history_timestamp": int(job.ended)}
         if job.status is not None:
@@ -110,10 +117,20 @@ def _job(store: Store, state: State, job: Job) -> dict[str, object]:
     return shown
 
 
+def _has_ended_elsewhere(store: Store, job: Job) -> bool:
+    there = Store(Path(store.settings["peers"][job.queue.rpartition("@")[2]]))
+    with there.locked() as state:
+        return any(one.known_as == store.identity(job) and one.letter in OVER for one in state.jobs)
+
+
 def _queue(store: Store) -> dict[str, object]:
     return {"queue_type": "Execution", "enabled": "True", "started": "True", "total_jobs": 0} | (
         {} if store.settings["max_array_size"] > 1 else {"max_array_size": 1}
     )
+
+
+def _route(destination: str) -> dict[str, object]:
+    return {"queue_type": "Route", "enabled": "True", "started": "True", "route_destinations": destination}
 
 
 def _server(store: Store, state: State) -> dict[str, object]:
@@ -155,7 +172,11 @@ def pbsnodes(store: Store, arguments: list[str]) -> None:
 
 
 def _print(store: Store, document: Mapping[str, object]) -> None:
-    head = {"timestamp": int(time.time()), "pbs_version": store.settings["release"], "pbs_server": "vm"}
+    head = {
+        "timestamp": int(time.time()),
+        "pbs_version": store.settings["release"],
+        "pbs_server": store.settings["server"],
+    }
     say(json.dumps(_numbered({**head, **document}), indent="\t", separators=(",", ":\t")))
 
 

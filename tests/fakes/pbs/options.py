@@ -8,7 +8,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from tests.fakes.pbs.state import NO_ELEMENT, OVER
+from tests.fakes.pbs.state import MOVED, NO_ELEMENT, OVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,14 @@ def selected(store: Store, state: State, text: str, *, ended: bool = False) -> l
     """
     match = _ID.fullmatch(text)
     shown = text if match and match[5] else f"{text}.{store.settings['server']}"
-    found = [job for job in state.jobs if match and job.number == int(match[1])]
+    given = text.partition(".")[2] or store.settings["server"]
+    found = [
+        job
+        for job in state.jobs
+        if match
+        and (job.known_as == text if job.known_as or given != store.settings["server"] else job.number == int(match[1]))
+        and (ended or job.letter != MOVED)
+    ]
     if not match or not found or ("[" in text) != (found[0].element != NO_ELEMENT):
         raise Refusal(f"Unknown Job Id {shown}", UNKNOWN_JOB)
     if not ended and all(job.letter == "F" for job in found):

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.fakes.pbs.listings import pbsnodes, qstat
+from tests.fakes.pbs.moving import NO_ANSWER, followed, move, qmove
 from tests.fakes.pbs.options import BAD_STATE, UNAUTHORIZED, Refusal, is_over, parse, say, selected, whole
 from tests.fakes.pbs.placing import is_selection, places_of
 from tests.fakes.pbs.running import delete, end, schedule, send, start
@@ -31,7 +32,9 @@ def qsub(store: Store, arguments: list[str]) -> None:
     if options.get("-C") != [""] and "-a" not in options:
         raise Refusal("the fake does not look for directives in scripts", 2)
     settings = store.settings
-    if options.get("-q", [settings["queue"]]) != [settings["queue"]]:
+    queue = options.get("-q", [settings["queue"]])[-1]
+    route = settings["routes"].get(queue)
+    if route is None and queue != settings["queue"]:
         raise Refusal("Unknown queue", 170)
     wanted = _resources(options.get("-l", []))
     elements = _elements(options.get("-J", [""])[0], rerunnable=options.get("-r", ["y"]) != ["n"])
@@ -62,10 +65,13 @@ def qsub(store: Store, arguments: list[str]) -> None:
                 letter="W" if begin else "Q",
                 substate=30 if begin else 10,
                 begin=begin,
+                queue="" if route is None else queue,
             )
             state.jobs.append(job)
         store.script(job).touch(mode=0o700)
         store.script(job).write_bytes(script)
+        if route is not None and job.element == NO_ELEMENT:
+            move(store, state, job, route)
         schedule(store, state)
     say(store.identity(job) if elements[0] == NO_ELEMENT else store.array(job))
 
@@ -237,7 +243,10 @@ PROGRAMS: Mapping[str, Callable[[Store, list[str]], None]] = {
     "qsig": qsig,
     "qrerun": qrerun,
     "qmsg": qmsg,
+    "qmove": qmove,
 }
+FOLLOWING = frozenset({"qstat", "qdel", "qhold", "qrls", "qalter", "qsig"})
+"""Commands that ask another server for a job that was moved there."""
 STATUS_WITHOUT_SERVER = {"qstat": 255, "pbsnodes": 1}
 
 
@@ -249,8 +258,11 @@ def main(program: str, arguments: list[str]) -> int:
         sys.stderr.write(f"Connection refused\n{words}\n")
         return STATUS_WITHOUT_SERVER.get(program, 162)
     try:
-        PROGRAMS[program](store, arguments)
+        PROGRAMS[program](*(followed(store, arguments) if program in FOLLOWING else (store, arguments)))
     except Refusal as refusal:
+        if program == "qdel" and refusal.status == NO_ANSWER and "@" not in arguments[-1]:
+            # The real one looks for a moved job on the other server, gets no answer, and says nothing.
+            return 0
         sys.stderr.write(f"{program}: {refusal.text}\n")
         return refusal.status
     return 0

@@ -27,7 +27,7 @@ def schedule(store: Store, state: State) -> None:
     for job in state.jobs if state.scheduling else ():
         if job.letter == "W" and time.time() >= job.begin:
             job.letter, job.substate = "Q", 10
-        if job.letter == "Q" and not state.holds[str(job.number)]:
+        if job.letter == "Q" and not job.queue and not state.holds[str(job.number)]:
             exec_vnode = place(store, state, job)
             if exec_vnode:
                 start(store, job, exec_vnode)

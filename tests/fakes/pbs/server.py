@@ -28,13 +28,14 @@ PROGRAMS = (
     "qsig",
     "qrerun",
     "qmsg",
+    "qmove",
 )
 
 
 class FakePbs:
     """A fake server; the plugin is pointed at it by ``conf`` and ``bin_directory``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a test may want different
         self,
         directory: Path,
         *,
@@ -45,6 +46,7 @@ class FakePbs:
         history: bool = True,
         operators: tuple[str, ...] | None = None,
         site_hook: bool = False,
+        server: str = "vm",
     ) -> None:
         """Make the server in ``directory``, which must not exist. ``operators``: None: whoever runs this."""
         self.conf = directory / "pbs.conf"
@@ -54,7 +56,7 @@ class FakePbs:
         (directory / "spool").mkdir(parents=True, mode=0o700)
         self.bin_directory.mkdir()
         settings: Settings = {
-            "server": "vm",
+            "server": server,
             "release": release,
             "nodes": {f"n{number}": cpus for number in range(1, nodes + 1)},
             "queue": "workq",
@@ -62,10 +64,20 @@ class FakePbs:
             "history": history,
             "operators": [pwd.getpwuid(os.geteuid()).pw_name] if operators is None else list(operators),
             "site_hook": site_hook,
+            "peers": {},
+            "routes": {},
         }
+        self.name = server
+        self._settings = settings
         self.conf.write_text(json.dumps(settings))
         for program in PROGRAMS:
             write_command(self.bin_directory / program, "pbs")
+
+    def move_jobs_to(self, other: FakePbs, *, by: str = "away") -> None:
+        """Let qmove, and a routing queue, move jobs to another server."""
+        self._settings["peers"][other.name] = str(other.conf)
+        self._settings["routes"][by] = f"workq@{other.name}"
+        self.conf.write_text(json.dumps(self._settings))
 
     def run(self, *command: str, stdin: str = "", user: str = "nobody") -> str:
         """Run a command as somebody else would; return what it prints."""

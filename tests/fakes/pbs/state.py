@@ -19,6 +19,7 @@ NO_ELEMENT = -1
 WAITING = "QW"
 ALIVE = "RSE"
 OVER = "XF"
+MOVED = "M"
 
 
 class Settings(TypedDict):
@@ -34,6 +35,10 @@ class Settings(TypedDict):
     operators: list[str]
     site_hook: bool
     """conf/pbs_queuejob.py is at work: jobs come in with an operator's hold."""
+    peers: dict[str, str]
+    """The pbs.conf of each other server to which jobs may be moved."""
+    routes: dict[str, str]
+    """Destination of each routing queue."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +69,10 @@ class Job:
     begin: float = 0.0
     runner: int = 0
     """Process id of the process that runs the script and waits for it."""
+    known_as: str = ""
+    """Its id, where another server gave it."""
+    queue: str = ""
+    """The routing queue that it waits in, or where it was moved to; empty: the queue of the server."""
     fate: str = ""
     """What has come of it by our doing: deleted, requeued."""
 
@@ -104,6 +113,8 @@ class Store:
 
     def identity(self, job: Job) -> str:
         """Return the id as PBS prints it."""
+        if job.known_as:
+            return job.known_as
         element = "" if job.element == NO_ELEMENT else f"[{job.element}]"
         return f"{job.number}{element}.{self.settings['server']}"
 

@@ -86,10 +86,12 @@ class SlurmCluster:
         cpus: int = 4,
         auth: Authentication = "none",
         settings: Mapping[str, str] | None = None,
+        gres: tuple[str, int] | None = None,
     ) -> None:
         """Describe a cluster of `nodes` nodes called n1, n2 ... of `cpus` processors each; nothing is started.
 
-        `settings` are added to slurm.conf, replacing those of `SETTINGS` of the same name.
+        `settings` are added to slurm.conf, replacing those of `SETTINGS` of the same name. `gres`: a generic resource,
+        named in GresTypes, and how many of it each node has.
         """
         self.name = name
         self.cpus = cpus
@@ -99,6 +101,7 @@ class SlurmCluster:
         self.conf = self.directory / "slurm.conf"
         self._auth: Authentication = auth
         self._settings = {**SETTINGS, **(settings or {})}
+        self._gres = gres
         self._ports = Ports.claim(nodes + 1)
         self._controller: Daemon | None = None
         self._munged: Daemon | None = None
@@ -322,9 +325,14 @@ class SlurmCluster:
             **self._settings,
         }
         lines = [f"{name}={value}" for name, value in values.items()]
+        gres = ""
+        if self._gres is not None:
+            name, count = self._gres
+            gres = f" Gres={name}:{count}"
+            (self.directory / "gres.conf").write_text(f"Name={name} Count={count}\n")
         # Without NodeHostname, which a Slurm that was not built for several slurmd on a host takes once for each host.
         lines += [
-            f"NodeName={node} NodeAddr=127.0.0.1 Port={self._ports[number]} CPUs={self.cpus} RealMemory=4000"
+            f"NodeName={node} NodeAddr=127.0.0.1 Port={self._ports[number]} CPUs={self.cpus} RealMemory=4000{gres}"
             for number, node in enumerate(self.nodes, start=1)
         ]
         nodes = ",".join(self.nodes)

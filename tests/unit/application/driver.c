@@ -79,8 +79,14 @@ static koala_app *call(koala_app *app, char *line) {
         printf(" ");
         show(koala_app_present_change(app));
     } else {
-        got = strcmp(verb, "request") ? koala_app_give_back(app, number, reason, sizeof reason)
-                                      : koala_app_request(app, number, !!strstr(line, "mandatory"), reason, sizeof reason);
+        const char *memory = strstr(line, "memory ");
+        int mandatory = !!strstr(line, "mandatory");
+        if (strcmp(verb, "request"))
+            got = koala_app_give_back(app, number, reason, sizeof reason);
+        else if (memory)
+            got = koala_app_request_memory(app, number, atoi(memory + 7), mandatory, reason, sizeof reason);
+        else
+            got = koala_app_request(app, number, mandatory, reason, sizeof reason);
         if (got < 0)
             failed();
         else

@@ -40,7 +40,8 @@ def sized(size: int, offered: int) -> int:
 def wished(app: Any, words: list[str]) -> str:  # noqa: ANN401 - likewise
     """Ask for processors, or give some back."""
     if words[0] == "request":
-        answer = app.request(int(words[1]), mandatory="mandatory" in words)
+        memory = int(words[words.index("memory") + 1]) if "memory" in words else 0
+        answer = app.request(int(words[1]), mandatory="mandatory" in words, memory=memory)
     else:
         answer = app.give_back(int(words[1]))
     return f"granted {answer.granted} {answer.reason}".strip()

@@ -420,6 +420,24 @@ def quantity(event: nt.Event) -> int:
     return event.template.quantity("CPU")
 
 
+def test_memory_is_asked_for_with_processors(stage: Stage) -> None:
+    """So much for each of them; with fewer of them it stays, and where it cannot be had there is a reason."""
+    with KoalaEnd(stage.directory, 2, maximum=16) as koala:
+        first, _ = stage.joined(koala)
+        assert first.call("request 4 memory 8192") == "granted 4"
+        koala.granting = lambda offer: nt.countered(offer, {("CPU", "", ""): 3}, reason="3 are idle")
+        assert first.call("request 4 mandatory memory 512") == "granted 3 3 are idle"
+        koala.granting = lambda offer: nt.rejected(offer, "no more memory")
+        assert first.call("request 1 memory 65536") == "granted 0 no more memory"
+        assert first.call("request 1 memory -1") == "error the memory is in MiB, 0 or more, not -1"
+        asked = [event.template for _, event in koala.events if event.kind == "offer" and event.template]
+        first_offers = [one for one in asked if one.round == 1]
+        assert [one.quantities() for one in first_offers] == [
+            {("CPU", "", ""): count, ("MEM", "", ""): memory} for count, memory in ((4, 8192), (4, 512), (1, 65536))
+        ]
+        assert {one.resources[1].negotiability for one in first_offers} == {"NT_FIXED"}
+
+
 def test_requests_are_answered(stage: Stage) -> None:
     """What the program asks for is granted, granted in part with a reason, or refused with one."""
     with KoalaEnd(stage.directory, 2, maximum=16) as koala:

@@ -195,7 +195,7 @@ def test_what_may_come_upon_an_offer(message: Template, state: State, reply: Sta
     assert isinstance(event, Ended)
     assert (event.state, app.state(OURS)) == (state, state)
     assert statuses(app) == ([reply] if reply else [])
-    assert app.state(replace(OURS, agreement_id="2")) is State.OFFERED
+    assert app.state(OURS._replace(agreement_id="2")) is State.OFFERED
     assert not app.unreadable
 
 
@@ -283,7 +283,7 @@ def test_ended_negotiations_are_forgotten_one_day() -> None:
             rms.send(rejected(event.template), 0)
         carried(rms, app)
     for end in (rms, app):
-        known = [n for n in range(50) if end.state(replace(OURS, agreement_id=str(n))) is State.REJECTED]
+        known = [n for n in range(50) if end.state(OURS._replace(agreement_id=str(n))) is State.REJECTED]
         assert known == [45, 46, 47, 48, 49]
 
 

@@ -288,7 +288,7 @@ def test_routing_queues() -> None:
             QueueConfig(name="long", executes=True, up=True, walltime_limit=6000, max_array_size=None),
             QueueConfig(name="free", executes=True, up=True, walltime_limit=None, max_array_size=None),
             route("r", "short", "long"),
-            route("again", "r", "free@vm", "gone@elsewhere", "again"),
+            route("again", "r", "free", "gone@elsewhere", "again"),
             route("capped", "r", walltime_limit=60),
             route("nowhere"),
         )
@@ -296,6 +296,10 @@ def test_routing_queues() -> None:
     limits = {name: walltime_limit(queue, queues) for name, queue in queues.items()}
     assert limits == {"short": 600, "long": 6000, "free": None, "r": 6000, "again": None, "capped": 60, "nowhere": None}
     assert [largest_array(None, queues, name) for name in ("r", "again", "long", "nowhere")] == [1, 1, 10_000, 10_000]
+    # To another server no arrays can be moved, were there a queue of that name here that takes them.
+    queues["away"] = route("away", "long@other:15001", "@third")
+    assert (largest_array(None, queues, "away"), walltime_limit(queues["away"], queues)) == (1, None)
+    assert queues.pop("away").servers == ("other", "third")
     nodes = (
         Node(name="n1", state=NodeState.UP, processors=4, processors_used=0, queues=("short",)),
         Node(name="n2", state=NodeState.UP, processors=2, processors_used=0, queues=("long", "free")),

@@ -286,3 +286,44 @@ def test_it_goes_on_from_a_snapshot() -> None:
     site.answer_number(answer.number, 5)
     assert [change.accepted for change in site.changes] == [3, 2]
     assert [ClusterName(one.cluster or "") for one in site.record("1").claims if one.change is not None] == [A, B]
+
+
+def fails(site: JointSite, cluster: str, *, rejected: bool = False) -> list[Action]:
+    """Have the latest submission to a cluster not arrive, or be refused."""
+    batch = max(one.key for one in site.state.batches.values() if one.cluster == cluster)
+    kind = ev.BatchRejected if rejected else ev.BatchAbsent
+    return site.post(kind(time=site.now, batch=batch, reason="no answer"))
+
+
+def test_stubs_that_never_arrived_are_submitted_again() -> None:
+    """Koala may have been killed before they were on their way: the growth goes on, also on the other cluster."""
+    site = JointSite()
+    site.want(6)
+    actions = fails(site, "b")
+    assert submissions(actions) == {"b": 3}
+    assert not of_kind(WithdrawOffer, actions)
+    taken = site.all_started(site.hold_stubs())
+    assert {one.cluster: len(one.ranks) for one in taken} == {"a": 3, "b": 3}
+
+
+def test_stubs_that_do_not_arrive_again_end_the_growth() -> None:
+    """It is tried once; what came late is not kept."""
+    site = JointSite()
+    answer = site.want(6)
+    fails(site, "b")
+    actions = fails(site, "b")
+    assert submissions(actions) == {}
+    assert [one.number for one in of_kind(WithdrawOffer, actions)] == [answer.number]
+    site.take_all()
+    site.idle_again()
+
+
+def test_stubs_that_are_refused_end_the_growth() -> None:
+    """The batch system would refuse them again."""
+    site = JointSite()
+    site.want(6)
+    actions = fails(site, "b", rejected=True)
+    assert submissions(actions) == {}
+    assert len(of_kind(WithdrawOffer, actions)) == 1
+    site.take_all()
+    site.idle_again()

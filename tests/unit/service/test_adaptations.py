@@ -12,9 +12,11 @@ import anyio.lowlevel
 import pytest
 
 from koala_adapter.dynaco.notes import Note, note, parse_note, payload_of
+from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.runner import Application
+from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.service.adaptations import Adaptations
 from koala_adapter.service.negotiationkeeper import NegotiationKeeper
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from koala_adapter.service.applications import ApplicationListener
 
 
+BADLY = TaskEnd(reason=EndReason.EXITED, exit_code=1)
+
+
 class OneRunner:
     """The runner of the only job, where the service keeps those of all."""
 
@@ -41,10 +46,9 @@ class OneRunner:
         self.runner = AdaptiveRunner(application)
         self.listener: ApplicationListener | None = None
 
-    def adaptive(self, record: JobRecord) -> AdaptiveRunner:
-        """Return it."""
-        del record
-        return self.runner
+    def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
+        """Return it while the job is not over."""
+        return None if record.state.final else self.runner
 
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
         """Start nothing."""
@@ -137,6 +141,23 @@ def test_garbage_is_answered_to_who_says_it(garbage: bytes, answer: str) -> None
     assert len(errors) == 1
     assert answer in errors[0].text("text")
     assert line.adaptations.complaint(line.site.record("1").job.id).startswith("Process 1 made a wrong call: ")
+
+
+def test_a_complaint_outlives_the_job() -> None:
+    """Who asks why a program has failed finds the wrong call, as long as the job is known."""
+    line = Line()
+    job_id = line.site.record("1").job.id
+    for rank in (0, 1):
+        line.note(rank, hello())
+    line.adaptations.handled()
+    line.note(0, note("error", text="done() without a change"))
+    line.site.post(RankEnded(time=line.site.now, job_id=job_id, rank=0, end=BADLY))
+    assert line.site.record("1").state.final
+    line.adaptations.handled()
+    assert line.adaptations.complaint(job_id) == "Process 0 made a wrong call: done() without a change."
+    del line.site.state.jobs[job_id]
+    line.adaptations.handled()
+    assert not line.adaptations.complaint(job_id)
 
 
 def test_a_complaint_of_the_library_is_shown() -> None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a judge of listings tells of jobs of others: only those that wait at two looks in a row."""
+"""What a judge of listings tells of others: only jobs that wait, and processors that they have, at two looks."""
 
 from __future__ import annotations
 
 from koala_adapter.scheduler import events as ev
 from koala_adapter.service.listingjudge import ClusterObservation, Judgement, ListingJudge
-from tests.unit.scheduler.scheduler_site import A, Site
+from tests.unit.scheduler.scheduler_site import A, Site, job
 
 
 class Looks:
@@ -30,6 +30,11 @@ def told(judgement: Judgement) -> list[tuple[int, ...]]:
     return [one.others_waiting for one in judgement.events if isinstance(one, ev.ClusterPolled)]
 
 
+def counted(judgement: Judgement) -> list[tuple[int, int]]:
+    """Return what was told of idle processors and of ours."""
+    return [(one.idle, one.ours) for one in judgement.events if isinstance(one, ev.ClusterPolled)]
+
+
 def test_who_waits_is_told_of_at_the_second_look() -> None:
     """The first one may have listed them just before they were started; so the next one is not put off."""
     looks = Looks()
@@ -45,6 +50,23 @@ def test_who_is_started_meanwhile_is_never_told_of() -> None:
     looks.look(1, 1, 1)
     assert told(looks.look(1, 2)) == [(1,)]
     assert told(looks.look(2, 1)) == [(2, 1)]
+
+
+def test_placeholders_that_start_during_a_look_do_not_seem_to_be_of_others() -> None:
+    """As long as ours wait, others have further processors when they have them at two looks."""
+    looks = Looks()
+    looks.site.submit(job("1", 2))
+    looks.look(idle=2, ours=4)
+    assert counted(looks.look(idle=0, ours=4)) == [(0, 6)]
+    assert counted(looks.look(idle=0, ours=4)) == [(0, 4)]
+    assert counted(looks.look(idle=0, ours=6)) == [(0, 6)]
+
+
+def test_what_others_have_is_told_at_once_where_none_of_ours_waits() -> None:
+    """Then nothing of ours can have been started during the look."""
+    looks = Looks()
+    looks.look(idle=4, ours=4)
+    assert counted(looks.look(idle=2, ours=4)) == [(2, 4)]
 
 
 def test_a_look_after_ours_have_left_is_told_in_any_case() -> None:

@@ -234,19 +234,22 @@ async def test_elements_of_an_array_are_offered_one_by_one_where_they_start_so(t
         assert await server.states() == {"5.1": "Running", "5.2": "Idle", "5.3": "Hold"}
 
 
-async def test_a_job_that_seems_not_held_is_looked_at_once_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("array_index", "seems"), [(None, 1), (3, 1), (3, 3)])
+async def test_a_job_that_seems_not_held_is_looked_at_again(
+    tmp_path: Path, array_index: int | None, seems: int
+) -> None:
     """An element of an array is for a moment shown as released while another one is."""
 
     class Flickering(MemorySource):
         async def read(self) -> SourceListing:
             listing = await super().read()
-            if self.reads != 2:
+            if not 2 <= self.reads < 2 + seems:
                 return listing
             shown = tuple(replace(one, state=LrmJobState.QUEUED, hold=None) for one in listing.jobs)
             return replace(listing, jobs=shown)
 
     async with Server(tmp_path, Flickering()).running() as server:
-        server.source.add(job("5", 2))
+        server.source.add(job("5", 2, array_index=array_index))
         assert (await server.states())["5"] == "Idle"
         assert (await server.ask("STARTJOB ARG=5 TASKLIST=n3:n3")).status == 0
 

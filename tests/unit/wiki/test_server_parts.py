@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from koala_adapter.model import ClusterName
 from koala_adapter.wiki.codec.protocol import check_host
+from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.naming import node_names, wire_name
 from koala_adapter.wiki.runningjobsfile import RunningJobsFile
 from koala_adapter.wiki.sources import Place
@@ -81,6 +82,57 @@ async def test_ends_are_told_after_a_restart(tmp_path: Path) -> None:
     assert await later.states() == {"7": "Completed", "8": "Running"}
     (tmp_path / "running.json").write_text("[[1]]")
     assert memory.load() == ()
+
+
+@pytest.mark.anyio
+async def test_the_end_of_a_job_that_nobody_saw_running_is_told(tmp_path: Path) -> None:
+    """The server was killed after a start, and the job is over, and forgotten, before the next one looks."""
+    memory = RunningJobsFile(tmp_path / "running.json")
+    server = Server(tmp_path, memory=memory)
+    server.source.add(job("5"), job("6"))
+    await server.states()
+    async with server.running():
+        assert (await server.ask("STARTJOB ARG=5 TASKLIST=n1")).status == 0
+        left = memory.load()
+    assert [one.id for one in left] == ["5"]
+    memory.save(left)
+    later = Server(tmp_path, memory=memory)
+    later.source.add(job("6"))
+    assert await later.states() == {"5": "Completed", "6": "Idle"}
+
+
+@pytest.mark.anyio
+async def test_an_end_that_nobody_was_told_is_told_after_two_restarts(tmp_path: Path) -> None:
+    """A server that looked, and was killed before a peer asked, has told nobody."""
+    memory = RunningJobsFile(tmp_path / "running.json")
+    server = Server(tmp_path, memory=memory)
+    server.source.add(running("7", {"n1": 2}), job("6"))
+    await server.states()
+    looked = Server(tmp_path, memory=memory)
+    looked.source.add(job("6"))
+    await looked.resource.readings.fresh(now=True)
+    assert [one.id for one in memory.load()] == ["7"]
+    later = Server(tmp_path, memory=memory)
+    later.source.add(job("6"))
+    assert await later.states() == {"6": "Idle", "7": "Completed"}
+    assert (await later.states())["7"] == "Completed"
+    later.source.add(running("8", {"n2": 2}))
+    await later.states()
+    assert [one.id for one in memory.load()] == ["8"]
+
+
+@pytest.mark.anyio
+async def test_a_job_that_nobody_knows_any_more_is_told_to_be_over(tmp_path: Path) -> None:
+    """Maui never forgets a job whose end it is not told, and cancels it again and again."""
+    server = Server(tmp_path)
+    server.source.add(job("6"))
+    assert await server.states() == {"6": "Idle"}
+    reply = await server.ask("CANCELJOB ARG=99 TYPE=ADMIN")
+    assert (reply.status, reply.text) == (-700, "No such job")
+    assert await server.states() == {"6": "Idle", "99": "Removed"}
+    moab = Server(tmp_path / "moab", dialect=Dialect.WIKI2)
+    assert (await moab.ask("CANCELJOB ARG=99 TYPE=ADMIN")).status == -700
+    assert await moab.states() == {}
 
 
 @pytest.mark.anyio

@@ -153,7 +153,7 @@ class Server:
     ) -> None:
         """``options`` of the server."""
         self.source = source or MemorySource()
-        self.options = replace(ServerOptions(cache=0.0, reply_within=1.0, start_within=1.0), **options)  # type: ignore[arg-type]
+        self.options = replace(ServerOptions(cache=0.0, reply_within=60.0, start_within=1.0), **options)  # type: ignore[arg-type]
         self.key = key
         self.now = NOW
         self.set_by = 0.0
@@ -180,7 +180,7 @@ class Server:
 
     async def seen(self, id_: str, *states: str) -> str:
         """Return the state of a job once it is one of these."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while (found := (await self.states())[id_]) not in states:  # noqa: ASYNC110 - it is not announced
                 await anyio.sleep(0.01)
         return found

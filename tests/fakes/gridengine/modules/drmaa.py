@@ -127,10 +127,16 @@ class Session:
         with _reach() as state:
             tasks = [_task(template, options, state.next_number, index) for index in range(first, last + 1, step)]
             state.next_number += 1
+            for task in tasks:
+                task.variables |= self.variables_of(task)
             state.tasks.extend(tasks)
         if (_ROOT / "crash-after-submission").exists():
             os._exit(9)
         return [task.id for task in tasks]
+
+    def variables_of(self, task: Task) -> dict[str, str]:  # noqa: ARG002 - other libraries add some
+        """Return what the batch system adds to the environment of a job."""
+        return {}
 
     def control(self, id_: str, action: str) -> None:
         """Change a job."""

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance kit on the plugin ``drmaa`` with libraries as odd as slurm-drmaa and pbs-drmaa."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.model import LrmJobId, LrmJobState
+from koala_adapter.testing import LrmConformance, LrmUnderTest, new_context
+from koala_drmaa import PLUGIN
+from koala_drmaa.libraries import PBS, SLURM
+from koala_drmaa.settings import DrmaaSettings
+from tests.fakes.gridengine.cell import FakeCell
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from koala_adapter.testing import Trial
+    from koala_drmaa.libraries import Library
+
+pytestmark = pytest.mark.anyio
+
+SLOTS = 3
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCell]:
+    """Give a fake cell for all tests of this module."""
+    cell = FakeCell(tmp_path_factory.mktemp("fake") / "cell", slots=SLOTS)
+    yield cell
+    cell.close()
+
+
+class OddLibraryConformance(LrmConformance):
+    """The conformance kit; what a library must not be asked is refused, and skipped."""
+
+    kind: str
+    library: Library
+    unknown: str
+
+    @pytest.fixture
+    async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
+        """Give the plugin with the options that it knows for the library."""
+        settings = DrmaaSettings(processors=SLOTS, environment=cell.variables_of(self.kind), request_timeout=3)
+        context = new_context(tmp_path)
+        lrm = PLUGIN.factory(context, settings)
+        await lrm.start()
+        yield LrmUnderTest(
+            definition=PLUGIN,
+            settings=settings,
+            context=context,
+            lrm=lrm,
+            scratch=tmp_path,
+            processors=SLOTS,
+            unknown_id=LrmJobId(self.unknown),
+            real=False,
+            namesake_job=cell.namesake_job,
+            stop_lrm=cell.stop,
+            start_lrm=cell.start,
+            walltime_precision=60,
+        )
+        left = [job.id for job in await lrm.jobs() if job.state is not LrmJobState.ENDED]
+        await lrm.cancel(left)
+        await lrm.close()
+
+    async def test_what_crashes_or_lies_is_not_offered(self, trial: Trial) -> None:
+        """Suspending, with either; ids are the library's own."""
+        assert not trial.lrm.capabilities.suspend
+        batch = await trial.submit(held=True)
+        assert all(("." in id_) == (self.library is PBS) and "_" not in id_ for id_ in batch.ids)
+
+
+class TestSlurmDrmaa(OddLibraryConformance):
+    """slurm-drmaa."""
+
+    kind, library, unknown = "slurm", SLURM, "999999"
+
+
+class TestPbsDrmaa(OddLibraryConformance):
+    """pbs-drmaa."""
+
+    kind, library, unknown = "pbs", PBS, "999999.vm"
