@@ -94,6 +94,17 @@ def test_a_call_outlives_its_worker(site: koala.Site, tmp_path: Path) -> None:
         assert executor.submit(fall_once, tmp_path / "fallen").result(LIVENESS) == "done"
 
 
+def test_calls_outlive_the_service(site: koala.Site) -> None:
+    """Workers do not need it; another one is begun that sees to the job."""
+    with koala.Executor(3, site=site, environment=FINDS_US) as executor:
+        assert executor.submit(abs, -3).result(LIVENESS) == 3
+        pid = site.client.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert list(executor.map(abs, range(10), timeout=LIVENESS)) == list(range(10))
+    assert executor.job.wait(LIVENESS).state is koala.JobState.CANCELLED
+
+
 def test_calls_end_with_their_job(site: koala.Site, tmp_path: Path) -> None:
     """What is not done then says so, and so does what comes later."""
     executor = koala.Executor(2, site=site, environment=FINDS_US)
@@ -127,5 +138,8 @@ def test_who_has_not_the_token_gets_nothing(tmp_path: Path) -> None:
             connection.sendall(bytes(TOKEN_BYTES))
             assert connection.recv(1) == b""
         assert server.workers == 0
+        silent = socket.create_connection(("127.0.0.1", server.port), timeout=LIVENESS)
     finally:
         server.close()
+    with silent:
+        assert silent.recv(1) == b""

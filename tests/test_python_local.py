@@ -219,6 +219,21 @@ def test_a_block_ends_what_it_began() -> None:
         _ = awaited.result().stdout
 
 
+def test_a_run_does_not_wait_for_jobs_of_others() -> None:
+    """Those that were submitted at the same site meanwhile, outside of a block, go on, and so does the service."""
+    with koala.local_site(["alpha"], processors=2) as outer:
+        site = koala.Site.load(outer.file, state=outer.directory)
+        with ThreadPoolExecutor(1) as thread:
+            run = thread.submit(site.run, koala.Job(["sleep", "1"]))
+            eventually(lambda: outer.client.pid() is not None)
+            handle = site.submit(SLEEP)
+            assert run.result(LIVENESS).ok
+        assert outer.client.pid() is not None
+        assert not handle.done()
+        handle.cancel()
+        handle.wait_until_over(LIVENESS)
+
+
 def test_a_service_of_others_goes_on(site: koala.Site) -> None:
     """Who has not begun it does not end it, at the end of whatever block."""
     site.run(koala.Job(["true"]))

@@ -209,7 +209,7 @@ async def run(
     site: Site | None = None,
 ) -> JobResult:
     """Run a job, or a job file, to its end; as :meth:`Site.run`. When this is cancelled, the job is."""
-    async with await _loaded(site) as there:
+    async with (await _loaded(site)).for_a_block() as there:
         handle = await submit(job, site=there)
         try:
             result = await handle.wait(timeout)

@@ -75,7 +75,7 @@ class Executor(AnyExecutor):
         if not 1 <= minimum < maximum:
             message = f"koala.Executor: found minimum {minimum} and maximum {maximum}, allowed is a larger maximum"
             raise ConfigurationError(message, hint="workers come and go between the two")
-        self._site = site or Site.load()
+        self._site = (site or Site.load()).for_a_block()
         self._lock = threading.Lock()
         self._futures: set[Future[Any]] = set()
         self._closed = False

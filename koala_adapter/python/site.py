@@ -227,8 +227,8 @@ class Site:
         when it ends otherwise than well. ``show``: as :meth:`JobHandle.show`. Raises JobTimeoutError, and what
         :meth:`submit` raises.
         """
-        with self:
-            handle = self.submit(job)
+        with self.for_a_block() as there:
+            handle = there.submit(job)
             try:
                 return handle.ended(timeout, check=check, show=show)
             except BaseException:
@@ -297,6 +297,19 @@ class Site:
             with self._lock:
                 self._begun = pid
         return pid
+
+    def for_a_block(self) -> Site:
+        """Return the same site for a block that is to end with its own jobs: within a block this one, else another.
+
+        Jobs that other threads submit here meanwhile, outside of any block, are none of its affair.
+        """
+        with self._lock:
+            if self._blocks:
+                return self
+        other = Site(self._named_file, state=self._named_state, notice=self._notice)
+        known = ("plugins", "policies", "file", "config", "directory", "client")
+        other.__dict__.update({name: self.__dict__[name] for name in known if name in self.__dict__})
+        return other
 
     def __enter__(self) -> Self:
         """Begin a block at whose end the jobs submitted in it are over."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 32
 LOSSES = 3
 """Workers that may be lost with one task before it is taken as what ends them."""
+CLOSING_STEPS = 5
+"""Turns of the event loop in which connections that were closed let go of their sockets."""
 PROVING = 30.0
 """Seconds in which who connects must show the token."""
 _LENGTH = struct.Struct(">Q")
@@ -66,8 +68,8 @@ class _Board:
     waiting: deque[Task] = field(default_factory=deque)
     idle: deque[_Worker] = field(default_factory=deque)
     workers: set[_Worker] = field(default_factory=set)
-    connected: set[_Worker] = field(default_factory=set)
-    """Those, and whoever has not shown the token yet."""
+    connected: dict[asyncio.Task[None], _Worker] = field(default_factory=dict)
+    """Those, and whoever has not shown the token yet, by the tasks that converse with them."""
     failure: KoalaError | None = None
 
 
@@ -82,7 +84,7 @@ class TaskServer:
         self._loop = asyncio.new_event_loop()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate.path)
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._converse, host, 0, ssl=context))
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._accepted, host, 0, ssl=context))
         self.port = int(self._server.sockets[0].getsockname()[1])
         self._thread = threading.Thread(target=self._run, name="koala.Executor", daemon=True)
         self._thread.start()
@@ -111,9 +113,7 @@ class TaskServer:
         finally:
             self._server.close()
             self._fail(KoalaError("the executor was shut down"))
-            for worker in self._board.connected:
-                worker.writer.transport.abort()
-            self._loop.run_until_complete(_all_ended())
+            self._loop.run_until_complete(self._all_ended())
             self._loop.close()
 
     # ---- in the event loop ------------------------------------------------------------------------------------------
@@ -146,9 +146,24 @@ class TaskServer:
             worker.task = task
             worker.writer.write(_LENGTH.pack(len(task.payload)) + task.payload)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _all_ended(self) -> None:
+        """Close all connections, and those that are being made, and wait until nobody is at them."""
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for one in others - self._board.connected.keys():
+                one.cancel()  # the event loop's own, at a handshake
+            for worker in self._board.connected.values():
+                worker.writer.transport.abort()
+            await asyncio.wait(others)
+        for _ in range(CLOSING_STEPS):
+            await asyncio.sleep(0)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         worker = _Worker(writer)
-        self._board.connected.add(worker)
+        conversation = self._loop.create_task(self._converse(worker, reader))
+        self._board.connected[conversation] = worker
+        conversation.add_done_callback(self._board.connected.pop)
+
+    async def _converse(self, worker: _Worker, reader: asyncio.StreamReader) -> None:
         try:
             async with asyncio.timeout(PROVING):
                 shown = await reader.readexactly(TOKEN_BYTES)
@@ -163,7 +178,7 @@ class TaskServer:
             pass
         finally:
             self._gone(worker)
-            writer.close()
+            worker.writer.close()
 
     def _free(self, worker: _Worker) -> None:
         if not worker.leaving:
@@ -182,7 +197,6 @@ class TaskServer:
     def _gone(self, worker: _Worker) -> None:
         board = self._board
         board.workers.discard(worker)
-        board.connected.discard(worker)
         if worker in board.idle:
             board.idle.remove(worker)
         task, worker.task = worker.task, None
@@ -195,13 +209,6 @@ class TaskServer:
         else:
             board.waiting.appendleft(task)
             self._dispatch()
-
-
-async def _all_ended() -> None:
-    """Wait for the conversations, whose connections are closed."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*others, return_exceptions=True)
-    await asyncio.sleep(0)
 
 
 def _settle(task: Task, frame: bytes) -> None:
