@@ -24,7 +24,7 @@ from koala_adapter.ordering.explainserver import ExplainServer
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.wiki.client import Peer, exchange
-from koala_adapter.wiki.codec.requestmessages import parse_request
+from koala_adapter.wiki.codec.requestreading import parse_request
 from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.earliernotes import take_over_notes
 from koala_adapter.wiki.keyfile import load_key

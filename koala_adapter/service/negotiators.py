@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.adaptations import Adaptations
-    from koala_adapter.service.negotiationport import NegotiationPort
+    from koala_adapter.service.negotiationport import Access, NegotiationPort
     from koala_adapter.service.workersresizing import WorkersResizing
 
 
@@ -56,6 +56,15 @@ class Negotiators:
         self._state = state
         self._jobs: set[JobId] = set()
         """Jobs for which a program has negotiated."""
+
+    async def access(self, record: JobRecord) -> Access:
+        """Return how a program gets to negotiate for a job, once; one that was returned before and not used is void.
+
+        Raises JobRefusedError for a job that nobody can negotiate for; ServiceRunningError when the port cannot be
+        opened.
+        """
+        check_negotiable(record)
+        return await self._port.access(record.job.id)
 
     # ---- what a program does ----------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies, check_placement
 from koala_adapter.service.negotiationkeeper import NegotiationKeeper
 from koala_adapter.service.negotiationport import NegotiationPort
-from koala_adapter.service.negotiators import Negotiators, check_negotiable
+from koala_adapter.service.negotiators import Negotiators
 from koala_adapter.service.reception import Reception
 from koala_adapter.service.resizing import Resizing, resizable
 from koala_adapter.service.resultstore import ResultStore
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Job, PlaceholderId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.records import State
-    from koala_adapter.service.negotiationport import Access
     from koala_adapter.vjm.channel import Launch, Signal
 
 
@@ -101,10 +100,10 @@ class Service:
             negotiators=self.negotiation_port,
         )
         self._workers = WorkersResizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
-        self._negotiators = Negotiators(
+        self.negotiators = Negotiators(
             self.negotiation_port, adaptations=self.adaptations, workers=self._workers, state=lambda: self.state
         )
-        self.resizing = Resizing(workers=self._negotiators, adaptive=self.adaptations, state=lambda: self.state)
+        self.resizing = Resizing(workers=self.negotiators, adaptive=self.adaptations, state=lambda: self.state)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
         self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
@@ -249,7 +248,7 @@ class Service:
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
         self.adaptations.handled()
-        self._negotiators.handled()
+        self.negotiators.handled()
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
 
@@ -335,16 +334,6 @@ class Service:
         for driver in self.clusters.values():
             driver.poller.poll_soon()
 
-    async def negotiation_access(self, job_id: str) -> Access:
-        """Return how a program gets to negotiate for a job, once; one that was returned before and not used is void.
-
-        Raises JobNotFoundError; JobRefusedError for a job that nobody can negotiate for; ServiceRunningError when the
-        port cannot be opened.
-        """
-        record = self.scheduler.job(job_id)
-        check_negotiable(record)
-        return await self.negotiation_port.access(record.job.id)
-
     @property
     def _scripts(self) -> ScriptMaker | None:
         port, fingerprint = self.reception.port, self.reception.fingerprint
@@ -381,7 +370,7 @@ class Service:
             async with anyio.create_task_group() as tasks:
                 self.archive.catch_up()
                 await self.reception.open(tasks)
-                negotiators = self._negotiators
+                negotiators = self.negotiators
                 self.negotiation_port.open(tasks, heard=negotiators.heard, came=negotiators.came, went=negotiators.went)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")

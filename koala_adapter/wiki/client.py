@@ -20,7 +20,7 @@ import anyio
 from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError, WikiError
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, REPLY_SKEW, FrameReader, open_reply, seal
 from koala_adapter.wiki.codec.replies import Reply, parse_reply
-from koala_adapter.wiki.codec.requestmessages import build_request
+from koala_adapter.wiki.codec.requestbuilding import build_request
 
 if TYPE_CHECKING:
     from anyio.abc import ByteStream

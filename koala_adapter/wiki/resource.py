@@ -15,7 +15,7 @@ from koala_adapter.model import LrmJobState
 from koala_adapter.wiki.codec.frames import LARGEST_SIZE, MAUI_LARGEST_SIZE, open_request, seal, signature_size
 from koala_adapter.wiki.codec.listings import fit_records, join_records
 from koala_adapter.wiki.codec.replies import build_answer, build_initialized, build_refusal, build_start_info
-from koala_adapter.wiki.codec.requestmessages import parse_request
+from koala_adapter.wiki.codec.requestreading import parse_request
 from koala_adapter.wiki.codec.requests import GetJobs, GetNodes, Initialize, WillRun
 from koala_adapter.wiki.codec.words import Dialect, Event, HostFormat, Status
 from koala_adapter.wiki.freshinventory import FreshInventory

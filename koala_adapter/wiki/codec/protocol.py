@@ -42,7 +42,8 @@ from koala_adapter.wiki.codec.replies import (
     parse_reply,
     parse_start_info,
 )
-from koala_adapter.wiki.codec.requestmessages import build_request, parse_request, read_signal
+from koala_adapter.wiki.codec.requestbuilding import build_request
+from koala_adapter.wiki.codec.requestreading import parse_request, read_signal
 from koala_adapter.wiki.codec.requests import (
     AddTasks,
     CancelJob,

@@ -3,10 +3,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from koala_adapter.wiki.codec.words import CancelType, HostFormat, Verb
+
+ALL: Final = "ALL"
+LONGEST_COMMENT: Final = 512
+HIGHEST_NUMBER: Final = 65_535
+"""That SIGNALJOB may carry; whether there is such a signal, whoever is to send it finds."""
+HIGHEST_PORT: Final = 65535
+LONGEST_MESSAGE: Final = 4096
+"""Characters of a NOTIFYJOB."""
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +170,8 @@ Request = (
     | AddTasks
     | ReleaseTasks
 )
+
+
+def message_text(text: str) -> str:
+    """Return what a NOTIFYJOB can carry of a text."""
+    return _CONTROL.sub(" ", text)[:LONGEST_MESSAGE].strip()

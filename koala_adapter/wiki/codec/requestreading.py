@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request messages of WIKI, ``CMD=STARTJOB ARG=101 TASKLIST=n1:n1``, built for a scheduler and read for a manager.
+"""Request messages of WIKI, as a manager reads them. Pure.
 
-Both sides of Slurm look for the parts by their names wherever they stand, so what is built never has such a name inside
-of a value. What cannot be read is refused with the status and the words that Slurm had for it. Pure.
+What cannot be read is refused with the status and the words that Slurm had for it.
 """
 
 from __future__ import annotations
@@ -11,8 +10,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from koala_adapter.errors import WikiError
-from koala_adapter.wiki.codec.hostlists import check_host, check_id, check_tasks, compressed, expand, plain, ranges
+from koala_adapter.wiki.codec.hostlists import check_host, check_id, expand
 from koala_adapter.wiki.codec.requests import (
+    ALL,
+    HIGHEST_NUMBER,
+    HIGHEST_PORT,
+    LONGEST_COMMENT,
     AddTasks,
     CancelJob,
     GetJobs,
@@ -28,181 +31,22 @@ from koala_adapter.wiki.codec.requests import (
     StartJob,
     SuspendJob,
     WillRun,
+    message_text,
 )
 from koala_adapter.wiki.codec.words import SIGNALS, VERBS, CancelType, Dialect, HostFormat, Status, Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
-ALL: Final = "ALL"
 DEFAULT_CLASS: Final = "DEFAULT"
 """A word that may stand before the hosts or tasks of JOBADDTASK and its kin: the class of tasks."""
-LONGEST_COMMENT: Final = 512
-HIGHEST_NUMBER: Final = 65_535
-"""That SIGNALJOB may carry; whether there is such a signal, whoever is to send it finds."""
-HIGHEST_PORT: Final = 65535
-LONGEST_MESSAGE: Final = 4096
-"""Characters of a NOTIFYJOB."""
-
-CHANGEABLE: Final = {
-    Dialect.WIKI: frozenset({"BANK", "DEPEND", "HOSTLIST", "NODES", "PARTITION", "TIMELIMIT"}),
-    Dialect.WIKI2: frozenset(
-        {"BANK", "DEPEND", "HOSTLIST", "NODES", "PARTITION", "TIMELIMIT"}
-        | {"COMMENT", "GRES", "JOBNAME", "MINSTARTTIME", "RFEATURES", "VARIABLELIST", "WCKEY"}
-    ),
-}
-"""What MODIFYJOB can change."""
-
 _WITH_EQUALS_SIGN: Final = frozenset({Verb.MODIFYJOB, Verb.SIGNALJOB, Verb.NOTIFYJOB, Verb.INITIALIZE})
 """Slurm says of these that they lack ``ARG=``, of the others that they lack ``ARG``."""
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_NOT_IN_CHANGE: Final = re.compile(r"[\s\"'\x00-\x1f\x7f\ud800-\udfff]")
-_NOT_IN_COMMENT: Final = re.compile(r"[\"'=;#\\\x00-\x1f\x7f\ud800-\udfff]")
 _SINCE: Final = re.compile(r"\s*(?P<since>[+-]?[0-9]{0,19}):", re.ASCII)
 _CHANGE: Final = re.compile(r"(?P<name>[A-Z][A-Z0-9_]*)=(?P<value>\"[^\"]*\"|'[^']*'|\S*)", re.ASCII)
 _COMMENT: Final = re.compile(r"\bCOMMENT=(?P<value>\"[^\"]*\"|'[^']*'|\S*)")
 _OLD_WILL_RUN: Final = re.compile(r"JOBID=(?P<job>[^\s@,]+)(?:@(?P<time>[0-9]{1,15}))?,(?P<nodes>\S*)", re.ASCII)
-
-
-# -- building -----------------------------------------------------------------------------------------------------
-
-
-def build_request(request: Request, dialect: Dialect, *, hosts: HostFormat = HostFormat.PLAIN) -> bytes:
-    """Return the message of a request. Raises WikiError for what the dialect does not have, or cannot say safely."""
-    if request.verb not in VERBS[dialect]:
-        raise WikiError(f"{request.verb} does not exist in the dialect {dialect}")
-    return f"CMD={request.verb} ARG={_BUILDERS[request.verb](request, dialect, hosts)}".encode()
-
-
-def _build_list(request: GetNodes, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if request.names is None:
-        return f"{_at_least_zero(request.since)}:{ALL}"
-    return f"{_at_least_zero(request.since)}:{_wanted(map(check_host, request.names))}"
-
-
-def _build_job_list(request: GetJobs, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if request.ids is None:
-        return f"{_at_least_zero(request.since)}:{ALL}"
-    return f"{_at_least_zero(request.since)}:{_wanted(map(check_id, request.ids))}"
-
-
-def _wanted(names: Iterable[str]) -> str:
-    listed = list(names)
-    if listed[:1] == [ALL]:
-        raise WikiError(f"a list cannot begin with {ALL!r}: that means all of them")
-    return ":".join(listed)
-
-
-def _build_start(request: StartJob, dialect: Dialect, hosts: HostFormat) -> str:
-    if dialect is Dialect.WIKI2 and hosts is not HostFormat.PLAIN:
-        tasks = compressed(request.tasks)
-    else:
-        check_tasks(request.tasks)
-        tasks = plain(request.tasks)
-    return f"{check_id(request.job)} TASKLIST={tasks}{_comment(request.comment, dialect)}"
-
-
-def _build_cancel(request: CancelJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    # Also to sched/wiki, which passes over what it does not know.
-    return f"{check_id(request.job)} TYPE={request.type}{_comment(request.comment, Dialect.WIKI2)}"
-
-
-def _build_plain(request: SuspendJob | ResumeJob | RequeueJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    return check_id(request.job)
-
-
-def _build_modify(request: ModifyJob, dialect: Dialect, _hosts: HostFormat) -> str:
-    names = [name for name, _ in request.changes]
-    unknown = [name for name in names if name not in CHANGEABLE[dialect]]
-    if unknown or not names or len(set(names)) < len(names):
-        raise WikiError(f"MODIFYJOB cannot change {', '.join(unknown) or 'nothing, or one thing twice'}")
-    if dialect is Dialect.WIKI and "HOSTLIST" in names and "BANK" not in names:
-        raise WikiError("MODIFYJOB with HOSTLIST and without BANK kills a slurmctld with sched/wiki: it is not sent")
-    order = sorted(request.changes, key=lambda change: (change[0] == "VARIABLELIST", change[0] != "BANK"))
-    return " ".join((check_id(request.job), *(f"{name}={_change(name, value)}" for name, value in order)))
-
-
-def _change(name: str, value: str) -> str:
-    if name in {"COMMENT", "JOBNAME"}:
-        return f'"{_NOT_IN_COMMENT.sub("_", value)[:LONGEST_COMMENT]}"'
-    text = _NOT_IN_CHANGE.sub("_", value)
-    if name != "VARIABLELIST" and "=" in text:
-        raise WikiError(f"{name} cannot be {value!r}: what follows '=' would be taken for another name")
-    return text
-
-
-def _build_signal(request: SignalJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if not 1 <= request.signal <= HIGHEST_NUMBER:
-        raise WikiError(f"{request.signal} is no signal")
-    return f"{check_id(request.job)} VALUE={request.signal}"
-
-
-def _build_notify(request: NotifyJob, _dialect: Dialect, _hosts: HostFormat) -> str:
-    return f"{check_id(request.job)} MSG={_message(request.message)}"
-
-
-def _build_initialize(request: Initialize, _dialect: Dialect, _hosts: HostFormat) -> str:
-    if request.event_port is not None and not 0 <= request.event_port <= HIGHEST_PORT:
-        raise WikiError(f"{request.event_port} is no port")
-    port = [] if request.event_port is None else [f"EPORT={request.event_port}"]
-    form = [] if request.hosts is None else [f"USEHOSTEXP={request.hosts}"]
-    return " ".join(port + form)
-
-
-def _build_will_run(request: WillRun, _dialect: Dialect, _hosts: HostFormat) -> str:
-    job, nodes = check_id(request.job), ranges(request.nodes)
-    time = "" if request.not_before is None else str(_at_least_zero(request.not_before))
-    if request.old:
-        return f"JOBID={job}{'@' if time else ''}{time},{nodes}"
-    preempt = f" PREEMPT={','.join(map(check_id, request.preempt))}" if request.preempt else ""
-    return f"{job} {f'STARTTIME={time} ' if time else ''}NODES={nodes}{preempt}"
-
-
-def _build_add(request: AddTasks, _dialect: Dialect, _hosts: HostFormat) -> str:
-    return " ".join((check_id(request.job), *map(check_host, request.hosts)))
-
-
-def _build_release(request: ReleaseTasks, _dialect: Dialect, _hosts: HostFormat) -> str:
-    return " ".join((check_id(request.job), *(str(_at_least_zero(task)) for task in request.tasks)))
-
-
-def _at_least_zero(number: int) -> int:
-    if number < 0:
-        raise WikiError(f"{number} cannot be sent: it is negative")
-    return number
-
-
-def _comment(text: str, dialect: Dialect) -> str:
-    # Maui's dialect has no comments here, and reads on to the end of the line.
-    cleaned = _NOT_IN_COMMENT.sub("_", text)[:LONGEST_COMMENT].strip()
-    return f' COMMENT="{cleaned}"' if cleaned and dialect is Dialect.WIKI2 else ""
-
-
-def _message(text: str) -> str:
-    return _CONTROL.sub(" ", text)[:LONGEST_MESSAGE].strip()
-
-
-_BUILDERS: Final[Mapping[Verb, Callable[..., str]]] = {
-    Verb.GETNODES: _build_list,
-    Verb.GETJOBS: _build_job_list,
-    Verb.STARTJOB: _build_start,
-    Verb.CANCELJOB: _build_cancel,
-    Verb.SUSPENDJOB: _build_plain,
-    Verb.RESUMEJOB: _build_plain,
-    Verb.MODIFYJOB: _build_modify,
-    Verb.REQUEUEJOB: _build_plain,
-    Verb.SIGNALJOB: _build_signal,
-    Verb.NOTIFYJOB: _build_notify,
-    Verb.INITIALIZE: _build_initialize,
-    Verb.JOBWILLRUN: _build_will_run,
-    Verb.JOBADDTASK: _build_add,
-    Verb.JOBRELEASETASK: _build_release,
-    Verb.JOBREMOVETASK: _build_release,
-}
-
-
-# -- reading ------------------------------------------------------------------------------------------------------
 
 
 def parse_request(message: bytes, dialect: Dialect, *, verbs: Collection[Verb] | None = None) -> Request:
@@ -350,7 +194,7 @@ def _parse_notify(argument: str, _verb: Verb, _dialect: Dialect) -> NotifyJob:
     _, found, text = rest.partition("MSG=")
     if not found:
         raise _bad("NOTIFYJOB lacks MSG=")
-    return NotifyJob(job=job, message=_message(text))
+    return NotifyJob(job=job, message=message_text(text))
 
 
 def _parse_initialize(argument: str, _verb: Verb, _dialect: Dialect) -> Initialize:
