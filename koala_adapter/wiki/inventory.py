@@ -8,8 +8,8 @@ Records are built when something changes and kept as bytes, so that a poll costs
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from koala_adapter.errors import WikiError
 from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState, NodeState
@@ -17,6 +17,7 @@ from koala_adapter.wiki.codec.hostlists import check_id
 from koala_adapter.wiki.codec.listings import Prepared
 from koala_adapter.wiki.codec.records import build_job, build_node
 from koala_adapter.wiki.codec.words import Dialect, HostFormat
+from koala_adapter.wiki.inventoryentries import JobEntry, NodeEntry, Promise, array_of, chosen, vanished
 from koala_adapter.wiki.naming import node_names, wire_name
 from koala_adapter.wiki.offers import Host
 from koala_adapter.wiki.recordbuilder import ACTIVE, MOST_CLASSES, WAITING, ReportingRules, job_record, node_record
@@ -24,12 +25,10 @@ from koala_adapter.wiki.setbacks import Setback, Setbacks
 from koala_adapter.wiki.tasklists import host_counts, next_task_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from koala_adapter.model import Node
     from koala_adapter.wiki.sources import Place, SourceListing
-
-Entry = TypeVar("Entry", "NodeEntry", "JobEntry")
 
 POLLS_NEEDED = 2
 """Full listings of jobs that must have told of an end before it is forgotten."""
@@ -37,48 +36,6 @@ SETBACK = "its last start failed"
 """So begins what is told of a job that is kept back: who asks for it nevertheless may try."""
 LONGEST_MEMORY = 20
 """Times the retention after which an end is forgotten even if nobody has asked."""
-
-
-@dataclass(slots=True, kw_only=True)
-class NodeEntry:
-    """A node as it was last seen."""
-
-    name: str
-    place: Place
-    node: Node
-    used: int
-    hidden: int
-    """Of these, used by nobody whose job is listed."""
-    changed_at: int
-    record: Prepared
-
-
-@dataclass(slots=True, kw_only=True)
-class JobEntry:
-    """A job as it was last seen."""
-
-    job: LrmJob
-    listed: LrmJob | None
-    """As it stood in the listing; None when it was not there any more."""
-    changed_at: int
-    record: Prepared
-    tasks: tuple[str, ...] = ()
-    """Its task list as last reported."""
-    ended_at: float | None = None
-    """When it was first seen to have ended, by the clock that nobody sets."""
-    polls: int = 0
-    """Full listings that have told of its end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """What a peer was told of a job, and must see until the LRM shows it, or for so long."""
-
-    until: float
-    """By the clock that nobody sets."""
-    places: tuple[Place, ...] = ()
-    """Where it starts."""
-    cancelled: bool = False
 
 
 class Inventory:
@@ -131,7 +88,7 @@ class Inventory:
 
     def node_records(self, names: Sequence[str] | None, since: int) -> list[Prepared]:
         """Return the records of these nodes (None: all) that changed at or after ``since``; unknown ones left out."""
-        return _chosen(self.nodes, names, since, lambda entry: entry.record)
+        return chosen(self.nodes, names, since, lambda entry: entry.record)
 
     def job_records(self, ids: Sequence[str] | None, since: int) -> list[Prepared]:
         """Return the records of these jobs (None: all) that changed at or after ``since``; unknown ones are left out.
@@ -143,7 +100,7 @@ class Inventory:
                 if entry.changed_at < since:
                     break
                 entry.polls += 1
-        return _chosen(self.jobs, ids, since, lambda entry: entry.record)
+        return chosen(self.jobs, ids, since, lambda entry: entry.record)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +113,7 @@ class Inventory:
     def end_unknown(self, id_: str) -> None:
         """Report a job as ended that no source shows, and that a peer takes for one that is still there."""
         job = LrmJob(id=LrmJobId(id_), name="", state=LrmJobState.HELD, user="", processors=1)
-        self._store(id_, _vanished(job, float(self._stamp)), listed=None)
+        self._store(id_, vanished(job, float(self._stamp)), listed=None)
 
     def _advance(self, now: float) -> None:
         """Take the time of day for what changes now.
@@ -269,7 +226,7 @@ class Inventory:
             job = replace(job, requested_nodes=())
         promise = self._promises.get(str(job.id))
         if promise is None:
-            if job.array_index is not None and self._turns.get(_array(job), str(job.id)) != str(job.id):
+            if job.array_index is not None and self._turns.get(array_of(job), str(job.id)) != str(job.id):
                 return replace(job, obstacle="the elements of its array are started one after the other")
             setback = self.setbacks.of(str(job.id), self._steady)
             return job if setback is None else replace(job, obstacle=f"{SETBACK}: {setback.reason}")
@@ -286,9 +243,9 @@ class Inventory:
                 continue
             promise = self._promises.get(str(job.id))
             if job.state is LrmJobState.QUEUED or (promise is not None and not promise.cancelled):
-                turns[_array(job)] = ""
+                turns[array_of(job)] = ""
             elif self.setbacks.of(str(job.id), self._steady) is None:
-                turns.setdefault(_array(job), str(job.id))
+                turns.setdefault(array_of(job), str(job.id))
         return turns
 
     def _learn_jobs(self, jobs: Mapping[str, LrmJob], now: float) -> bool:
@@ -303,7 +260,7 @@ class Inventory:
         for id_, entry in list(self.jobs.items()):
             if id_ not in jobs and entry.ended_at is None:
                 moved = True
-                self._store(id_, _vanished(entry.job, now), listed=None)
+                self._store(id_, vanished(entry.job, now), listed=None)
             elif entry.ended_at is not None and self._is_told(entry):
                 del self.jobs[id_]
         for id_ in [id_ for id_ in self.refused if id_ not in jobs]:
@@ -396,29 +353,3 @@ class Inventory:
         self._advance(now)
         for entry in self.jobs.values():
             entry.record = self._prepared(entry.job, entry.tasks, self._stamp)
-
-
-def _array(job: LrmJob) -> str:
-    """Return what the elements of an array have in common in their ids."""
-    return job.id.rstrip("0123456789")
-
-
-def _vanished(job: LrmJob, now: float) -> LrmJob:
-    """Return the job as ended: how, the LRM does not say any more; one that never ran was removed."""
-    end = EndReason.CANCELLED if job.state in WAITING else job.end
-    return replace(job, state=LrmJobState.ENDED, end=end, ends_at=now, hold=None)
-
-
-def _chosen(
-    entries: dict[str, Entry], names: Sequence[str] | None, since: int, record: Callable[[Entry], Prepared]
-) -> list[Prepared]:
-    if names is not None:
-        wanted: Iterator[Entry] = (entries[name] for name in dict.fromkeys(names) if name in entries)
-        return [record(entry) for entry in wanted if entry.changed_at >= since]
-    found: list[Prepared] = []
-    for entry in reversed(entries.values()):
-        if entry.changed_at < since:
-            break
-        found.append(record(entry))
-    found.reverse()
-    return found

@@ -29,7 +29,7 @@ from koala_adapter.errors import (
 from koala_adapter.model import LrmJobId, LrmJobState
 from koala_adapter.wiki.codec.replies import done
 from koala_adapter.wiki.codec.words import Status, WaitReason
-from koala_adapter.wiki.inventory import Promise
+from koala_adapter.wiki.inventoryentries import Promise
 from koala_adapter.wiki.recordbuilder import WAITING
 from koala_adapter.wiki.startchecks import admit_start, refused, require_job
 from koala_adapter.wiki.tasklists import host_counts

@@ -25,7 +25,7 @@ from koala_adapter.wiki.codec.requests import (
     SuspendJob,
 )
 from koala_adapter.wiki.codec.words import CancelType, Dialect, Status
-from koala_adapter.wiki.inventory import Promise
+from koala_adapter.wiki.inventoryentries import Promise
 from koala_adapter.wiki.recordbuilder import ACTIVE, WAITING
 from koala_adapter.wiki.startchecks import require_active, require_job
 
