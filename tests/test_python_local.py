@@ -105,10 +105,10 @@ def test_what_cannot_be_is_refused(site: koala.Site, tmp_path: Path) -> None:
         site.submit(koala.Job(["true"], cluster="gamma"))
     with pytest.raises(koala.ConfigurationError, match="no such"):
         site.submit(tmp_path / "nowhere.toml")
-    with pytest.raises(koala.JobNotFoundError):
-        _ = site.job("4711").status
     with pytest.raises(koala.JobNotFoundError, match="no component 'middle'"):
         site.submit(koala.Job(["true"])).logs("middle")
+    with pytest.raises(koala.JobNotFoundError):
+        _ = site.job("4711").status
     assert site.run(koala.Job(["true"], processors=9), check=False).state is koala.JobState.REFUSED
 
 

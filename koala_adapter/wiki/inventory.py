@@ -78,9 +78,9 @@ class Inventory:
         return entry.place if entry else None
 
     def job(self, id_: str) -> LrmJob | None:
-        """Return a job that is known, ended or not."""
+        """Return a job that is known, ended or not; one that only a peer has named (see `end_unknown`) is not."""
         entry = self.jobs.get(id_)
-        return entry.job if entry else None
+        return entry.job if entry and entry.job.user else None
 
     def used(self, name: str) -> int:
         """Return the processors of a node that are given away, promised ones included."""

@@ -11,11 +11,13 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pydantic
 import pytest
 from click.testing import CliRunner
 
 from koala_adapter.cli.koala import koala
 from koala_adapter.cli.shippedfiles import chosen, shipped, shown_name, summary
+from tests.unit.config.test_config_reference import SCHEMA_WRITER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,6 +109,8 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 
 def test_schemas_are_those_of_the_manual() -> None:
     """That of jobs at least; that of sites also has the plugins of others."""
+    if tuple(map(int, pydantic.VERSION.split(".")[:2])) < SCHEMA_WRITER:
+        pytest.skip("another pydantic words the same schemas in another way")
     assert json.loads(invoke("schema", "job")) == json.loads((ROOT / "docs" / "job.schema.json").read_text())
     assert "slurm_settings" in json.loads(invoke("schema", "site"))["$defs"]
 

@@ -223,5 +223,9 @@ async def test_defaults_do_no_harm() -> None:
         await lrm.take_back(JOB)
     await lrm.confirm_start(JOB)
     assert await lrm.confirm_starts([JOB]) == {}
+    with pytest.raises(LrmUnsupportedError, match="Bare cannot release"):
+        await lrm.give_back([JOB])
+    assert await lrm.moved([JOB]) == await lrm.held_by_hook() == ()
     harmless = {"start", "close", "check", "check_outside", "take_back", "confirm_start", "confirm_starts"}
+    harmless |= {"moved", "held_by_hook", "give_back"}
     assert optional - harmless == set(CALLS)
