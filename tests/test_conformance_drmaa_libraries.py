@@ -78,6 +78,11 @@ class TestSlurmDrmaa(OddLibraryConformance):
 
     kind, library, unknown = "slurm", SLURM, "999999"
 
+    @pytest.mark.nightly  # its shortest walltime is a minute
+    async def test_walltime_is_enforced(self, live_trial: Trial) -> None:
+        """As ever."""
+        await super().test_walltime_is_enforced(live_trial)
+
 
 class TestPbsDrmaa(OddLibraryConformance):
     """pbs-drmaa."""

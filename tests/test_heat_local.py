@@ -14,7 +14,7 @@ from tests.unit.application.test_heat import ALONE, HEAT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

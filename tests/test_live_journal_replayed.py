@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TASKS = 50
 CASES = [
-    ("pra", "fpsma"),
+    pytest.param("pra", "fpsma", marks=pytest.mark.nightly),
     pytest.param("pra", "egs", marks=pytest.mark.nightly),
     pytest.param("pwa", "fpsma", marks=pytest.mark.nightly),
     ("pwa", "egs"),
