@@ -2,7 +2,7 @@
 -- Slurm: every job waits for an outside scheduler (koala wiki serve, koala schedule), users need do nothing.
 --
 -- Install: copy to the directory of slurm.conf, set JobSubmitPlugins=lua there (several: JobSubmitPlugins=lua,others),
--- run `scontrol reconfigure`. Undo: take the line out, reconfigure, `koala schedule --give-back`.
+-- run `scontrol reconfigure`. Undo: take the line out, reconfigure, `koala schedule --give-back CLUSTER`.
 -- The scheduler must run as root, SlurmUser, or a Slurm operator that is named below.
 --
 -- A job comes in with priority 0, that is, held. Slurm shows that as the user's own hold (JobHeldUser), so such a job

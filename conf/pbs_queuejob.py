@@ -7,8 +7,8 @@ Seen at work with OpenPBS 23.06: single jobs, arrays, and those of other users. 
     qmgr -c 'create hook koala_hold event=queuejob'
     qmgr -c 'import hook koala_hold application/x-python default pbs_queuejob.py'
 
-Undo: qmgr -c 'delete hook koala_hold', and `koala schedule --give-back`. The scheduler must run as a PBS Operator or
-Manager, and its cluster have operator = true in the site file.
+Undo: qmgr -c 'delete hook koala_hold', and `koala schedule --give-back CLUSTER`. The scheduler must run as a PBS
+Operator or Manager, and its cluster have operator = true in the site file.
 """
 
 import pbs

@@ -7,7 +7,7 @@
 #   jsv_allowed_mod    ac,h,i,e,o,j,M,N,p,w,q_hard,q_soft      (q_hard: the scheduler ties a job to nodes with qalter -q)
 # Grid Engine has one bit for the hold of the site and for that of a job's user (a verifier can set no other), so a job
 # that came with `qsub -h` is marked in its context. Its user lets it go with `qalter -dc koala_user_hold JOB`.
-# Undo: set jsv_url to none, `qrls` what still waits. Simpler, but without the exception below: one line "-h" in
+# Undo: set jsv_url to none, and `koala schedule --give-back CLUSTER`. Simpler, but without the exception below: one line "-h" in
 # $SGE_ROOT/$SGE_CELL/common/sge_request; then a user's own `qsub -h` takes the hold away, and the job starts at once.
 #
 # Jobs whose name begins with one of LEAVE_ALONE go to Grid Engine's own scheduler.
