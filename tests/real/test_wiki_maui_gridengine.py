@@ -99,7 +99,7 @@ def check_ends(cell: GridEngineCell, jobs: Mapping[str, str]) -> None:
     for job, name in jobs.items():
         _, queues, slots = SHAPES[name]
         runs = accounted(cell, job)
-        assert runs, (job, name)
+        assert runs, (job, name, cell.run("qacct", "-j", job))
         assert {queue for queue, _ in runs} <= queues, (name, runs)
         assert {number for _, number in runs} == {slots}, (name, runs)
 
