@@ -87,7 +87,7 @@ class Session:
         """What the scheduler may use: koala's own policies and the installed ones. Raises PluginError."""
         return self.here.policies
 
-    @property
+    @cached_property
     def site_file(self) -> Path:
         """The site file, or what stands in for one that nobody has written. Raises ConfigurationError."""
         if self.here.has_file:

@@ -12,10 +12,10 @@ import pytest
 
 from koala_adapter.api import protocol
 from koala_adapter.api.asyncclient import AsyncClient
-from koala_adapter.api.reports import JobReport
 from koala_adapter.api.statedirectory import SOCKET_NAME
 from koala_adapter.errors import JobNotFoundError, ProtocolError, ServiceUnavailableError
 from koala_adapter.scheduler.outcome import JobState
+from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -26,27 +26,7 @@ pytestmark = pytest.mark.anyio
 
 def report(state: JobState) -> dict[str, object]:
     """Return the report of a job as it is on the wire."""
-    found = JobReport(
-        id="7",
-        name="dask",
-        kind="malleable",
-        state=state,
-        user="me",
-        priority=0,
-        walltime=60,
-        submitted_at=0.0,
-        launched_at=None,
-        finished_at=None,
-        reported_at=0.0,
-        queue_position=None,
-        tries=0,
-        hand_backs=0,
-        components=(),
-        outcome=None,
-        explanation="",
-        placeholders_left=0,
-        output_directory="",
-    )
+    found = job_report(id="7", name="dask", kind="malleable", state=state)
     text: dict[str, object] = json.loads(found.to_json())
     return text
 

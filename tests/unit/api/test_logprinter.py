@@ -19,8 +19,8 @@ from koala_adapter.cli.session import make_console
 from koala_adapter.cli.tables import bar, clusters_table, seconds
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_adapter.plugin import CheckResult
-from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.poller import ClusterReading
+from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import Site
 from tests.unit.service.scripted_lrm import config, node
 
@@ -181,27 +181,7 @@ def component_report(name: str, processors: int) -> ComponentReport:
 
 def job_report_of(directory: Path, *components: ComponentReport) -> JobReport:
     """Return the report of a job that waits."""
-    return JobReport(
-        id="1",
-        name="job",
-        kind="rigid",
-        state=JobState.CLAIMING,
-        user="me",
-        priority=0,
-        walltime=60,
-        submitted_at=0.0,
-        launched_at=None,
-        finished_at=None,
-        reported_at=1.0,
-        queue_position=None,
-        tries=0,
-        hand_backs=0,
-        components=components,
-        outcome=None,
-        explanation="",
-        placeholders_left=0,
-        output_directory=str(directory),
-    )
+    return job_report(components=components, reported_at=1.0, output_directory=str(directory))
 
 
 def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:

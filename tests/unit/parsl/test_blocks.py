@@ -6,42 +6,26 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from parsl.jobs.states import TERMINAL_STATES
 from parsl.jobs.states import JobState as BlockState
 
-from koala_adapter.api.reports import JobReport
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.model import EndReason, JobId
 from koala_adapter.parsl.blocks import BlockShape, block_state, job_text
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from tests.unit.api.jobreports import job_report
+
+if TYPE_CHECKING:
+    from koala_adapter.api.reports import JobReport
 
 
 def report(state: JobState, reason: EndReason = EndReason.EXITED) -> JobReport:
     """Return the report of a block's job in a state."""
     outcome = JobOutcome(state=state, reason=reason, exit_code=1) if state.final else None
-    return JobReport(
-        id="1",
-        name="block",
-        kind="rigid",
-        state=state,
-        user="alice",
-        priority=0,
-        walltime=60,
-        submitted_at=0.0,
-        launched_at=None,
-        finished_at=None,
-        reported_at=0.0,
-        queue_position=None,
-        tries=0,
-        hand_backs=0,
-        components=(),
-        outcome=outcome,
-        explanation="",
-        placeholders_left=0,
-        output_directory="/",
-    )
+    return job_report(name="block", state=state, user="alice", outcome=outcome, output_directory="/")
 
 
 def test_the_job_of_a_block_is_any_text_for_bash() -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.reports import ComponentReport, JobReport
+from koala_adapter.api.reports import ComponentReport
 from koala_adapter.model import EndReason
 from koala_adapter.python.display import mimebundle, show_reports
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
     import pytest
@@ -26,27 +27,7 @@ COMPONENT = ComponentReport(
     first_rank=0,
     waited=1.0,
 )
-WAITING = JobReport(
-    id="7",
-    name="<pi>",
-    kind="rigid",
-    state=JobState.CLAIMING,
-    user="me",
-    priority=0,
-    walltime=60,
-    submitted_at=0.0,
-    launched_at=None,
-    finished_at=None,
-    reported_at=0.0,
-    queue_position=None,
-    tries=0,
-    hand_backs=0,
-    components=(COMPONENT,),
-    outcome=None,
-    explanation="It waits for 5 & holds 3.",
-    placeholders_left=0,
-    output_directory="",
-)
+WAITING = job_report(id="7", name="<pi>", components=(COMPONENT,), explanation="It waits for 5 & holds 3.")
 LOST = JobOutcome(state=JobState.LOST, reason=EndReason.LOST, exit_code=242, detail="n1 went down")
 ENDED = replace(WAITING, state=JobState.LOST, outcome=LOST, launched_at=1.0)
 

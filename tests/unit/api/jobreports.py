@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports of jobs, for tests of those who read them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from koala_adapter.api.reports import JobReport
+from koala_adapter.scheduler.outcome import JobState
+
+_WAITING = JobReport(
+    id="1",
+    name="job",
+    kind="rigid",
+    state=JobState.CLAIMING,
+    user="me",
+    priority=0,
+    walltime=60,
+    submitted_at=0.0,
+    launched_at=None,
+    finished_at=None,
+    reported_at=0.0,
+    queue_position=None,
+    tries=0,
+    hand_backs=0,
+    components=(),
+    outcome=None,
+    explanation="",
+    placeholders_left=0,
+    output_directory="",
+)
+
+
+def job_report(**changes: Any) -> JobReport:  # noqa: ANN401 - whatever fields there are
+    """Return the report of a job that waits, but for what is given."""
+    return replace(_WAITING, **changes)
