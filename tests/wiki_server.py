@@ -59,7 +59,7 @@ class WikiServer:
             dialect=self._dialect,
             port=self.port,
             cache=0.05,
-            reply_within=5.0,
+            reply_within=60.0,
             user_holds=True,
             requests_per_minute=100_000,
         )
