@@ -226,8 +226,10 @@ async def test_numbers_are_never_used_again(make: Make) -> None:
 
 async def test_idle_daemon_ends_and_comes_back(make: Make) -> None:
     """Without jobs and requests the daemon ends; the next request starts one that remembers what has ended."""
-    trial = await make(idle_seconds=0.5)
+    trial = await make()
     batch = await trial.submit()
+    await make(idle_seconds=0.5)
+    await trial.lrm.version()
     descriptor = os.pidfd_open(daemon_pid(state_of(trial)))  # while there is a job, so while it is there
     batch.go()
     with anyio.fail_after(120):
