@@ -49,9 +49,7 @@ class TestLocal(LrmConformance):
         @asynccontextmanager
         async def foreign_job(processors: int) -> AsyncIterator[None]:
             script = "#!/bin/sh\nexec sleep 600\n"
-            ids = await lrm.submit(
-                Submission(key=BatchKey("somebody"), count=processors, script=script, walltime=600)
-            )
+            ids = await lrm.submit(Submission(key=BatchKey("somebody"), count=processors, script=script, walltime=600))
 
             async def states() -> set[LrmJobState]:
                 return {job.state for job in await lrm.jobs(name_prefix="somebody")}

@@ -66,7 +66,9 @@ class FakeConformance(LrmConformance):
     @pytest.fixture
     async def under_test(self, fake: FakePbs, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on it."""
-        settings = PbsSettings(conf=fake.conf, bin_directory=fake.bin_directory, operator=self.operator, command_timeout=40)
+        settings = PbsSettings(
+            conf=fake.conf, bin_directory=fake.bin_directory, operator=self.operator, command_timeout=40
+        )
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()

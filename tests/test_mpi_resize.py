@@ -206,7 +206,9 @@ def test_a_state_that_cannot_be_kept_does_not_end_the_program(fixed: Mpich, fixe
 def test_sha256_is_that_of_python(tmp_path: Path) -> None:
     """The digest of the examples is SHA-256 as others compute it, for lengths around the ends of blocks."""
     library = tmp_path / "sha256.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, EXAMPLES / "nbody" / "sha256.c"], check=True, timeout=PATIENCE)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, EXAMPLES / "nbody" / "sha256.c"], check=True, timeout=PATIENCE
+    )
     sha256 = ctypes.CDLL(str(library)).sha256
     for length in range(200):
         data, digits = random.Random(length).randbytes(length), ctypes.create_string_buffer(65)
