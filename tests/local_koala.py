@@ -331,6 +331,22 @@ def eventually(true: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """A file for which jobs wait: what a test wants to see of them cannot pass unseen, however slow the machine is."""
+
+    path: Path
+
+    @property
+    def wait(self) -> str:
+        """The shell command that ends once the gate is open."""
+        return f"while [ ! -e {self.path} ]; do sleep 0.1; done"
+
+    def open(self) -> None:
+        """Let all through that wait, and whoever comes."""
+        self.path.touch()
+
+
 def processes_naming(text: str) -> Sequence[int]:
     """Return the processes of this machine whose command line names something."""
     found = []
