@@ -11,8 +11,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.real.systems.processes import tail, wait_until
-from tests.real.user import PATIENCE, KoalaUser, toml
+from tests.real.systems.processes import PATIENCE, tail, wait_until
+from tests.real.user import KoalaUser, toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,8 +11,8 @@ from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import local_job, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from pathlib import Path

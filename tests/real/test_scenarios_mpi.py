@@ -16,8 +16,8 @@ from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import placeholders
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

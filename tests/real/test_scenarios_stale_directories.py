@@ -13,8 +13,8 @@ from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import placeholders
 from tests.real.systems import SlurmCluster
-from tests.real.systems.processes import SeenProcess, find_processes, wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import local_job, placeholders, submissions
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from tests.real.conftest import NewUser

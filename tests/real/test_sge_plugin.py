@@ -18,7 +18,7 @@ from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventuall
 from koala_drmaa.environment import HelperLaunch, Loading
 from koala_drmaa.scripts import ScriptDelivery
 from koala_sge import PLUGIN, SgeLrm, SgeSettings
-from tests.real.systems.processes import run_command, wait_until
+from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -43,6 +43,7 @@ def settings_of(
 ) -> SgeSettings:
     """Return the settings of a private cell."""
     return SgeSettings(
+        bin_directory=GRID_ENGINE_PROGRAMS,
         root=cell.root,
         cell=cell.cell,
         qmaster_port=cell.qmaster_port,

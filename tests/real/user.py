@@ -28,7 +28,7 @@ from koala_adapter.plugin.commands import login_name
 from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.pbs import PbsServer
-from tests.real.systems.processes import SYSTEM_PATH, tail, wait_until
+from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, tail, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,13 +38,10 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "Mapping[str, int | float | str | bool]"
 
-PATIENCE = 90.0
-"""Seconds for whatever needs a few: a liveness bound, generous because other tests may run on the same two cores."""
-
-CENTER: Values = {"listen": "127.0.0.1", "lease": 60, "heartbeat": 2, "registration_timeout": 60}
-SCHEDULER: Values = {"scan_interval": 1, "placeholder_life": 120, "backoff": 1, "longest_backoff": 2, "reuse": False}
+CENTER: Values = {"listen": "127.0.0.1", "lease": 300, "heartbeat": 5, "registration_timeout": 300}
+SCHEDULER: Values = {"scan_interval": 1, "placeholder_life": 600, "backoff": 1, "longest_backoff": 2, "reuse": False}
 CLUSTER: Values = {"requests_per_minute": 600, "poll_interval": 1}
-"""Settings that make the scenarios short."""
+"""Settings that make the scenarios short, and by which nothing ends only because the machine is busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +260,7 @@ class KoalaUser:
                 raise
         return Result(code=process.returncode, stdout=stdout, stderr=stderr.decode(errors="replace"))
 
-    def job_file(self, *parts: str, name: str = "job", walltime: int = 120, **header: Any) -> Path:  # noqa: ANN401
+    def job_file(self, *parts: str, name: str = "job", walltime: int = 600, **header: Any) -> Path:  # noqa: ANN401
         """Write a job file of components; ``header`` are further keys of the job."""
         path = self.directory / f"{name}.toml"
         path.write_text(toml({"name": name, "walltime": walltime, **header}) + "".join(parts))

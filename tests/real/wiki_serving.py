@@ -24,8 +24,8 @@ from koala_adapter.wiki.codec.protocol import (
     read_key,
 )
 from tests.real.systems.ports import Ports
-from tests.real.systems.processes import tail, wait_until
-from tests.real.user import PATIENCE, KoalaUser
+from tests.real.systems.processes import PATIENCE, tail, wait_until
+from tests.real.user import KoalaUser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
