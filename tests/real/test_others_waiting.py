@@ -44,7 +44,7 @@ async def await_others(lrm: Lrm, *wanted: int) -> None:
     async def look() -> list[int]:
         return sorted((await reading_of(lrm)).others_waiting)
 
-    await eventually(look, lambda seen: seen == sorted(wanted), what=f"others wait for {wanted}", seconds=60)
+    await eventually(look, lambda seen: seen == sorted(wanted), what=f"others wait for {wanted}", seconds=90)
 
 
 async def test_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> None:

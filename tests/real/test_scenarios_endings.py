@@ -134,7 +134,7 @@ def test_a_killed_agent_ends_an_mpi_world(
     """The user is told of the agent, not of mpiexec, which fails for its sake; proxies and ranks are ended."""
     user = new_user(slurm_a, slurm_b)
     traces = Traces(user)
-    parts = [part(name, 2, str(allreduce), "600", environment=traces.mark) for name in "ab"]
+    parts = [part(name, 2, str(allreduce), "/no/such/file", environment=traces.mark) for name in "ab"]
     report = running(user, traces, *parts, launcher="mpi")
     os.kill(agent(slurm_b, 2).pid, signal.SIGKILL)
     outcome = outcome_of(user, report.id)

@@ -18,7 +18,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pytest
+from click.testing import CliRunner
+
 from koala_adapter.api.client import Client
+from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import KoalaError
@@ -250,8 +254,19 @@ class KoalaUser:
         with path.open("ab") as output:
             return self._popen(*arguments, output=output.fileno())
 
-    def run(self, *arguments: str, timeout: float = PATIENCE) -> Result:
-        """Run ``koala`` with arguments to its end."""
+    def run(self, *arguments: str) -> Result:
+        """Run ``koala`` with arguments to its end: inside this process, which has imported it, where that can be."""
+        if self.account is not None:
+            return self.run_apart(*arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.directory)
+            done = CliRunner().invoke(koala, arguments, env=self.environment())
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Result(code=done.exit_code, stdout=done.stdout_bytes, stderr=done.stderr)
+
+    def run_apart(self, *arguments: str, timeout: float = PATIENCE) -> Result:
+        """Run ``koala`` with arguments to its end, as a process of its own."""
         with self.start(*arguments) as process:
             try:
                 stdout, stderr = process.communicate(timeout=timeout)

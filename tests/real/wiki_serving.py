@@ -72,7 +72,7 @@ class WikiServing:
         """Where it listens."""
         return self._ports[0]
 
-    def peer(self, dialect: Dialect = Dialect.WIKI2, *, timeout: float = 30.0) -> Peer:
+    def peer(self, dialect: Dialect = Dialect.WIKI2, *, timeout: float = 90.0) -> Peer:
         """Return it as a client sees it."""
         return Peer(host="127.0.0.1", port=self.port, key=read_key(KEY), dialect=dialect, user="maui", timeout=timeout)
 
@@ -118,7 +118,7 @@ class WikiServing:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def ask(self, message: str, *, dialect: Dialect = Dialect.WIKI2, timeout: float = 30.0) -> Reply:
+    def ask(self, message: str, *, dialect: Dialect = Dialect.WIKI2, timeout: float = 90.0) -> Reply:
         """Send a request, written as on the wire (``GETJOBS ARG=0:ALL``), and return the reply."""
         request = parse_request(f"CMD={message}".encode(), Dialect.WIKI2)
         return anyio.run(partial(exchange, self.peer(dialect, timeout=timeout), request))
