@@ -254,10 +254,10 @@ async def test_a_restart_of_the_center_changes_nothing(site: Site) -> None:
         again = await site.wait_for(AgentRegistered, after=seen)
         assert not again.first
         assert [(report.task, report.running) for report in again.tasks] == [("t", True)]
-        await anyio.Path(site.directory / "go").write_text("\n")
     seen = len(site.events)
     async with site.serving():
         await site.wait_for(AgentRegistered, after=seen)
+        await anyio.Path(site.directory / "go").write_text("\n")
         assert (await site.wait_for(AgentTaskEnded, after=seen)).end == EXITED
         assert site.output("t") == "".join(f"{i}\n" for i in range(1, 1001)).encode() * 300
     seen = len(site.events)

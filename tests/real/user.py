@@ -29,6 +29,7 @@ from koala_adapter.errors import KoalaError
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
 from koala_adapter.plugin.commands import login_name
+from tests.real import forkserver
 from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.pbs import PbsServer
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.reports import JobReport
+    from tests.real.forkserver import Forked
 
 Values: TypeAlias = "Mapping[str, int | float | str | bool]"
 
@@ -137,7 +139,7 @@ class KoalaUser:
         self.log = directory / "service.log"
         self.account = None if account is None else pwd.getpwnam(account)
         self.systems = {system.name: system for system in systems}
-        self.service: subprocess.Popen[bytes] | None = None
+        self.service: subprocess.Popen[bytes] | Forked | None = None
         self.client = Client(self.state)
         self.kills = 0
         for own in (directory, self.output):
@@ -171,7 +173,7 @@ class KoalaUser:
         """Start the service and return when it answers."""
         reader, writer = os.pipe()
         with self.log.open("ab") as log:
-            self.service = self._popen("serve", "--ready-descriptor", str(writer), output=log.fileno(), keep=writer)
+            self.service = self._started_into(log.fileno(), "serve", keep=writer)
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
             if not ready.read():
@@ -249,10 +251,25 @@ class KoalaUser:
         """Start ``koala`` with arguments and return at once."""
         return self._popen(*arguments, output=subprocess.PIPE)
 
-    def start_into(self, path: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    def start_into(self, path: Path, *arguments: str) -> subprocess.Popen[bytes] | Forked:
         """Start ``koala`` with arguments and return at once; all that it prints goes into a file."""
         with path.open("ab") as output:
-            return self._popen(*arguments, output=output.fileno())
+            return self._started_into(output.fileno(), *arguments)
+
+    def _started_into(self, output: int, *arguments: str, keep: int | None = None) -> subprocess.Popen[bytes] | Forked:
+        """``keep``: where it is to say that it is ready."""
+        if self.account is not None:
+            ready = () if keep is None else ("--ready-descriptor", str(keep))
+            return self._popen(*arguments, *ready, output=output, keep=keep)
+        ready = () if keep is None else ("--ready-descriptor", str(forkserver.KEPT))
+        return forkserver.start(
+            [*arguments, *ready],
+            environment=self.environment(),
+            directory=self.directory,
+            output=output,
+            errors=output,
+            keep=keep,
+        )
 
     def run(self, *arguments: str) -> Result:
         """Run ``koala`` with arguments to its end: inside this process, which has imported it, where that can be."""
