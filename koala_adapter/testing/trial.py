@@ -71,7 +71,7 @@ class LrmUnderTest:
     unavailable_within: float = 60.0
     """Seconds within which any method of an unreachable LRM must have raised LrmUnavailableError."""
     walltime_precision: float | None = None
-    """Seconds by which a job may outlive a walltime of 1 second, beside ``patience``; None: the LRM cannot end a job that
+    """Seconds by which a job may outlive a walltime of 1 second, beside ``patience``; None: the LRM cannot end a job so
     soon, and only the request of a walltime is tested."""
     poll_interval: float = 0.2
     """Seconds between two looks at the LRM while waiting."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_without_a_site_file_batch_systems_are_looked_for_first(tmp_path: Path) -> None:
-    """Before the service has an event loop, which can have no other inside; here there is none whose commands are found."""
+    """Before the service has an event loop, which can have no other inside; here none is found."""
     environment = {"HOME": str(tmp_path), "PATH": str(tmp_path), "KOALA_SITE": None, "KOALA_STATE": str(tmp_path / "s")}
     done = CliRunner().invoke(koala, ["serve", "--end-when-idle", "0"], env=environment)
     assert done.exit_code == EXIT_CONFIGURATION, done.stderr
