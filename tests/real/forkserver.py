@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +36,14 @@ KEPT = 3
 """Descriptor as which a process finds the one that it is to keep."""
 HIGH, END = 200, 1024
 """Descriptors among which nothing is in the way, and beyond all of them."""
+
+
+class Order(TypedDict):
+    """What a process is to be."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
 
 
 class Forked:
@@ -128,10 +136,11 @@ def start(
     keep: int | None = None,
 ) -> Forked:
     """Start ``koala`` with arguments; it finds the descriptor ``keep``, if any, as KEPT."""
-    order = json.dumps({"arguments": list(arguments), "environment": dict(environment), "directory": str(directory)})
+    order = Order(arguments=[*arguments], environment={**environment}, directory=str(directory))
     told, telling = os.pipe()
     try:
-        socket.send_fds(source().orders, [order.encode()], [telling, output, errors, *([] if keep is None else [keep])])
+        text = json.dumps(order).encode()
+        socket.send_fds(source().orders, [text], [telling, output, errors, *([] if keep is None else [keep])])
     finally:
         os.close(telling)
     return Forked(arguments, told)
@@ -153,7 +162,7 @@ def serve(orders: socket.socket) -> list[str] | None:
             os.close(descriptor)
 
 
-def become(order: dict[str, object], descriptors: Sequence[int]) -> list[str]:
+def become(order: Order, descriptors: Sequence[int]) -> list[str]:
     """Return as the process that was ordered; another one waits for its end and tells it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     status, *rest = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, HIGH) for one in descriptors]
@@ -170,11 +179,11 @@ def become(order: dict[str, object], descriptors: Sequence[int]) -> list[str]:
     for place, one in enumerate([nothing, *rest]):
         os.dup2(one, place)
     os.closerange(1 + len(rest), END)
-    os.chdir(str(order["directory"]))
+    os.chdir(order["directory"])
     os.environ.clear()
-    os.environ.update(order["environment"])  # type: ignore[arg-type]
+    os.environ.update(order["environment"])
     random.seed()
-    return order["arguments"]  # type: ignore[return-value]
+    return order["arguments"]
 
 
 def main() -> None:

@@ -186,7 +186,7 @@ def test_nobody_else_finds_a_secret(scene: Scene) -> None:
     loot = scene.search(THIEF)
     assert {name: places for name, places in loot.found.items() if places} == {}
     # It did look, and was shown what everybody is shown.
-    assert loot.read > 100
+    assert loot.read > 20
     for secret in scene.secrets.values():
         assert any(secret.batch in text for text in loot.said.values())
     (refusal,) = [text for command, text in loot.said.items() if "batch_script" in command]
