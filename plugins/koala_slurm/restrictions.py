@@ -32,6 +32,7 @@ NAMES = (
     "NtasksPerN:B:S:C",
     "ReqSwitch",
     "MinTmpDiskNode",
+    "QOS",
 )
 """What is read here of ``scontrol show job``."""
 
@@ -57,6 +58,7 @@ class Restrictions:
     disk_mib: int | None = None
     throttle: int = 0
     """Elements of its array that may run at the same time; 0: any number."""
+    qos: str = ""
     obstacle: str = ""
 
 
@@ -84,6 +86,7 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
         licenses=_numbers(asked.get("Licenses", ""), separator=":"),
         disk_mib=_mebibytes(disk),
         throttle=int(throttle) if throttle.isdecimal() else 0,
+        qos=asked.get("QOS", ""),
         obstacle=_obstacle(asked),
     )
 
