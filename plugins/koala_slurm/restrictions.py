@@ -45,6 +45,7 @@ _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
 _NOTHING = frozenset({"", "(null)", "*", "N/A", "0", "None"})
 OURS = "koala_start_"
+HETEROGENEOUS = "the components of a heterogeneous job start together, which cannot be asked for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def _obstacle(asked: Mapping[str, str]) -> str:
     layout = asked.get("ReqB:S:C:T", "").split(":")
     trackable = [name for name in ("TresPerJob", "TresPerTask", "TresPerSocket") if name in asked]
     problems = (
-        ("HetJobId" in asked, "the components of a heterogeneous job start together, which cannot be asked for"),
+        ("HetJobId" in asked, HETEROGENEOUS),
         (bool(trackable), f"it asks for {' and '.join(asked[name] for name in trackable)}, not by node"),
         (reservation and not reservation.startswith(OURS), f"it runs in reservation {reservation} only"),
         (asked.get("Contiguous") == "1", "it wants nodes that are next to each other (--contiguous)"),

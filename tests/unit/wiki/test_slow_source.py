@@ -25,11 +25,13 @@ LITTLE = 0.05
 """Seconds for which a request waits for a listing that does not come."""
 
 
-def slow_server(path: Path, *, oldest: float = LONG) -> Server:
+def slow_server(path: Path, *, oldest: float = LONG, reply_within: float = LONG) -> Server:
     """Return a server whose source has one job that waits, and is silent until it is told to answer."""
     source = SlowSource()
     source.add(job("5", 2))
-    return Server(path, source, cache=LONG, reply_within=LITTLE, oldest=oldest, port=0)
+    server = Server(path, source, cache=LONG, reply_within=reply_within, oldest=oldest, port=0)
+    server.resource.readings.patience = LITTLE
+    return server
 
 
 def source_of(server: Server) -> SlowSource:
@@ -120,7 +122,7 @@ async def test_interrupted_starts_are_set_right_when_it_answers(tmp_path: Path) 
     wishes = OriginalRequest(processors=2)
     starts.note(Pin(job_id=LrmJobId("5"), submitted_at=NOW - 60, nodes=(("n1", 2),), wishes=wishes, at=NOW - 1))
     starts.close()
-    server = slow_server(tmp_path)
+    server = slow_server(tmp_path, reply_within=LITTLE)
     async with anyio.create_task_group() as tasks:
         with anyio.fail_after(60):
             assert await tasks.start(partial(serve, server.resource)) > 0
