@@ -40,7 +40,8 @@ import anyio
 
 from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation.conversation import Conversation
-from koala_adapter.negotiation.endpoint import Endpoint, Limits, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.endpoint import Endpoint, Limits
+from koala_adapter.negotiation.events import OfferAccepted, OfferReceived
 from koala_adapter.negotiation.granting import Granter, Promised
 from koala_adapter.negotiation.peerlistener import PeerListener
 from koala_adapter.negotiation.reservations import ReservationBook

@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.endpoint import Agreed, Ended, Endpoint, OfferAccepted, OfferReceived, Unreadable
+from koala_adapter.negotiation.endpoint import Endpoint
+from koala_adapter.negotiation.events import Agreed, Ended, OfferAccepted, OfferReceived, Unreadable
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from koala_adapter.model import JobId
-    from koala_adapter.negotiation.endpoint import Event
+    from koala_adapter.negotiation.events import Event
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
@@ -140,7 +141,7 @@ class Negotiations:
         template = offer_of(record, party, claim, change, host, answer_within=self._answer_within)
         if template is None:
             reason = "the first process bears the others, and stays" if change.processors < 0 else "no size of its fits"
-            self._answer(record.job.id, change.number, 0, reason)
+            self._decline(record.job.id, change.number, reason)
             return
         endpoint = self._endpoint(record.job.id, first)
         if endpoint.state(template.key) is not State.NEW:
@@ -258,7 +259,7 @@ class Negotiations:
         elif isinstance(event, OfferAccepted | Agreed):
             number = self._number_of(record.job.id, rank, event.key)
             if number is not None:
-                self._answer(record.job.id, number, event.template.quantity(CPU))
+                self._answer(record.job.id, number, event.template)
             else:  # it could not be said while the application had the last word
                 reason = record.last_trouble or "it cannot be had any more"
                 self._endpoint(record.job.id, rank).send(withdrawn(event.template, reason), self._clock())
@@ -267,7 +268,7 @@ class Negotiations:
             if number is not None and event.was_agreed:
                 self._give_up(record.job.id, number, event.reason)
             elif number is not None:
-                self._answer(record.job.id, number, 0, event.reason)
+                self._decline(record.job.id, number, event.reason)
                 self._give_up(record.job.id, number, event.reason or "the application has not committed to it")
 
     def _number_of(self, job_id: JobId, rank: int, key: NegotiationKey) -> int | None:
@@ -360,8 +361,20 @@ class Negotiations:
     def _answer_within(self) -> float:
         return round(min(ANSWER_WITHIN, 0.9 * self._answer_timeout()), 3)
 
-    def _answer(self, job_id: JobId, number: int, count: int, reason: str = "") -> None:
-        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=count, reason=reason))
+    def _answer(self, job_id: JobId, number: int, settled: Template) -> None:
+        without_memory = any(one.type == MEMORY and one.declined for one in settled.resources)
+        self._report(
+            ev.OfferAnswered(
+                time=self._clock(),
+                job_id=job_id,
+                number=number,
+                accepted=settled.quantity(CPU),
+                memory_declined=without_memory,
+            )
+        )
+
+    def _decline(self, job_id: JobId, number: int, reason: str) -> None:
+        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=reason))
 
     def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
         self._agreements[job_id].pop(number, None)
