@@ -59,6 +59,9 @@ Watch: TypeAlias = "Callable[[Side, Template, bytes], None]"
 """Takes note of each template that passes: who has said it, what it is, and as it was written."""
 
 
+_NOT_NOW = {message: f"{message.value!r} does not follow" for message in Message}
+
+
 @dataclass(slots=True, kw_only=True)
 class _Negotiation:
     state: State = State.NEW
@@ -219,7 +222,7 @@ class Endpoint:
             problem = "" if same_quantities(template, known.standing) else "it is not what stands"
         if message in {Message.ACCEPT, Message.COMMIT} and template.round not in {None, known.round}:
             problem = f"round {template.round} is not the last one, {known.round}"
-        return (Message.MISMATCH if problem else message), problem or f"{message.value!r} does not follow"
+        return (Message.MISMATCH, problem) if problem else (message, _NOT_NOW[message])
 
     def _classified_first(self, template: Template, message: Message) -> tuple[Message, str]:
         if message is not Message.OFFER:
@@ -228,7 +231,7 @@ class Endpoint:
             return Message.UNFIT, f"{self.side} has not begun this negotiation"
         if template.round not in {None, 1}:
             return Message.UNFIT, "the first offer has round 1"
-        if all(one.declined for one in template.resources):
+        if template.empty:
             return Message.UNFIT, "an offer in which everything is declined is none"
         if self.open_negotiations >= self.limits.most_open:
             return Message.UNFIT, f"{self.limits.most_open} negotiations are open already"
