@@ -59,6 +59,9 @@ Watch: TypeAlias = "Callable[[Side, Template, bytes], None]"
 """Takes note of each template that passes: who has said it, what it is, and as it was written."""
 
 
+Recall: TypeAlias = "Callable[[NegotiationKey], Template | None]"
+"""Returns the template that ended a negotiation, whoever said it; None: it is not known to have ended."""
+_GOES_ON = frozenset({Status.ACCEPTED, Status.COMMITTED, Status.CONSUMED})
 _NOT_NOW = {message: f"{message.value!r} does not follow" for message in Message}
 
 
@@ -77,14 +80,16 @@ class Endpoint:
 
     def __init__(
         self, *, side: Side, host: str, peer: str, limits: Limits | None = None, strict_peer: bool = False,
-        watch: Watch | None = None,
+        watch: Watch | None = None, recall: Recall | None = None,
     ) -> None:  # fmt: skip
         """``host`` and ``peer`` are named in complaints. ``strict_peer``: send nothing but the published form.
 
-        ``watch`` takes note of all templates, those that are to be said before they are.
+        ``watch`` takes note of all templates, those that are to be said before they are. ``recall`` is asked for what
+        ended a negotiation that is not known here (any more).
         """
         self.side = side
         self._watch = watch
+        self._recall = recall
         self._host = host
         self._peer = peer
         self.limits = limits or Limits()
@@ -189,6 +194,8 @@ class Endpoint:
         known = self._known.get(key)
         if known is not None:
             template = completed(template, known.standing)
+        elif self._told_how_it_ended(template):
+            return []
         message, problem = self._classified(template, known)
         state = State.NEW if known is None else known.state
         step = RECEIVED[state][message]
@@ -207,6 +214,16 @@ class Endpoint:
         if step.state is state:
             return []
         return [event_of(key, known.standing, step.state, before=state, reason=template.reason or problem)]
+
+    def _told_how_it_ended(self, template: Template) -> bool:
+        """Tell a peer that goes on with a negotiation how that ended before this endpoint began, if it did."""
+        if self._recall is None or template.status not in _GOES_ON:
+            return False
+        final = self._recall(template.key)
+        if final is None:
+            return False
+        self._write(final)
+        return True
 
     def _classified(self, template: Template, known: _Negotiation | None) -> tuple[Message, str]:
         """Return what a message is, and what is wrong with it."""

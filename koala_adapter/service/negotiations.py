@@ -35,8 +35,8 @@ from koala_adapter.negotiation.template import (
 )
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.service.changetemplates import HOST, memory_wanted, offer_of, problem_of, restored, round_of
-from koala_adapter.service.negotiationparties import NEGOTIATOR
+from koala_adapter.service.changetemplates import HOST, host_of, memory_wanted, offer_of, problem_of, restored, round_of
+from koala_adapter.service.negotiationrecord import final_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +137,7 @@ class Negotiations:
         first = party.speaker(claim.component)
         if first is None or not party.ready(claim.component):
             return  # it is said when all have come
-        host = self._host_of(record, first)
+        host = host_of(record, first)
         template = offer_of(record, party, claim, change, host, answer_within=self._answer_within)
         if template is None:
             reason = "the first process bears the others, and stays" if change.processors < 0 else "no size of its fits"
@@ -336,7 +336,7 @@ class Negotiations:
             rank = change.asker if change.agreement else party.speaker(claim.component) if kept is None else kept.rank
             if rank is None or change.number in self._agreements[record.job.id]:
                 continue
-            host = self._host_of(record, rank)
+            host = host_of(record, rank)
             found = restored(record, claim, change, host, kept, carried_out=party.carries_out(change))
             if found is None:
                 continue  # it is offered again
@@ -354,8 +354,14 @@ class Negotiations:
         endpoints = self._endpoints[job_id]
         if rank not in endpoints:
             watch = partial(self._keep, job_id, rank)
-            endpoints[rank] = Endpoint(side=Side.RMS, host=HOST, peer="application", watch=watch)
+            recall = partial(self._final_word, job_id, rank)
+            endpoints[rank] = Endpoint(side=Side.RMS, host=HOST, peer="application", watch=watch, recall=recall)
         return endpoints[rank]
+
+    def _final_word(self, job_id: JobId, rank: int, key: NegotiationKey) -> Template | None:
+        """Return what ended a negotiation with a process before this service began."""
+        kept = self._recalled(job_id, key.initiator, key.agreement_id)
+        return final_word(kept) if kept is not None and kept.rank == rank else None
 
     @property
     def _answer_within(self) -> float:
@@ -379,13 +385,6 @@ class Negotiations:
     def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
         self._agreements[job_id].pop(number, None)
         self._report(ev.ChangeGivenUp(time=self._clock(), job_id=job_id, number=number, reason=reason))
-
-    @staticmethod
-    def _host_of(record: JobRecord, rank: int) -> str:
-        if rank == NEGOTIATOR:
-            return "negotiator"
-        one = record.ranks[rank]
-        return one.host or one.address or "application"
 
     def _flush(self, job_id: JobId) -> None:
         for rank, endpoint in self._endpoints[job_id].items():
