@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,8 @@ COMMAND = ("/bin/sh", "-c", _SCRIPT)
 """Any Python from 3.6 on; what is imported is in the library, where PYTHONPATH begins."""
 
 
+URGENT = 23
+"""SIGURG: what is no launcher does not notice it."""
 KILLED_LATER = 10
 """Seconds after a launcher's own time for its task, in which it must have gone."""
 
@@ -53,5 +54,5 @@ class SweepRunner(WorkersRunner):
 
     def _ask(self, rank: Rank) -> Sequence[Order]:
         """Ask by a signal that the task, which gets it, too, does not notice."""
-        asked = Signal(task=self.task_of(rank.rank), signal=signal.SIGURG)
+        asked = Signal(task=self.task_of(rank.rank), signal=URGENT)
         return [AddressedSignal(placeholder=rank.placeholder, signal=asked)]

@@ -118,8 +118,9 @@ def _how(end: TaskEnd) -> str:
 
 def _bad_end(record: JobRecord, rank: int | None, end: TaskEnd) -> JobOutcome:
     component = None if rank is None else record.ranks[rank].component
-    application = "the sweep" if record.job.runner is RunnerName.SWEEP else "the MPI application"
-    who = application if rank is None else f"rank {rank} (component {component!r})"
+    if rank is None and record.job.runner is RunnerName.SWEEP:
+        return JobOutcome(state=JobState.FAILED, reason=end.reason, exit_code=end.status, detail=end.detail)
+    who = "the MPI application" if rank is None else f"rank {rank} (component {component!r})"
     said = {
         EndReason.EXITED: f"{who} exited with status {end.exit_code}",
         EndReason.SIGNALLED: f"{who} was killed by signal {end.signal}",

@@ -72,12 +72,9 @@ class SweepFiles:
                 kept.write_bytes(Path(axis.file).read_bytes())
             axes.append(axis if axis.file is None else replace(axis, file=str(kept)))
         kept_job = replace(job, sweep=replace(job.sweep, axes=tuple(axes)))
-        _replace(self.directory / JOB, json.dumps(asdict(kept_job), ensure_ascii=False))
-
-    def kept_job(self) -> dict[str, Any]:
-        """Return the fields of the job as it was kept. Raises OSError and ValueError."""
-        found: dict[str, Any] = json.loads((self.directory / JOB).read_bytes())
-        return found
+        own = self.directory.parent.parent / job.id / FOLDER
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(own / JOB, json.dumps(asdict(kept_job), ensure_ascii=False))
 
     def expansion(self, sweep: Sweep) -> Expansion:
         """Return the tasks, with the values as they were kept. Raises OSError and ConfigurationError."""
@@ -181,6 +178,12 @@ def progress_in(directory: Path) -> SweepProgress | None:
 def recorded_progress(jobs: Path, job: Job) -> SweepProgress | None:
     """Return how far the sweep of a job is by what is written below the directory of all jobs; None: it has none."""
     return None if job.sweep is None else progress_in(jobs / first_job(job) / FOLDER)
+
+
+def kept_job(jobs: Path, job_id: JobId) -> dict[str, Any]:
+    """Return the fields of the job of a sweep as it was kept. Raises OSError and ValueError."""
+    found: dict[str, Any] = json.loads((jobs / job_id / FOLDER / JOB).read_bytes())
+    return found
 
 
 def entries_in(directory: Path) -> Iterator[dict[str, Any]]:
