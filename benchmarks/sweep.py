@@ -23,7 +23,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
 import koala_adapter as koala  # noqa: E402 - needs the path set above
 
-
 NOTHING = "0.0000000000"
 """Before the number of a task: a further time for sleep, of no length."""
 

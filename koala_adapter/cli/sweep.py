@@ -72,7 +72,8 @@ def sweep(
             raise click.UsageError("with --resume the sweep is what it was: nothing may stand beside it but -n and -t")
         job = _resumed(session, resume, maximum=maximum, walltime=walltime)
     else:
-        from koala_adapter.config.commandsweep import MOST_LAUNCHERS, WALLTIME, CommandSweep, split_words
+        from koala_adapter.config.commandjob import WALLTIME
+        from koala_adapter.config.commandsweep import MOST_LAUNCHERS, CommandSweep, split_words
 
         command, parameters = split_words(words)
         wanted = CommandSweep(
