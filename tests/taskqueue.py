@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 from pathlib import Path
 
@@ -19,9 +18,23 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def write_taskqueue(directory: Path, *, tasks: int, seconds: float, name: str = "taskqueue", more: str = "") -> Path:
-    """Return the path of its job file in a directory; ``more``: further keys of the workers."""
-    shutil.copy(EXAMPLE / "taskqueue.py", directory)
+SUM = '    print(f"sum'
+"""How the last line of the head begins."""
+
+
+def write_taskqueue(
+    directory: Path, *, tasks: int, seconds: float, name: str = "taskqueue", more: str = "", gate: Path | None = None
+) -> Path:
+    """Return the path of its job file in a directory; ``more``: further keys of the workers.
+
+    ``gate``: the head does not end before this file exists, however long a test takes to look at it.
+    """
+    script = (EXAMPLE / "taskqueue.py").read_text(encoding="utf-8")
+    if gate is not None:
+        assert script.count(SUM) == 1
+        wait = f"    while not os.path.exists({str(gate)!r}):\n        time.sleep(0.1)\n"
+        script = script.replace(SUM, wait + SUM)
+    (directory / "taskqueue.py").write_text(script, encoding="utf-8")
     key = directory / "authkey"
     key.write_bytes(os.urandom(32))
     key.chmod(0o600)
