@@ -108,10 +108,10 @@ class Applications:
         Raises JobRefusedError, and leaves nothing then.
         """
         try:
-            for component in job.components:
-                self._keep(job.id, component)
             if self._sweeps is not None:
                 self._sweeps.keep(job)
+            for component in job.components:
+                self._keep(job.id, component)
         except OSError as error:
             self.forget(job.id)
             message = f"input file {error.filename}: {error.strerror}"
