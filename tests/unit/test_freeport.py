@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import socket
-
-import pytest
+from typing import TYPE_CHECKING
 
 from koala_adapter.net import freeport
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_it_is_below_what_the_system_gives() -> None:
