@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded schedules of faults, dozens by day and some hundred by night. A failure names its seed: ``World(SEED).run()`` repeats it exactly.
+"""Seeded schedules of faults, dozens by day and some hundred by night.
+
+A failure names its seed: ``World(SEED).run()`` repeats it exactly.
 
 The tests of what schedules contain run the first seeds of their kind with all checks; where one schedule is one test,
 the seeds go on from there. More of each kind are run in the night, and any number by ``tox run -e faults``.
