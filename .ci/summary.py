@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes `make test`: one line for each report of pytest, then each test without a pass, with the reason; the slowest.
+"""Closes `make test`: one line for each report of pytest, then what failed, and why; what was skipped; the slowest.
 
 Stands apart from pytest because several runs of it, each in an environment of its own, make up the tests.
 """
@@ -12,6 +12,8 @@ from xml.etree import ElementTree as ET
 
 LONGEST_REASON = 160
 SLOWEST = 10
+LAST_LINES = 40
+"""Lines of a failed test case's output that are shown: the end says what went wrong."""
 
 
 def first_line(text: str) -> str:
@@ -20,15 +22,31 @@ def first_line(text: str) -> str:
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
 
 
-def exceptional(report: ET.Element) -> list[str]:
-    """Return a line for each test case of a JUnit report that did not run to a pass."""
+def failures(report: ET.Element) -> list[str]:
+    """Return the name of each test case of a JUnit report that failed, with the end of what it left to be read."""
     lines = []
     for case in report.iter("testcase"):
         for outcome in case:
-            if outcome.tag in {"failure", "error", "skipped"}:
-                name = f"{case.get('classname', '')}::{case.get('name', '')}"
-                lines.append(f"  {outcome.tag} {name}: {first_line(outcome.get('message', ''))}")
+            if outcome.tag in {"failure", "error"}:
+                lines.append(f"  {outcome.tag} {name_of(case)}: {first_line(outcome.get('message', ''))}")
+                lines += [f"    {line}" for line in (outcome.text or "").rstrip().splitlines()[-LAST_LINES:]]
     return lines
+
+
+def skips(report: ET.Element) -> list[str]:
+    """Return a line for each reason for which test cases of a JUnit report were skipped: how many, and the first."""
+    names: dict[str, list[str]] = {}
+    for case in report.iter("testcase"):
+        for outcome in case.iter("skipped"):
+            names.setdefault(first_line(outcome.get("message", "")), []).append(name_of(case))
+    return [
+        f"  skipped {len(of)}: {reason} ({of[0]}{', …' if len(of) > 1 else ''})" for reason, of in sorted(names.items())
+    ]
+
+
+def name_of(case: ET.Element) -> str:
+    """Return the name of a test case, with its module."""
+    return f"{case.get('classname', '')}::{case.get('name', '')}"
 
 
 def counts(report: ET.Element) -> str:
@@ -43,23 +61,19 @@ def counts(report: ET.Element) -> str:
 
 def durations(report: ET.Element) -> list[tuple[float, str]]:
     """Return the seconds that each test case of a JUnit report took, and its name."""
-    return [
-        (float(case.get("time", "0")), f"{case.get('classname', '')}::{case.get('name', '')}")
-        for case in report.iter("testcase")
-    ]
+    return [(float(case.get("time", "0")), name_of(case)) for case in report.iter("testcase")]
 
 
 def main(directory: Path) -> None:
     """Print the summary of all reports in `directory`."""
     paths = sorted(directory.glob("*.xml"))
     print("summary of the tests:" if paths else "summary of the tests: none ran")
-    taken: list[tuple[float, str]] = []
-    for path in paths:
-        report = ET.parse(path).getroot()
-        taken += durations(report)
+    reports = [ET.parse(path).getroot() for path in paths]
+    for path, report in zip(paths, reports, strict=True):
         print(f"{path.stem}: {counts(report)}")
-        for line in exceptional(report):
-            print(line)
+    for line in [line for of in (failures, skips) for report in reports for line in of(report)]:
+        print(line)
+    taken = [one for report in reports for one in durations(report)]
     slowest = sorted(taken, reverse=True)[:SLOWEST]
     if slowest:
         print("slowest:")

@@ -59,7 +59,7 @@ plugin = "local"
 poll_interval = 0.5
 requests_per_minute = 600
 output_directory = "{directory}"
-settings = {{ processors = 4, idle_seconds = 60 }}
+settings = {{ processors = 4, idle_seconds = 60, answer_seconds = 60 }}
 
 [[clusters]]
 name = "beta"
@@ -67,7 +67,7 @@ plugin = "local"
 poll_interval = 0.5
 requests_per_minute = 600
 output_directory = "{directory}"
-settings = {{ processors = 4, idle_seconds = 60 }}
+settings = {{ processors = 4, idle_seconds = 60, answer_seconds = 60 }}
 """
 
 JOB = """\
@@ -329,6 +329,22 @@ def eventually(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < until, "it did not come true"
         time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A file for which jobs wait: what a test wants to see of them cannot pass unseen, however slow the machine is."""
+
+    path: Path
+
+    @property
+    def wait(self) -> str:
+        """The shell command that ends once the gate is open."""
+        return f"while [ ! -e {self.path} ]; do sleep 0.1; done"
+
+    def open(self) -> None:
+        """Let all through that wait, and whoever comes."""
+        self.path.touch()
 
 
 def processes_naming(text: str) -> Sequence[int]:

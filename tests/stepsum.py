@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -65,9 +64,18 @@ def write_stepsum(
     maximum: int = 6,
     name: str = "stepsum",
     more: str = "flexible = true\n",
+    gate: Path | None = None,
 ) -> str:
-    """Return the path of its job file in a directory; ``more``: further keys of its component."""
-    shutil.copy(EXAMPLE, directory)
+    """Return the path of its job file in a directory; ``more``: further keys of its component.
+
+    ``gate``: a file; as soon as there is one, steps take no time any more.
+    """
+    text, waits = EXAMPLE.read_text(encoding="utf-8"), "        time.sleep(seconds)\n"
+    assert text.count(waits) == 2
+    if gate is not None:
+        text = text.replace(waits, f"        time.sleep(0 if os.path.exists({str(gate)!r}) else seconds)\n")
+        text = text.replace("import json\n", "import json\nimport os\n", 1)
+    (directory / EXAMPLE.name).write_text(text, encoding="utf-8")
     command = json.dumps(["python3", "stepsum.py", str(steps), str(seconds)])
     path = directory / f"{name}.toml"
     path.write_text(

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
+
+from koala_adapter.net.freeport import free_port
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "malleable"
 
@@ -21,13 +22,6 @@ UNTIL_TOLD = {
     ),
 }
 """What is changed in the program so that there is work until there is a file."""
-
-
-def free_port() -> int:
-    """Return a port on which nobody listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def write_taskqueue(

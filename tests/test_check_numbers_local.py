@@ -50,7 +50,7 @@ async def tried(kind: type[LocalLrm], processors: int, directory: Path) -> dict[
     try:
         async with anyio.create_task_group() as tasks:
             await center.serve(tasks)
-            results = await Trial(center, site.clusters[0], lrm, timeout=60, tell=lambda _: None).run()
+            results = await Trial(center, site.clusters[0], lrm, timeout=120, tell=lambda _: None).run()
             tasks.cancel_scope.cancel()
         assert [job for job in await lrm.jobs() if job.state is not LrmJobState.ENDED] == []
     finally:

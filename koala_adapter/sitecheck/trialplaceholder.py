@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 
 LOOK = 1.0
 """Seconds between two looks at the LRM, at least; the bound of requests may make it more."""
-COMMAND_TIME = 15.0
+COMMAND_TIME = 60.0
 """Seconds that a command in the placeholder may take, there and back."""
-GOING_TIME = 30.0
+GOING_TIME = 60.0
 """Seconds that a placeholder may take to go once it was told to."""
-LEAVING_TIME = 15.0
+LEAVING_TIME = 30.0
 """The same when we must go ourselves; its lease ends what is slower."""
 PROBE = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
 """Asks the interpreter that runs the agent for its version."""
 COUNT = 2
 """Placeholders of a trial."""
-SECOND_TIME = 20.0
+SECOND_TIME = 60.0
 """Seconds that the second may take to report after the first, when it runs."""
 WAITING_TIME = 4.0
 """The same when it waits: there may be no room for it."""
@@ -94,6 +94,7 @@ class Trial:
                 await self._wait_for_agents()
             reported = next((id_ for id_, visit in self._visits.items() if visit.agent is not None), None)
             if reported is None:
+                await self._look()  # the last one may have been interrupted, or be from before something started
                 return (await self._silence(),)
             held = await self._use(reported, time.monotonic() - started)
             mpi = [await self._try_mpi(reported)] if held.ok else []

@@ -3,19 +3,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from koala_adapter.plugin import PluginDefinition
 from koala_sge.discovery import discover
 from koala_sge.lrm import CAPABILITIES, SgeLrm
 from koala_sge.settings import SgeSettings
+from koala_sge.wrapper import behind_wrapper
+
+if TYPE_CHECKING:
+    from koala_adapter.plugin import ClusterContext
 
 __all__ = ["PLUGIN", "SgeLrm", "SgeSettings"]
+
+
+def _make_lrm(context: ClusterContext, settings: SgeSettings) -> SgeLrm:
+    return SgeLrm(context, behind_wrapper(settings))
+
 
 PLUGIN = PluginDefinition(
     name="sge",
     summary="Grid Engine 8.1 and relatives (Son of Grid Engine, Univa, Open Cluster Scheduler).",
     settings=SgeSettings,
     capabilities=CAPABILITIES,
-    factory=SgeLrm,
+    factory=_make_lrm,
     identified_by=("root", "cell", "qmaster_port", "bin_directory"),
     discover=discover,
 )

@@ -164,7 +164,11 @@ def survive(serving: WikiServing, jobs: Mapping[str, str], *, kills: int, betwee
 
 
 def trouble(cell: GridEngineCell, turn: int) -> None:
-    """Queue running jobs again, then lose the host."""
+    """Queue running jobs again, then lose the host; take errors from the queues as an operator does.
+
+    Grid Engine closes a queue whose host was lost in the very moment in which a job was handed to it.
+    """
+    cell.run("qmod", "-cq", "*", check=False)
     if turn == 1:
         for row in cell.qstat("-s", "r").splitlines()[2:]:
             cell.run("qmod", "-rj", row.split()[0], check=False)
