@@ -59,7 +59,7 @@ plugin = "local"
 poll_interval = 0.5
 requests_per_minute = 600
 output_directory = "{directory}"
-settings = {{ processors = 4, idle_seconds = 60 }}
+settings = {{ processors = 4, idle_seconds = 60, answer_seconds = 60 }}
 
 [[clusters]]
 name = "beta"
@@ -67,7 +67,7 @@ plugin = "local"
 poll_interval = 0.5
 requests_per_minute = 600
 output_directory = "{directory}"
-settings = {{ processors = 4, idle_seconds = 60 }}
+settings = {{ processors = 4, idle_seconds = 60, answer_seconds = 60 }}
 """
 
 JOB = """\

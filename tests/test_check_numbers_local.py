@@ -105,7 +105,7 @@ async def tried(kind: type[LocalLrm], processors: int, directory: Path) -> dict[
         async with anyio.create_task_group() as tasks:
             await center.serve(tasks)
             hear = lrm.hear if isinstance(lrm, Leaving) else lambda _: None
-            results = await Trial(center, site.clusters[0], lrm, timeout=60, tell=hear).run()
+            results = await Trial(center, site.clusters[0], lrm, timeout=120, tell=hear).run()
             tasks.cancel_scope.cancel()
         await eventually(lambda: LocalLrm.jobs(lrm), has_ended, what="nothing stays behind", seconds=60)
     finally:

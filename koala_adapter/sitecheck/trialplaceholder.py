@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm
     from koala_adapter.sitecheck.trialcenter import TrialCenter
 
-COMMAND_TIME = 15.0
+COMMAND_TIME = 60.0
 """Seconds that a command in the placeholder may take, there and back."""
-GOING_TIME = 30.0
+GOING_TIME = 60.0
 """Seconds that a placeholder may take to go once it was told to; a listing that was asked for later decides."""
-LEAVING_TIME = 15.0
+LEAVING_TIME = 30.0
 """The same when we must go ourselves; its lease ends what is slower."""
 PROBE = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
 """Asks the interpreter that runs the agent for its version."""
 COUNT = 2
 """Placeholders of a trial."""
-SECOND_TIME = 20.0
+SECOND_TIME = 60.0
 """Seconds that the second may take to report after the first, when it runs."""
 WAITING_TIME = 4.0
 """The same when it waits: there may be no room for it."""
