@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job whose ranks note that they ran, write for a while, and end with a code that the user must get to know."""
+"""A job whose ranks note that they ran, write for a while, and end, when told, with a code for the user to know."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.outcome import JobState
+from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ SCRIPT = """\
 echo "$KOALA_RANK" >>"{ran}"
 i=0
 while [ $i -lt {lines} ]; do i=$((i+1)); echo "line $i"; echo "error $i" >&2; sleep 0.2; done
+until [ -e "{go}" ]; do sleep 0.2; done
 if [ "$KOALA_RANK" = {last} ]; then
     while [ "$(wc -l <"{over}")" -lt {last} ]; do sleep 0.1; done
     exit {code}
@@ -51,7 +53,12 @@ class NotedRanks:
     def parts(self) -> Sequence[str]:
         """Return the components of a job file."""
         script = SCRIPT.format(
-            ran=self._notes / "ran", over=self._notes / "over", lines=self._lines, last=self.size - 1, code=CODE
+            ran=self._notes / "ran",
+            over=self._notes / "over",
+            go=self._notes / "go",
+            lines=self._lines,
+            last=self.size - 1,
+            code=CODE,
         )
         return [part(name, count, "sh", "-c", script, environment=self._mark) for name, count in self._clusters.items()]
 
@@ -60,6 +67,10 @@ class NotedRanks:
         script = f'echo "$KOALA_RANK" >>"{self._notes / "ran"}"; exec "$0" "$@"'
         command = ("sh", "-c", script, str(program), *arguments)
         return [part(name, count, *command, environment=self._mark) for name, count in self._clusters.items()]
+
+    def let_end(self) -> None:
+        """Let the ranks end when they have written all; until then they run."""
+        (self._notes / "go").touch()
 
     def ran(self) -> list[int]:
         """Return the ranks that ran, one entry for each time, in order of their numbers."""
@@ -87,4 +98,14 @@ def expect_noted_end(user: KoalaUser, job: str, ranks: NotedRanks, report: JobRe
     for component in report.components:
         for rank in range(component.processors):
             for stream in ("out", "err"):
-                assert user.output_of(job, component.name, rank, stream) == ranks.written(stream)
+                expect_output(user, job, (component.name, rank, stream), ranks.written(stream))
+
+
+def expect_output(user: KoalaUser, job: str, place: tuple[str, int, str], written: bytes) -> None:
+    """Insist on what a rank wrote: the job has ended when one has failed, while others are yet to be heard."""
+    wait_until(
+        lambda: user.output_of(job, *place) == written,
+        seconds=PATIENCE,
+        what=f"all that {place} wrote",
+        details=lambda: f"{user.output_of(job, *place)!r}\n{user.details()}",
+    )
