@@ -103,12 +103,12 @@ class ChangeUnderWay:
         for rank in membership.awaited(self.wanted):
             if rank not in processes:
                 return f"the new process {rank} has not joined"
-        late = [
-            rank
-            for rank in membership.speakers
-            if not (processes[rank].in_change(self.number, Stand.WAITING) and self.number)
-        ]
-        return f"{who_has(late)} not reached an adaptation point"
+        return f"{who_has(self.late(membership, processes))} not reached an adaptation point"
+
+    def late(self, membership: Membership, processes: Mapping[int, Process]) -> list[int]:
+        """Return those of the old members in contact that do not stand at its point."""
+        there = [rank for rank in membership.speakers if rank in processes]
+        return [rank for rank in there if not (processes[rank].in_change(self.number, Stand.WAITING) and self.number)]
 
 
 def who_has(ranks: Sequence[int]) -> str:

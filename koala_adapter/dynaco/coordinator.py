@@ -269,6 +269,8 @@ class Coordinator:
             problem = current.problem(self._membership, self._processes)
             if not problem and now >= current.since + self._patience:
                 problem = f"{current.held_up_by(self._membership, self._processes)} within {self._patience:g} s"
+                late = current.late(self._membership, self._processes)[:1]  # one line says it, of however many
+                self._say(late, note("error", text=f"{problem}: all go on as they are, and the size stays"))
             if problem:
                 self._give_up(current, problem)
                 self._go_on(now)

@@ -102,6 +102,8 @@ def test_a_process_that_never_reaches_the_point() -> None:
     world.wait(PATIENCE + 1)
     assert world.given_up == [f"process 1 has not reached an adaptation point within {PATIENCE:g} s"]
     world.settle()
+    told = [world.processes[rank].process.complaints for rank in world.members]  # its own standard error
+    assert told == [[], [f"{world.given_up[0]}: all go on as they are, and the size stays"], []]
     assert list(world.members) == [0, 1, 2]
     world.shrink(1)
     world.settle()
