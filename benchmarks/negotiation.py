@@ -7,11 +7,14 @@ same bytes without looking at them: an echo in C, where there is a compiler, and
 modules on both sides, both validating against the schema, over blocking sockets. *listener*: the module for
 applications against koala's listener, which validates and reserves; by TCP with a one-time token. Milliseconds as
 measured by the application: the median of all repetitions and, on a machine that does other work too, the least; and
-the processor time of both sides together, on which other work has less influence. Every server is a process of its own;
-the ways take turns, so that other work is the same for all. Last, what each of 10,000 negotiations costs that are open
-at once in one process.
+the processor time of both sides together, on which other work has less influence. Every server is a process of its own.
 
-    python benchmarks/negotiation.py [--repeat 1000] [--rounds 5] [--json]
+The ways take turns, so that other work is the same for all: each does a block of negotiations in a row, of which those
+of the first tenth are not counted, because what the others have left in the processor's caches is no matter of the
+protocol. With ``--block 1`` each negotiation finds the caches as the other ways have left them, as one does that comes
+once in a while. Last, what each of 10,000 negotiations costs that are open at once in one process.
+
+    python benchmarks/negotiation.py [--repeat 1000] [--block 100] [--rounds 5] [--json]
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ import anyio
 
 from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation.conversation import Conversation
-from koala_adapter.negotiation.endpoint import Endpoint, Limits, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.endpoint import Endpoint, Limits
+from koala_adapter.negotiation.events import OfferAccepted, OfferReceived
 from koala_adapter.negotiation.granting import Granter, Promised
 from koala_adapter.negotiation.peerlistener import PeerListener
 from koala_adapter.negotiation.reservations import ReservationBook
@@ -302,30 +306,27 @@ class Way:
     work: Callable[[], None]
     server: int
     """Its process."""
-    used_before: float = 0.0
     used: float = 0.0
-    """Seconds of processor time of this process."""
+    """Seconds of processor time of both processes."""
     seconds: list[float] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Do it once without counting, and count from then on."""
-        self.work()
-        self.used_before = processor_time(self.server)
-
-    def once(self) -> None:
-        """Do it once."""
-        begin, used = time.perf_counter(), time.process_time()
-        self.work()
-        self.used += time.process_time() - used
-        self.seconds.append(time.perf_counter() - begin)
+    def block(self, warm_up: int, count: int) -> None:
+        """Do it so many times in a row, after some that are not counted."""
+        for _ in range(warm_up):
+            self.work()
+        used = time.process_time() + processor_time(self.server)
+        for _ in range(count):
+            begin = time.perf_counter()
+            self.work()
+            self.seconds.append(time.perf_counter() - begin)
+        self.used += time.process_time() + processor_time(self.server) - used
 
     def times(self) -> Times:
         """Return what it took."""
-        used = self.used + processor_time(self.server) - self.used_before
         return Times(
             median=statistics.median(self.seconds) * 1000,
             least=min(self.seconds) * 1000,
-            processor=used / len(self.seconds) * 1000,
+            processor=self.used / len(self.seconds) * 1000,
         )
 
 
@@ -335,8 +336,9 @@ def processor_time(process: int) -> float:
     return sum(int(one.read_text(encoding="ascii").split()[0]) for one in tasks) / 1e9
 
 
-def measured(address: Address, rounds: int, repeat: int, echo: Path | None) -> dict[str, Times]:
-    """Return what each way to do so many rounds takes; they take turns."""
+def measured(address: Address, rounds: int, repeat: int, block: int, echo: Path | None) -> dict[str, Times]:
+    """Return what each way to do so many rounds takes; they take turns, in blocks."""
+    warm_up = block // 10
     exchanges = conversation(rounds)
     ways: dict[str, Way] = {}
     with ExitStack() as servers:
@@ -358,15 +360,13 @@ def measured(address: Address, rounds: int, repeat: int, echo: Path | None) -> d
         pid = servers.enter_context(served(serve_modules, listening, rounds))
         ways["modules"] = Way(partial(negotiate_once, where), pid)
         here, there = multiprocessing.Pipe()
-        pid = servers.enter_context(served(serve_listener, address, rounds, repeat + 1, there))
+        pid = servers.enter_context(served(serve_listener, address, rounds, repeat // block * (block + warm_up), there))
         listener, tokens = here.recv()
         left = iter(tokens)
         ways["listener"] = Way(lambda: negotiate_with_listener(listener, next(left, "")), pid)
-        for way in ways.values():
-            way.begin()
-        for _ in range(repeat):
+        for _ in range(repeat // block):
             for way in ways.values():
-                way.once()
+                way.block(warm_up, block)
         found = {name: way.times() for name, way in ways.items()}
     if isinstance(address, str):
         Path(address).unlink()
@@ -436,6 +436,7 @@ def main() -> None:
     """Measure all, and print the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeat", type=int, default=1000)
+    parser.add_argument("--block", type=int, default=100, help="negotiations of one way in a row")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()
@@ -444,7 +445,9 @@ def main() -> None:
         echo = compiled(directory)
         addresses: dict[str, Address] = {"TCP": ("127.0.0.1", 0), "Unix socket": str(directory / "nt.sock")}
         results = {
-            transport: [measured(address, rounds, given.repeat, echo) for rounds in range(1, given.rounds + 1)]
+            transport: [
+                measured(address, rounds, given.repeat, given.block, echo) for rounds in range(1, given.rounds + 1)
+            ]
             for transport, address in addresses.items()
         }
     time_each, memory_each = opened_at_once(MANY)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from distributed import Security
 
-from tests.taskqueue import EXAMPLE, free_port
+from koala_adapter.net.freeport import free_port
+from tests.taskqueue import EXAMPLE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -31,7 +31,7 @@ async def end_daemon(directory: Path, how: signal.Signals = signal.SIGTERM) -> N
         return
     try:
         signal.pidfd_send_signal(descriptor, how)
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             await anyio.wait_readable(descriptor)
     finally:
         os.close(descriptor)

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, Self
 
@@ -76,10 +75,10 @@ class HandLauncher:
         command = [mpich.mpiexec, "-launcher", "manual", "-disable-hostname-propagation", "-localhost", "127.0.0.1"]
         command += ["-hosts", hosts, "-n", str(size), *program]
         self.proxies: list[Proxy] = []
-        self.ended: dict[int, float] = {}
-        """When each proxy has ended, by its place in ``proxies``."""
-        self.lines: list[tuple[float, str]] = []
-        """What the program printed, and when."""
+        self.ended: set[int] = set()
+        """The places in ``proxies`` of those that have ended."""
+        self.text: list[str] = []
+        """The lines that the program printed."""
         self._mpiexec = subprocess.Popen(
             command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
         )
@@ -91,7 +90,7 @@ class HandLauncher:
         for line in output:
             text = line.decode()
             if (found := _LAUNCH.match(text)) is None:
-                self.lines.append((time.monotonic(), text.rstrip()))
+                self.text.append(text.rstrip())
                 continue
             process = subprocess.Popen(
                 shlex.split(found["command"]), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -103,7 +102,7 @@ class HandLauncher:
 
     def _wait_for(self, place: int) -> None:
         self.proxies[place].process.wait()
-        self.ended[place] = time.monotonic()
+        self.ended.add(place)
 
     def wait(self) -> int:
         """Return mpiexec's exit status."""
@@ -133,11 +132,7 @@ class HandLauncher:
         """End what is still there."""
         self._stop()
 
-    def time_of(self, start: str) -> float:
-        """Return when the first line was printed that begins so."""
-        return next(when for when, text in self.lines if text.startswith(start))
-
     @property
-    def text(self) -> list[str]:
-        """The lines that the program printed."""
-        return [text for _, text in self.lines]
+    def over(self) -> bool:
+        """Whether mpiexec has ended."""
+        return self._mpiexec.poll() is not None

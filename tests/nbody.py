@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "nbody"
@@ -25,13 +24,6 @@ def write_nbody(directory: Path, name: str, *changes: tuple[str, str], rest: flo
     path = directory / f"{name}.toml"
     path.write_text(text, encoding="utf-8")
     return str(path)
-
-
-def free_port() -> int:
-    """Return a port at which nobody listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as stream:
-        port: int = stream.getsockname()[1]
-        return port
 
 
 def sizes_and_digest(printed: str) -> tuple[list[int], str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SECONDS = 60.0
+SECONDS = 120.0
 SITE = """\
 [[clusters]]
 name = "p"

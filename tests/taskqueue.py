@@ -5,41 +5,44 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
+
+from koala_adapter.net.freeport import free_port
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "malleable"
 
 
-def free_port() -> int:
-    """Return a port on which nobody listens now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-SUM = '    print(f"sum'
-"""How the last line of the head begins."""
+UNTIL_TOLD = {
+    "    while len(squares) < count:\n": (
+        '    told = Path(os.environ["TASKQUEUE_UNTIL"])\n'
+        "    while len(squares) < count or not told.exists():\n"
+        "        while tasks.qsize() < 20 and not told.exists():\n"
+        "            tasks.put(count)\n"
+        "            count += 1\n"
+    ),
+}
+"""What is changed in the program so that there is work until there is a file."""
 
 
 def write_taskqueue(
-    directory: Path, *, tasks: int, seconds: float, name: str = "taskqueue", more: str = "", gate: Path | None = None
+    directory: Path, *, tasks: int, seconds: float, name: str = "taskqueue", more: str = "", until: Path | None = None
 ) -> Path:
     """Return the path of its job file in a directory; ``more``: further keys of the workers.
 
-    ``gate``: the head does not end before this file exists, however long a test takes to look at it.
+    ``until``: there are new tasks until there is this file.
     """
-    script = (EXAMPLE / "taskqueue.py").read_text(encoding="utf-8")
-    if gate is not None:
-        assert script.count(SUM) == 1
-        wait = f"    while not os.path.exists({str(gate)!r}):\n        time.sleep(0.1)\n"
-        script = script.replace(SUM, wait + SUM)
-    (directory / "taskqueue.py").write_text(script, encoding="utf-8")
+    program = (EXAMPLE / "taskqueue.py").read_text()
+    for before, after in UNTIL_TOLD.items() if until is not None else ():
+        assert program.count(before) == 1, before
+        program = program.replace(before, after)
+    (directory / "taskqueue.py").write_text(program)
     key = directory / "authkey"
     key.write_bytes(os.urandom(32))
     key.chmod(0o600)
     text = (EXAMPLE / "taskqueue.toml").read_text().replace('"200"', f'"{tasks}"')
     environment = {"TASKQUEUE_PORT": str(free_port()), "TASKQUEUE_SECONDS": str(seconds)}
+    if until is not None:
+        environment["TASKQUEUE_UNTIL"] = str(until)
     inline = ", ".join(f"{key} = {json.dumps(value)}" for key, value in environment.items())
     path = directory / f"{name}.toml"
     path.write_text(f"environment = {{ {inline} }}\n{text}{more}")

@@ -82,7 +82,7 @@ def test_a_running_job_goes_on_and_its_times_are_right(koala: SetKoala, step: fl
     report = koala.json("status", "1")
     assert report["state"] == "running"
     assert 0 <= report["launched_at"] - report["submitted_at"] < LIVENESS
-    assert abs(report["reported_at"] - (time.time() + step)) < 60, "what is shown agrees with the clock as it is"
+    assert abs(report["reported_at"] - (time.time() + step)) < LIVENESS, "what is shown agrees with the clock as it is"
     assert all(0 <= component["waited"] < LIVENESS for component in report["components"])
     assert [one["id"] for one in koala.json("status")] == ["1", "2"]
     (koala.directory / "go").touch()
@@ -105,12 +105,12 @@ def test_a_service_that_is_killed_before_the_step_goes_on_after_it(koala: SetKoa
     first.wait()
     koala.set_clock(step)
     report = koala.json("status", "1", check=None)
-    assert abs(report["launched_at"] - launched_at - step) < 5, "also what is read from the journal alone"
+    assert abs(report["launched_at"] - launched_at - step) < LIVENESS, "also what is read from the journal alone"
     koala.serve()
     polled_again(koala)
     report = koala.json("status", "1")
     assert report["state"] == "running"
-    assert abs(report["launched_at"] - launched_at - step) < 5
+    assert abs(report["launched_at"] - launched_at - step) < LIVENESS
     (koala.directory / "go").touch()
     eventually(lambda: koala.state_of("1") == "completed")
 

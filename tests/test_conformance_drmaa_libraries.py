@@ -44,7 +44,7 @@ class OddLibraryConformance(LrmConformance):
     @pytest.fixture
     async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin with the options that it knows for the library."""
-        settings = DrmaaSettings(processors=SLOTS, environment=cell.variables_of(self.kind), request_timeout=3)
+        settings = DrmaaSettings(processors=SLOTS, environment=cell.variables_of(self.kind), request_timeout=60)
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()
@@ -60,7 +60,8 @@ class OddLibraryConformance(LrmConformance):
             namesake_job=cell.namesake_job,
             stop_lrm=cell.stop,
             start_lrm=cell.start,
-            walltime_precision=60,
+            patience=120,
+            walltime_precision=120,
         )
         left = [job.id for job in await lrm.jobs() if job.state is not LrmJobState.ENDED]
         await lrm.cancel(left)

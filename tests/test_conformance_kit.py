@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.model import BatchKey, LrmJob, Node
+    from koala_adapter.testing import Batch
 
 pytestmark = pytest.mark.anyio
 
@@ -100,8 +101,10 @@ class Chatterbox(LocalLrm):
     """Shows the script on a command line."""
 
     async def submit(self, submission: Submission) -> tuple[LrmJobId, ...]:
-        """Pass it as an argument."""
-        await self._context.commands.run(["sh", "-c", "sleep 0.3; true", submission.script])
+        """Pass it as an argument to what is there until somebody has looked, however long that takes."""
+        state = self._context.state_directory
+        lingers = f"(while [ -e {state}/pid ]; do sleep 0.2; done) </dev/null >/dev/null 2>&1 &"
+        await self._context.commands.run(["sh", "-c", lingers, submission.script])
         return await super().submit(submission)
 
 
@@ -200,7 +203,7 @@ class Sleeper(LocalLrm):
 
 
 class Tardy(LocalLrm):
-    """Shows an end four seconds late."""
+    """Shows an end a second late."""
 
     async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
         """Show jobs that have just ended as running."""
@@ -213,7 +216,7 @@ class Tardy(LocalLrm):
         if job.state is not LrmJobState.ENDED:
             return False
         first_seen: dict[LrmJobId, float] = self.__dict__.setdefault("first_seen", {})
-        return time.monotonic() < first_seen.setdefault(job.id, time.monotonic()) + 4
+        return time.monotonic() < first_seen.setdefault(job.id, time.monotonic()) + 1
 
 
 class Impatient(LocalLrm):
@@ -294,9 +297,13 @@ async def state(tmp_path: Path) -> AsyncIterator[Path]:
     await end_daemon(tmp_path / "state")
 
 
+PATIENT, IMPATIENT = 120.0, 3.0
+"""Seconds for what comes to pass on any machine, and for what does not at all, as the plugin is faulty."""
+
+
 async def start(kind: type[LocalLrm], directory: Path) -> tuple[Trial, Trial]:
     """Start a plugin; return a trial of it, and one of a plugin without the fault for cleaning up."""
-    settings = LocalSettings(processors=2, answer_seconds=3)
+    settings = LocalSettings(processors=2, answer_seconds=60)
     context = new_context(directory)
     lrms = [kind(context, settings), LocalLrm(context, settings)]
     for lrm in lrms:
@@ -320,13 +327,20 @@ async def start(kind: type[LocalLrm], directory: Path) -> tuple[Trial, Trial]:
             processors=2,
             unknown_id=LrmJobId("999_1"),
             namesake_job=namesake_job,
-            patience=3,
-            walltime_precision=4,
+            patience=patience,
+            walltime_precision=patience,
             poll_interval=0.05,
         )
-        for lrm in lrms
+        for lrm, patience in zip(lrms, (IMPATIENT, PATIENT), strict=True)
     )
     return Trial(faulty), Trial(sound)
+
+
+async def start_patiently(kind: type[LocalLrm], directory: Path) -> Trial:
+    """Start a plugin whose fault is found at once, and may be so late."""
+    trial, _sound = await start(kind, directory)
+    trial.under_test = replace(trial.under_test, patience=PATIENT)
+    return trial
 
 
 async def run(fault: Fault, trial: Trial) -> None:
@@ -348,7 +362,7 @@ async def test_fault_is_found(fault: Fault, state: Path, monkeypatch: pytest.Mon
 
 async def test_unknown_state_is_named(state: Path) -> None:
     """A state that the plugin does not know is told with the word of the LRM for it."""
-    trial, _sound = await start(Modern, state)
+    trial = await start_patiently(Modern, state)
     with pytest.raises(pytest.fail.Exception, match="HIBERNATING"):
         await LrmConformance().test_states_go_forward(trial)
     await trial.close()
@@ -356,7 +370,7 @@ async def test_unknown_state_is_named(state: Path) -> None:
 
 async def test_a_state_out_of_place_is_named(state: Path) -> None:
     """A running job that is shown as suspended is told so in a sentence."""
-    trial, _sound = await start(Sleeper, state)
+    trial = await start_patiently(Sleeper, state)
     with pytest.raises(pytest.fail.Exception, match="shown as suspended"):
         await LrmConformance().test_states_go_forward(trial)
     await trial.close()
@@ -380,11 +394,19 @@ def test_forms_of_a_walltime(word: str, named: bool) -> None:  # noqa: FBT001 - 
     assert names_walltime(RenderedSubmission(command=(word,), script=""), 7 * 60) is named
 
 
-async def test_walltime_precision_may_be_longer_than_the_patience(state: Path) -> None:
+async def test_walltime_precision_may_be_longer_than_the_patience(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An LRM that ends jobs late has the time that it states for that."""
-    trial, _sound = await start(Tardy, state)
-    trial.under_test = replace(trial.under_test, patience=3, walltime_precision=30)
+    trial = await start_patiently(Tardy, state)
+    trial.under_test = replace(trial.under_test, walltime_precision=2 * PATIENT)
+    bounds: list[float | None] = []
+
+    async def wait_ended(batch: Batch, *, seconds: float | None = None) -> None:
+        bounds.append(seconds)
+        await Trial.wait_ended(trial, batch, seconds=seconds)
+
+    monkeypatch.setattr(trial, "wait_ended", wait_ended)
     await LrmConformance().test_walltime_is_enforced(trial)
+    assert bounds == [1 + 2 * PATIENT]
 
 
 async def test_silence_is_no_empty_cluster(state: Path) -> None:

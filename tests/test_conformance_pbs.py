@@ -66,7 +66,9 @@ class FakeConformance(LrmConformance):
     @pytest.fixture
     async def under_test(self, fake: FakePbs, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on it."""
-        settings = PbsSettings(conf=fake.conf, bin_directory=fake.bin_directory, operator=self.operator)
+        settings = PbsSettings(
+            conf=fake.conf, bin_directory=fake.bin_directory, operator=self.operator, command_timeout=40
+        )
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()
@@ -90,7 +92,8 @@ class FakeConformance(LrmConformance):
             namesake_job=namesake_job(fake),
             stop_lrm=stop,
             start_lrm=start,
-            walltime_precision=5,
+            patience=120,
+            walltime_precision=120,
         )
         await lrm.close()
 

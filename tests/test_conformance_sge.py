@@ -35,7 +35,9 @@ class TestSgeOnFake(LrmConformance):
     @pytest.fixture
     async def under_test(self, cell: FakeCell, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on the fake cell."""
-        settings = SgeSettings(root=cell.root, bin_directory=cell.bin, environment=cell.helper_variables)
+        settings = SgeSettings(
+            root=cell.root, bin_directory=cell.bin, environment=cell.helper_variables, request_timeout=60
+        )
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
         await lrm.start()
@@ -52,7 +54,8 @@ class TestSgeOnFake(LrmConformance):
             namesake_job=cell.namesake_job,
             stop_lrm=cell.stop,
             start_lrm=cell.start,
-            walltime_precision=5,
+            patience=120,
+            walltime_precision=120,
         )
         await lrm.close()
 

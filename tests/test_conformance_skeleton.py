@@ -88,8 +88,7 @@ class TestTinyq(LrmConformance):
             namesake_job=namesake_job,
             stop_lrm=stop_lrm,
             start_lrm=start_lrm,
-            patience=10,
-            unavailable_within=10,
+            patience=120,
             poll_interval=0.05,
         )
         await lrm.close()

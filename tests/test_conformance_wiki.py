@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 KEY = "0xfeedbeef"
 PROCESSORS = 4
-LOCAL = LocalSettings(nodes=2, processors_per_node=2, answer_seconds=3)
+LOCAL = LocalSettings(nodes=2, processors_per_node=2, answer_seconds=60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def make_served(dialect: Dialect, directory: Path) -> Served:
         lambda: LocalLrm(context, LOCAL), dialect=dialect, key=read_key(KEY), directory=directory / "starts"
     )
     server.start()
-    settings = WikiSettings(port=server.port, dialect=dialect, key_file=key_file, answer_seconds=15)
+    settings = WikiSettings(port=server.port, dialect=dialect, key_file=key_file, answer_seconds=60)
     return Served(context=context, server=server, settings=settings)
 
 
@@ -95,7 +95,7 @@ class WikiConformance(LrmConformance):
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, served.settings)
         await lrm.start()
-        await eventually(lambda: occupied(lrm), [].__eq__, what="the last test's jobs are gone", seconds=90)
+        await eventually(lambda: occupied(lrm), [].__eq__, what="the last test's jobs are gone", seconds=120)
 
         async def stop_lrm() -> None:
             await anyio.to_thread.run_sync(served.server.stop)
@@ -105,17 +105,19 @@ class WikiConformance(LrmConformance):
 
         @asynccontextmanager
         async def foreign_job(processors: int) -> AsyncIterator[None]:
-            script = "#!/bin/sh\nexec sleep 60\n"
-            ids = await local.submit(Submission(key=BatchKey("somebody"), count=processors, script=script, walltime=60))
+            script = "#!/bin/sh\nexec sleep 600\n"
+            ids = await local.submit(
+                Submission(key=BatchKey("somebody"), count=processors, script=script, walltime=600)
+            )
 
             async def states() -> set[LrmJobState]:
                 # As the plugin sees them: the server answers from a listing that may be some moments old.
                 return {job.state for job in await lrm.jobs() if job.id in ids}
 
-            await eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=90)
+            await eventually(states, {LrmJobState.RUNNING}.__eq__, what="foreign job runs", seconds=120)
             yield
             await local.cancel(ids)
-            await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=90)
+            await eventually(states, {LrmJobState.ENDED}.__eq__, what="foreign job gone", seconds=120)
 
         @asynccontextmanager
         async def namesake_job(name: BatchKey, count: int) -> AsyncIterator[None]:
@@ -139,9 +141,8 @@ class WikiConformance(LrmConformance):
             namesake_job=namesake_job,
             stop_lrm=stop_lrm,
             start_lrm=start_lrm,
-            patience=15,
-            unavailable_within=20,
-            walltime_precision=5,
+            patience=120,
+            walltime_precision=120,
             poll_interval=0.05,
             submitter=local,
             waiting=LrmJobState.HELD,

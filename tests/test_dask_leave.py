@@ -37,7 +37,7 @@ class Workers:
         self._directory = directory
         self._stack = stack
 
-    def start(self, name: str, *, patience: float = 15) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *, patience: float = 600) -> subprocess.Popen[bytes]:
         """Start a worker that can leave; return once it is there."""
         command = [sys.executable, "-m", "distributed.cli.dask_worker", self.cluster.scheduler_address]
         command += ["--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--preload", leave.__file__]

@@ -43,7 +43,7 @@ class Crashing:
         self._where = directory / "where"
         self._jobs = directory / "jobs"
         variables = {"CRASHING_AT": str(self._where), "CRASHING_JOBS": str(self._jobs)}
-        settings = DrmaaSettings(library=library, processors=4, environment=variables, request_timeout=10)
+        settings = DrmaaSettings(library=library, processors=4, environment=variables, request_timeout=60)
         self.lrm = DrmaaLrm(new_context(directory), settings)
 
     def crash_at(self, function: str) -> None:
@@ -91,7 +91,7 @@ async def test_crash_of_a_request(crashing: Crashing, function: str) -> None:
         except LrmUnavailableError:
             return []
 
-    await eventually(back, lambda seen: seen == [LrmJobState.RUNNING] * 2, what="both are known", seconds=60)
+    await eventually(back, lambda seen: seen == [LrmJobState.RUNNING] * 2, what="both are known", seconds=120)
     assert crashing.lrm.client.helper_pid not in {None, first}
     assert crashing.submitted() == ids
 
@@ -124,6 +124,6 @@ async def test_crash_at_the_start(library: Path, tmp_path: Path) -> None:
         except LrmUnavailableError:
             return ""
 
-    version = await eventually(answers, bool, what="the library answers", seconds=60)
+    version = await eventually(answers, bool, what="the library answers", seconds=120)
     assert version == "PBS that crashes (DRMAA 1.0)"
     await crashing.lrm.close()

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-TASKS = 60
-
 
 @pytest.fixture
 def koala(tmp_path: Path) -> Iterator[Koala]:
@@ -47,9 +45,11 @@ def outcome(koala: Koala, job: str = "1") -> dict[str, Any]:
     return found
 
 
-def head_output(koala: Koala, job: str = "1") -> list[str]:
-    """Return what the head printed."""
-    return (koala.state / "jobs" / job / "head" / "0.out").read_text().splitlines()
+def expect_right(koala: Koala, job: str = "1") -> None:
+    """Expect that the head has printed each result once, and their sum."""
+    *results, total = (koala.state / "jobs" / job / "head" / "0.out").read_text().splitlines()
+    assert sorted(int(line.split()[0]) for line in results) == [*range(len(results))]
+    assert total == expected_sum(len(results))
 
 
 def workers_saying(koala: Koala, word: str) -> int:
@@ -62,7 +62,7 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
     """1 worker becomes 7 on two clusters; a rigid job gets its processors; then they come back. All is worked out."""
     koala.serve()
     end, rigid = Gate(koala.directory / "end"), Gate(koala.directory / "rigid")
-    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.3, gate=end.path)))
+    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=1, seconds=0.3, until=end.path)))
     eventually(lambda: sum(sizes(koala).values()) == 7)
     assert set(sizes(koala)) == {"alpha", "beta"}
     eventually(lambda: workers_saying(koala, "joins") == 7)  # earlier, SIGTERM would end them without a word
@@ -75,7 +75,7 @@ def test_workers_come_while_processors_are_idle_and_go_when_others_wait(koala: K
     eventually(lambda: sum(sizes(koala).values()) == 7)
     end.open()
     assert outcome(koala)["exit_code"] == 0
-    assert head_output(koala)[-1] == expected_sum(TASKS)
+    expect_right(koala)
     eventually(lambda: koala.placeholders() == [])
     report = koala.json("status", "1")
     changes = [(one["before"], one["after"]) for one in report["size_changes"]]
@@ -90,7 +90,7 @@ def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str)
     """The application goes on; the next service goes on with the change; nothing is leaked, the result is right."""
     service = koala.serve()
     end = Gate(koala.directory / "end")
-    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=TASKS, seconds=0.3, gate=end.path)))
+    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=1, seconds=0.3, until=end.path)))
     if moment == "shrinking":
         eventually(lambda: sum(sizes(koala).values()) == 7)
         koala.inside("submit", koala.job("true", name="rigid", processors=3))
@@ -104,7 +104,7 @@ def test_a_service_that_is_killed_while_a_job_changes(koala: Koala, moment: str)
     eventually(lambda: sum(sizes(koala).values()) == 7)
     end.open()
     assert outcome(koala)["exit_code"] == 0
-    assert head_output(koala)[-1] == expected_sum(TASKS)
+    expect_right(koala)
     eventually(lambda: koala.placeholders() == [])
 
 
@@ -132,7 +132,7 @@ def test_an_owner_resizes_a_job(koala: Koala) -> None:
     """Down and up again within the bounds of the job file; whatever cannot be is refused with the way out."""
     koala.serve()
     never = koala.directory / "never"
-    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=4, seconds=0.2, gate=never)))
+    koala.inside("submit", str(write_taskqueue(koala.directory, tasks=1, seconds=0.2, until=never)))
     eventually(lambda: sum(sizes(koala).values()) == 7)
     koala.inside("resize", "1", "2")
     eventually(lambda: sum(sizes(koala).values()) == 2)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.net.freeport import free_port
 from tests.local_koala import Koala, eventually
-from tests.nbody import ALONE, free_port, sizes_and_digest, write_nbody
+from tests.nbody import ALONE, sizes_and_digest, write_nbody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -84,7 +84,7 @@ async def runs(lrm: Lrm, id_: LrmJobId) -> LrmJob:
     async def look() -> LrmJob:
         return await job_of(lrm, id_)
 
-    return await eventually(look, lambda job: job.state is LrmJobState.RUNNING, what="it runs", seconds=90)
+    return await eventually(look, lambda job: job.state is LrmJobState.RUNNING, what="it runs", seconds=120)
 
 
 class TestByScheduler:
@@ -103,7 +103,7 @@ class TestByScheduler:
         async def waits() -> LrmJob:
             return await job_of(user, job)
 
-        seen = await eventually(waits, lambda one: one.state is LrmJobState.HELD, what="it is held", seconds=90)
+        seen = await eventually(waits, lambda one: one.state is LrmJobState.HELD, what="it is held", seconds=120)
         assert seen.tied
         assert (seen.node_bounds, seen.requested_nodes) == (before.node_bounds, ())
         assert list((context.state_directory / "tied").iterdir())
@@ -125,7 +125,7 @@ class TestByScheduler:
         fake.set_scheduling(on=True)
         assert (await runs(later, job)).layout == (("n1", 2), ("n3", 2))
         fake.run("qdel", job)
-        await eventually(later.jobs, lambda jobs: not jobs, what="it is gone", seconds=90)
+        await eventually(later.jobs, lambda jobs: not jobs, what="it is gone", seconds=120)
         assert not list((context.state_directory / "tied").iterdir())
 
     async def test_what_is_refused_leaves_the_job_as_it_was(self, fake: FakePbs, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ class TestByOperator:
         async def state() -> LrmJobState:
             return (await job_of(operator, job)).state
 
-        await eventually(state, lambda now: now is LrmJobState.HELD, what="it is held again", seconds=90)
+        await eventually(state, lambda now: now is LrmJobState.HELD, what="it is held again", seconds=120)
         await operator.take_back(job)
         assert (await job_of(operator, job)).requeues == 1
 
@@ -252,7 +252,7 @@ async def test_a_piece_that_is_refused_takes_the_others_back(tmp_path: Path) -> 
     async def left() -> list[LrmJobState]:
         return [job.state for job in await lrm.jobs() if job.state is not LrmJobState.ENDED]
 
-    await eventually(left, lambda states: not states, what="nothing is left", seconds=90)
+    await eventually(left, lambda states: not states, what="nothing is left", seconds=120)
     fake.stop_server()
     with pytest.raises(LrmUnavailableError):
         await lrm.submit(submission)

@@ -90,7 +90,7 @@ def test_waiting_has_a_limit_and_the_job_goes_on(site: koala.Site) -> None:
         assert handle.logs() == "begun\n"
         with pytest.raises(TimeoutError, match=f"job {handle.id} is not over yet"):
             handle.wait(0.1)
-        assert handle.status is koala.JobState.RUNNING
+        eventually(lambda: handle.status is koala.JobState.RUNNING)  # output comes before the word that it has started
         assert "has been running" in handle.explain()
         assert not site.client.stop_if_idle()
         handle.cancel()
@@ -224,9 +224,10 @@ def test_a_run_does_not_wait_for_jobs_of_others() -> None:
     with koala.local_site(["alpha"], processors=2) as outer:
         site = koala.Site.load(outer.file, state=outer.directory)
         with ThreadPoolExecutor(1) as thread:
-            run = thread.submit(site.run, koala.Job(["sleep", "1"]))
+            run = thread.submit(site.run, shell("until test -e $GO; do sleep 0.1; done", environment=go(outer)))
             eventually(lambda: outer.client.pid() is not None)
             handle = site.submit(SLEEP)
+            Path(go(outer)["GO"]).touch()
             assert run.result(LIVENESS).ok
         assert outer.client.pid() is not None
         assert not handle.done()
@@ -287,7 +288,8 @@ def test_the_examples_of_docstrings_are_true() -> None:
 
 def test_no_thread_is_left(site: koala.Site) -> None:
     """But the one that waits for a service that was begun here, and ends with the program."""
+    before = set(threading.enumerate())  # of other tests
     site.run(koala.Job(["true"]))
-    left = [one for one in threading.enumerate() if one is not threading.main_thread() and not one.daemon]
+    left = [one for one in threading.enumerate() if one not in before and not one.daemon]
     assert left == []
     assert os.getpid() != site.client.pid()

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.net.freeport import free_port
 from tests.local_koala import Koala, eventually, processes_naming
-from tests.taskqueue import EXAMPLE, expected_sum, free_port
+from tests.taskqueue import EXAMPLE, expected_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

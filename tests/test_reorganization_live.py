@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WIDE = """\
-walltime = 60
+walltime = 600
 [[components]]
 name = "left"
 cluster = "alpha"
@@ -30,7 +30,7 @@ processors = 2
 command = ["sh", "-c", "echo wide $KOALA_RANK on $KOALA_CLUSTER"]
 """
 NARROW = """\
-walltime = 60
+walltime = 600
 [[components]]
 cluster = "alpha"
 processors = 2
@@ -51,12 +51,11 @@ def test_exchanged_placeholders_run_their_new_jobs(koala: Koala) -> None:
     """A waits for beta; B starts in what A holds on alpha; A starts in B's places, also after a kill of the service."""
     for name, text in (("wide", WIDE), ("narrow", NARROW)):
         (koala.directory / f"{name}.toml").write_text(text, encoding="utf-8")
-    on_beta = koala.submit_foreign("local-users", 4, "beta")
+    # There is room for one of them on alpha, and both are there from the first: whenever the wide one gives back what
+    # it holds, the narrow one waits for it.
+    on_beta, on_alpha = koala.submit_foreign("local-users", 4, "beta"), koala.submit_foreign("local-users", 2, "alpha")
     service = koala.serve()
-    koala.inside("submit", str(koala.directory / "wide.toml"))
-    eventually(lambda: koala.report("1").components[0].held == 2)
-    on_alpha = koala.submit_foreign("local-users", 2, "alpha")
-    koala.inside("submit", str(koala.directory / "narrow.toml"))
+    koala.inside("submit", *(str(koala.directory / f"{name}.toml") for name in ("wide", "narrow")))
     eventually(lambda: koala.state_of("2") == "completed")
     assert koala.state_of("1") == "claiming"
     assert "exchanged for places in the queue" in koala.inside("explain", "1").stdout

@@ -45,7 +45,7 @@ def fake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSlurm]:
 
 def settings_of(fake: FakeSlurm) -> SlurmSettings:
     """Return settings of the plugin for a fake."""
-    return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, command_timeout=30)
+    return SlurmSettings(conf=fake.conf, bin_directory=fake.bin_directory, command_timeout=40)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def entries(**counts: int) -> list[str]:
 async def run(lrm: Lrm, job: LrmJobId, **counts: int) -> None:
     """Start a job, see it run, and say so."""
     await lrm.start_on(job, entries(**counts))
-    await eventually(lrm.jobs, lambda jobs: state_of(jobs, job) is LrmJobState.RUNNING, what="it runs", seconds=90)
+    await eventually(lrm.jobs, lambda jobs: state_of(jobs, job) is LrmJobState.RUNNING, what="it runs", seconds=120)
     await lrm.confirm_start(job)
 
 

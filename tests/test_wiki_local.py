@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import json
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from koala_adapter.net.freeport import free_port
 from tests.local_koala import Koala, eventually
 
 if TYPE_CHECKING:
@@ -30,11 +30,7 @@ def koala(tmp_path: Path) -> Iterator[Koala]:
         one.close()
 
 
-def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+PATIENT = ("--reply-within", "120")
 
 
 class Scheduler:
@@ -44,14 +40,14 @@ class Scheduler:
         """Start the server, and wait until it answers."""
         self._koala = koala
         self._options = ("--port", str(free_port()), "--key-file", str(koala.directory / "key"))
-        koala.start("wiki", "serve", *which, *self._options, "--dialect", "wiki2", "--cache", "0.2")
+        koala.start("wiki", "serve", *which, *self._options, "--dialect", "wiki2", "--cache", "0.2", *PATIENT)
         eventually(lambda: self.ask("GETNODES", "0:ALL", check=None)["status"] == 0)
         asked = koala.run("wiki", "ask", *self._options, "--json", "GETNODES", "0:ALL")
         assert json.loads(asked.stdout)["status"] == 0, "so it is in a process of its own"
 
     def ask(self, *message: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON
         """Return the reply to a request."""
-        done = self._koala.inside("wiki", "ask", *self._options, "--json", *message, check=check)
+        done = self._koala.inside("wiki", "ask", *self._options, "--timeout", "120", "--json", *message, check=check)
         return json.loads(done.stdout) if done.stdout else {"status": None, "text": done.stderr}
 
     def records(self, *message: str) -> dict[str, str]:

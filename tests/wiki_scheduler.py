@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from koala_adapter.wiki.codec.protocol import Reply
 
 KEY = "1234567890"
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 class Scheduler:

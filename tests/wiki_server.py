@@ -12,6 +12,7 @@ from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.model import ClusterName
+from koala_adapter.net.freeport import free_port
 from koala_adapter.wiki.options import ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.server import serve
@@ -38,7 +39,7 @@ class WikiServer:
         self._directory = directory
         self._stack = ExitStack()
         self._serving = False
-        self.port = 0
+        self.port = free_port()
 
     def start(self) -> None:
         """Serve, on the port of the last time; returns when it takes requests. Nothing happens when it does."""
@@ -59,7 +60,7 @@ class WikiServer:
             dialect=self._dialect,
             port=self.port,
             cache=0.05,
-            reply_within=5.0,
+            reply_within=60.0,
             user_holds=True,
             requests_per_minute=100_000,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 SITE = """\
 [control_center]
 listen = "127.0.0.1"
-lease = 20
+lease = 60
 heartbeat = 2
 
 [scheduler]
@@ -41,7 +41,7 @@ settings = {{ nodes = 2, processors_per_node = 2, idle_seconds = 60 }}
 
 JOB = """\
 name = "pi"
-walltime = "1m"
+walltime = "5m"
 environment = {{ PORT = "{port}" }}
 
 [[components]]
@@ -92,7 +92,7 @@ if rank == 0:
     time.sleep(0.5)
     print("the sum of all %d parts is pi = %.10f" % (size, part), flush=True)
 else:
-    for attempt in range(100):
+    for attempt in range(600):
         try:
             with socket.create_connection(first, timeout=5) as connection:
                 connection.sendall(repr(part).encode())

@@ -23,7 +23,7 @@ JOB = """\
 name = "pi"
 kind = "malleable"
 runner = "workers"
-walltime = "2m"
+walltime = "5m"
 environment = {{ PORT = "{port}" }}
 
 [[components]]

@@ -59,6 +59,7 @@ def serve(
         unfinished = f"; unfinished jobs: {', '.join(left)}" if left else ""
         session.console.print(f"stopped the service in {session.directory}{unfinished}", markup=False, soft_wrap=True)
         return
+    _ = session.site  # where nobody has written a site file, batch systems are looked for in an event loop of its own
     with ownership(session.directory, inherited=lock_descriptor):
         anyio.run(_serve, session, end_when_idle, ready_descriptor)
 

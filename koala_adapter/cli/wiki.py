@@ -99,6 +99,13 @@ def wiki() -> None:
     help="Seconds within which every request is answered; below the scheduler's TIMEOUT.",
 )
 @click.option(
+    "--oldest",
+    type=SECONDS,
+    default=DEFAULTS.oldest,
+    show_default=True,
+    help="Seconds that a listing may be old from which is answered while the next takes longer than --reply-within.",
+)
+@click.option(
     "--start-within",
     type=click.FloatRange(min=1),
     default=DEFAULTS.start_within,

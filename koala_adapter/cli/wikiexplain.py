@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JobNotFoundError
-from koala_adapter.model import HoldOwner, LrmJobState
+from koala_adapter.model import LrmJobState
 from koala_adapter.ordering.entries import Phase
 from koala_adapter.ordering.explanations import Explanation
 from koala_adapter.wiki.offers import offer
-from koala_adapter.wiki.recordbuilder import ACTIVE, UNLIMITED, WAITING, is_startable
+from koala_adapter.wiki.recordbuilder import ACTIVE, UNLIMITED, WAITING, why_not_offered
 
 if TYPE_CHECKING:
     from koala_adapter.model import LrmJob
@@ -41,12 +41,5 @@ def explained(inventory: Inventory, job_id: str) -> Explanation:
 
 
 def _reason(inventory: Inventory, job: LrmJob) -> str:
-    if job.obstacle:
-        return job.obstacle
-    if job.dependent:
-        return "it waits for other jobs"
-    if not is_startable(job, user_holds=inventory.words.user_holds):
-        if job.state is LrmJobState.QUEUED:
-            return "it is not in hold, so the batch system itself starts it"
-        return "its user holds it" if job.hold is HoldOwner.USER else "it is held, and not by the site"
-    return offer(job, inventory.offered, one_node=inventory.words.one_node).obstacle or OFFERED
+    reason = why_not_offered(job, user_holds=inventory.words.user_holds)
+    return reason or offer(job, inventory.offered, one_node=inventory.words.one_node).obstacle or OFFERED

@@ -18,7 +18,7 @@ from koala_adapter.negotiation.template import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from koala_adapter.negotiation.template import Resource, ResourceKey
 
@@ -96,7 +96,7 @@ def _why_not(resource: Resource, terms: Terms) -> str:
 
 def problem_of_counter(previous: Template, counter: Template) -> str:
     """Return why an offer may not follow the one before it, or an empty text."""
-    if all(one.declined for one in counter.resources):
+    if counter.empty:
         return "an offer in which everything is declined is none"
     if counter.direction is not None and counter.direction is not previous.direction:
         return "the direction of an offer stays as it was"
@@ -112,10 +112,10 @@ def problem_of_counter(previous: Template, counter: Template) -> str:
     return ""
 
 
-def _pairs(before: Sequence[Resource], after: Sequence[Resource]) -> list[tuple[Resource, Resource]] | None:
+def _pairs(before: Sequence[Resource], after: Sequence[Resource]) -> Iterable[tuple[Resource, Resource]] | None:
     """Return each resource as it was and as it is; None: they are not the same ones."""
     if in_step(before, after):
-        return list(zip(before, after, strict=True))
+        return zip(before, after)  # noqa: B905 - as many, as has just been seen
     earlier = {one.key: one for one in before}
     if earlier.keys() != {one.key for one in after}:
         return None
@@ -136,7 +136,7 @@ def same_quantities(one: Template, other: Template) -> bool:
     """Tell whether two templates are about as much of each resource."""
     if not in_step(one.resources, other.resources):
         return one.quantities() == other.quantities()
-    for some, others in zip(one.resources, other.resources, strict=True):
+    for some, others in zip(one.resources, other.resources):  # noqa: B905 - as many, as has just been seen
         if some.declined is not others.declined or (some.quantity != others.quantity and not some.declined):
             return False
     return True
@@ -173,7 +173,7 @@ def problem_of_closing(standing: Template, closing: Template) -> str:
         declinable = before.usage is Usage.OPTIONAL and closing.status is Status.ACCEPTED
         if after.declined and not before.declined and not declinable:
             return f"{after.type} cannot be declined here"
-    return "nothing is left in it" if all(after.declined for _, after in pairs) else ""
+    return "nothing is left in it" if closing.empty else ""
 
 
 def completed(template: Template, previous: Template) -> Template:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import ByteStream
 
-    from koala_adapter.negotiation.endpoint import Endpoint, Event
+    from koala_adapter.negotiation.endpoint import Endpoint
+    from koala_adapter.negotiation.events import Event
     from koala_adapter.negotiation.template import NegotiationKey, Template
 
 CHUNK = 65_536

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from koala_adapter.errors import NegotiationError, NegotiationStepError
 from koala_adapter.negotiation import templatexml
 from koala_adapter.negotiation.bargaining import completed, problem_of_closing, problem_of_counter, same_quantities
+from koala_adapter.negotiation.events import Complaint, Unreadable, event_of
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.states import (
     BARGAINING,
@@ -32,8 +33,9 @@ from koala_adapter.negotiation.states import (
 from koala_adapter.negotiation.template import Side, Status, Template, expired, faulty, numbered, published, sayable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from koala_adapter.negotiation.events import Event
     from koala_adapter.negotiation.template import NegotiationKey
 
 
@@ -53,73 +55,14 @@ class Limits:
     """Negotiations that have ended and are still known, so that what comes late or twice gets the right answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferReceived:
-    """An offer or counter-offer has come and waits for our answer."""
-
-    key: NegotiationKey
-    template: Template
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferAccepted:
-    """The peer has accepted what we offered, and waits for our commitment."""
-
-    key: NegotiationKey
-    template: Template
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """The peer has committed to what we accepted: there is an agreement."""
-
-    key: NegotiationKey
-    template: Template
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consumed:
-    """The peer reports that what was agreed on is allocated, or released."""
-
-    key: NegotiationKey
-    template: Template
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A negotiation has ended without our having said so; nothing is agreed (any more)."""
-
-    key: NegotiationKey
-    template: Template
-    """What stood last."""
-    state: State
-    before: State
-    """Where it was. AGREED: the agreement is void; CONSUMED: so is what was already allocated, or released."""
-    reason: str = ""
-
-    @property
-    def was_agreed(self) -> bool:
-        """There was an agreement, which is void."""
-        return self.before in {State.AGREED, State.CONSUMED}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreadable:
-    """What came is no template. Write what there is to send, then close the connection."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Complaint:
-    """The peer reports an error that belongs to none of the negotiations."""
-
-    reason: str
-
-
 Watch: TypeAlias = "Callable[[Side, Template, bytes], None]"
 """Takes note of each template that passes: who has said it, what it is, and as it was written."""
-Event: TypeAlias = OfferReceived | OfferAccepted | Agreed | Consumed | Ended | Unreadable | Complaint
+
+
+Recall: TypeAlias = "Callable[[NegotiationKey], Template | None]"
+"""Returns the template that ended a negotiation, whoever said it; None: it is not known to have ended."""
+_GOES_ON = frozenset({Status.ACCEPTED, Status.COMMITTED, Status.CONSUMED})
+_NOT_NOW = {message: f"{message.value!r} does not follow" for message in Message}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,14 +80,16 @@ class Endpoint:
 
     def __init__(
         self, *, side: Side, host: str, peer: str, limits: Limits | None = None, strict_peer: bool = False,
-        watch: Watch | None = None,
+        watch: Watch | None = None, recall: Recall | None = None,
     ) -> None:  # fmt: skip
         """``host`` and ``peer`` are named in complaints. ``strict_peer``: send nothing but the published form.
 
-        ``watch`` takes note of all templates, those that are to be said before they are.
+        ``watch`` takes note of all templates, those that are to be said before they are. ``recall`` is asked for what
+        ended a negotiation that is not known here (any more).
         """
         self.side = side
         self._watch = watch
+        self._recall = recall
         self._host = host
         self._peer = peer
         self.limits = limits or Limits()
@@ -249,6 +194,8 @@ class Endpoint:
         known = self._known.get(key)
         if known is not None:
             template = completed(template, known.standing)
+        elif self._told_how_it_ended(template):
+            return []
         message, problem = self._classified(template, known)
         state = State.NEW if known is None else known.state
         step = RECEIVED[state][message]
@@ -264,7 +211,19 @@ class Endpoint:
             known.round += message is Message.OFFER
             self._move(key, known, step.state, now, asked_within=template.answer_within)
         self._reply(known, step.reply, problem)
-        return [] if step.state is state else [_event(key, known, state, template.reason or problem)]
+        if step.state is state:
+            return []
+        return [event_of(key, known.standing, step.state, before=state, reason=template.reason or problem)]
+
+    def _told_how_it_ended(self, template: Template) -> bool:
+        """Tell a peer that goes on with a negotiation how that ended before this endpoint began, if it did."""
+        if self._recall is None or template.status not in _GOES_ON:
+            return False
+        final = self._recall(template.key)
+        if final is None:
+            return False
+        self._write(final)
+        return True
 
     def _classified(self, template: Template, known: _Negotiation | None) -> tuple[Message, str]:
         """Return what a message is, and what is wrong with it."""
@@ -280,7 +239,7 @@ class Endpoint:
             problem = "" if same_quantities(template, known.standing) else "it is not what stands"
         if message in {Message.ACCEPT, Message.COMMIT} and template.round not in {None, known.round}:
             problem = f"round {template.round} is not the last one, {known.round}"
-        return (Message.MISMATCH if problem else message), problem or f"{message.value!r} does not follow"
+        return (Message.MISMATCH, problem) if problem else (message, _NOT_NOW[message])
 
     def _classified_first(self, template: Template, message: Message) -> tuple[Message, str]:
         if message is not Message.OFFER:
@@ -289,7 +248,7 @@ class Endpoint:
             return Message.UNFIT, f"{self.side} has not begun this negotiation"
         if template.round not in {None, 1}:
             return Message.UNFIT, "the first offer has round 1"
-        if all(one.declined for one in template.resources):
+        if template.empty:
             return Message.UNFIT, "an offer in which everything is declined is none"
         if self.open_negotiations >= self.limits.most_open:
             return Message.UNFIT, f"{self.limits.most_open} negotiations are open already"
@@ -318,7 +277,7 @@ class Endpoint:
             reason = "no answer in time" if known.state is State.OFFERED else "not settled in time"
             self._move(key, known, DEADLINE[known.state], now)
             self._say(known, expired(known.standing, reason))
-            events.append(_event(key, known, before, reason))
+            events.append(event_of(key, known.standing, known.state, before=before, reason=reason))
         return events
 
     def disconnected(self, now: float) -> list[Event]:
@@ -330,7 +289,7 @@ class Endpoint:
             before = known.state
             if before in DISCONNECTED:
                 self._move(key, known, DISCONNECTED[before], now)
-                events.append(_event(key, known, before, "the connection ended"))
+                events.append(event_of(key, known.standing, known.state, before=before, reason="the connection ended"))
         return events
 
     def resumed(self) -> None:
@@ -389,15 +348,3 @@ class Endpoint:
         if self._watch is not None:
             self._watch(self.side, template, payload)
         self._output += frame(payload)
-
-
-_EVENTS: Mapping[State, type[OfferReceived | OfferAccepted | Agreed | Consumed]] = {
-    State.ASKED: OfferReceived, State.ACCEPTED: OfferAccepted, State.AGREED: Agreed, State.CONSUMED: Consumed,
-}  # fmt: skip
-
-
-def _event(key: NegotiationKey, known: _Negotiation, before: State, reason: str) -> Event:
-    kind = _EVENTS.get(known.state)
-    if kind is not None:
-        return kind(key=key, template=known.standing)
-    return Ended(key=key, template=known.standing, state=known.state, before=before, reason=reason)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.negotiation.bargaining import Terms, decide
-from koala_adapter.negotiation.endpoint import Agreed, Ended, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.events import Agreed, Ended, OfferAccepted, OfferReceived
 from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
     Direction,
@@ -25,7 +25,8 @@ from koala_adapter.negotiation.template import (
 )
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.endpoint import Endpoint, Event
+    from koala_adapter.negotiation.endpoint import Endpoint
+    from koala_adapter.negotiation.events import Event
     from koala_adapter.negotiation.reservations import ReservationBook
     from koala_adapter.negotiation.template import Template
 

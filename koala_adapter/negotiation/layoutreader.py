@@ -8,7 +8,8 @@ instance stands in this layout, too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import NamedTuple
 
 from koala_adapter.negotiation.applicationside.layout import LAYOUT_END, LAYOUT_HEAD, LAYOUT_RESOURCE
 from koala_adapter.negotiation.template import (
@@ -26,9 +27,7 @@ from koala_adapter.negotiation.template import (
     unchecked_template,
 )
 
-if TYPE_CHECKING:
-    import re
-
+_RESOURCE_END = "  </Resource>\n"
 _SIDES = {one.value: one for one in Side}
 _STATUSES = {one.value: one for one in Status}
 _USAGES = {one.value: one for one in Usage}
@@ -56,12 +55,12 @@ def read(data: bytes) -> Template | None:
     resources: list[Resource] = []
     place, end = head.end(), len(text) - len(LAYOUT_END)
     while place < end:
-        found = LAYOUT_RESOURCE.match(text, place)
-        resource = None if found is None else _resource(found, extended=bool(extended))
-        if found is None or resource is None or len(resources) == MOST_RESOURCES:
+        after = text.find(_RESOURCE_END, place) + len(_RESOURCE_END)
+        found = _read_resource(text[place:after])  # of no text where there is no end
+        if found is None or (found.extended and not extended) or len(resources) == MOST_RESOURCES:
             return None
-        resources.append(resource)
-        place = found.end()
+        resources.append(found.resource)
+        place = after
     if place != end or not text.endswith(LAYOUT_END):
         return None
     template = unchecked_template(
@@ -69,21 +68,34 @@ def read(data: bytes) -> Template | None:
         _DIRECTIONS[direction] if direction else None, _OBLIGATIONS[obligation] if obligation else None,
         answer_within, round_, reason or "", data,
     )  # fmt: skip
-    template.check_resources()
+    if len(resources) != 1 or resources[0].status is Status.REJECTED:
+        template.check_resources()
     return template
 
 
-def _resource(found: re.Match[str], *, extended: bool) -> Resource | None:
+class _Read(NamedTuple):
+    resource: Resource
+    extended: bool
+    """It has attributes of our own namespace."""
+
+
+@lru_cache(maxsize=256)  # the same ones come again and again: so many processors, offered, accepted, or committed to
+def _read_resource(text: str) -> _Read | None:
+    """Return the resource that a text is; None: it is none in this layout."""
+    found = LAYOUT_RESOURCE.fullmatch(text)
+    if found is None:
+        return None
     added, least, most, cluster, component, type_, number, usage, negotiability, said = found.groups()
     quantity = int(number)
     minimum, maximum = int(least) if least else None, int(most) if most else None
-    if (added and not extended) or not 1 <= quantity <= LARGEST_QUANTITY:
+    if not 1 <= quantity <= LARGEST_QUANTITY:
         return None
     if minimum is not None and not 1 <= minimum <= quantity:
         return None
     if maximum is not None and not quantity <= maximum <= LARGEST_QUANTITY:
         return None
-    return unchecked_resource(
+    resource = unchecked_resource(
         type_, quantity, _USAGES[usage], _NEGOTIABILITIES[negotiability], _STATUSES[said], minimum, maximum,
         cluster or "", component or "",
     )  # fmt: skip
+    return _Read(resource, bool(added))

@@ -152,8 +152,8 @@ def build(template: Template) -> bytes:
     if template.bytes_read is not None:
         return template.bytes_read
     added = _added_to_root(template)
-    resources = [_resource_text(resource) for resource in template.resources]
-    if added or any(" k:" in text for text in resources):
+    resources = "".join([_resource_text(resource) for resource in template.resources])
+    if added or "<Resource k:" in resources:
         added = f' xmlns:k="{NAMESPACE}"{added}'
     # Nothing to escape: a value that can be made of a field has no character that XML takes for its own, but a reason.
     return (
@@ -164,7 +164,7 @@ def build(template: Template) -> bytes:
         f"  <NT_Source>{template.source}</NT_Source>\n"
         f"  <NT_Dest>{template.dest}</NT_Dest>\n"
         f"  <NT_Status>{template.status}</NT_Status>\n"
-        f"{''.join(resources)}</NT>\n"
+        f"{resources}</NT>\n"
     ).encode()
 
 

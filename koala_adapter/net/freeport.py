@@ -3,11 +3,24 @@
 
 from __future__ import annotations
 
+import random
 import socket
-from contextlib import closing
+from contextlib import closing, suppress
+
+UNLIKELY_PORTS = range(10_000, 20_000)
+"""Below the ports that Linux gives to outgoing connections and to who asks for any (ip_local_port_range, ip(7)), and
+those of control centers: one of these may be somebody else's before whoever needs it comes to take it."""
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody uses at this moment."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+    """Return a TCP port of this machine that nobody uses at this moment, nor will by chance soon."""
+    for port in random.SystemRandom().sample(UNLIKELY_PORTS, 20):
+        with suppress(OSError):
+            return _tried(port)
+    return _tried(0)
+
+
+def _tried(port: int) -> int:
+    """Return a port at which nobody listens; 0: any. Raises OSError."""
+    with closing(socket.create_server(("127.0.0.1", port))) as listener:
         return int(listener.getsockname()[1])

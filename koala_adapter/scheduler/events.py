@@ -237,6 +237,8 @@ class OfferAnswered(Event):
     """Processors that it will take or give up; 0 declines. It may give up more than requested."""
     reason: str = ""
     """Why it declines, as it says."""
+    memory_declined: bool = False
+    """It takes the processors without the memory that was offered with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from koala_adapter.scheduler.claiming.moves import moves_told
 from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.durations import duration
-from koala_adapter.scheduler.explain_changes import giving_up, sizes
+from koala_adapter.scheduler.explain_changes import giving_up, sizes, sizes_it_had
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 
@@ -64,11 +64,11 @@ def _ended(state: State, record: JobRecord) -> str:
     ran = ""
     if record.launched_at is not None and record.finished_at is not None:
         ran = f" after running for {duration(record.finished_at - record.launched_at)}"
+    after = sizes_it_had(record) + _left(state, record)
     if outcome.state is JobState.CANCELLED and outcome.detail.startswith("cancelled"):
-        return f"The job was {outcome.detail}{ran}.{_left(state, record)}"
+        return f"The job was {outcome.detail}{ran}.{after}"
     detail = f": {outcome.detail}" if outcome.detail else ""
-    left = _left(state, record)
-    return f"{said}{ran}{detail}.{left}"
+    return f"{said}{ran}{detail}.{after}"
 
 
 def _left(state: State, record: JobRecord) -> str:

@@ -28,7 +28,7 @@ def sizes(state: State, record: JobRecord, now: float) -> str:
     if record.job.kind is not JobKind.MALLEABLE:
         return ""
     said = [_sizes(state, record, one) for one in record.job.components if record.job.changes_size(one.name)]
-    past = [_past(change, now) for change in record.size_changes[-CHANGES_TOLD:]]
+    past = [_past(change, f"{duration(now - change.at)} ago") for change in record.size_changes[-CHANGES_TOLD:]]
     history = f" It {'; '.join(past)}." if past else ""
     rests = " No further workers are started for a while, as some have ended by themselves." * record.growth_rests
     trouble = f" Last trouble: {record.last_trouble}." if record.last_trouble else ""
@@ -50,13 +50,27 @@ def _sizes(state: State, record: JobRecord, component: Component) -> str:
     return f" {who} can have {component.minimum} to {component.maximum} processors {where}{changing}.{others}"
 
 
-def _past(change: SizeChange, now: float) -> str:
+def sizes_it_had(record: JobRecord) -> str:
+    """Say how the size of a job that has ended changed while it ran; nothing of one that kept its size.
+
+    It is told by the time since its launch, for it is read long after its end.
+    """
+    launched_at = record.launched_at
+    if launched_at is None or not record.size_changes:
+        return ""
+    told = record.size_changes[-CHANGES_TOLD:]
+    earlier = len(record.size_changes) - len(told)
+    before = f" after {earlier} earlier change{'s' * (earlier > 1)} of its size" if earlier else ""
+    past = [_past(change, f"{duration(change.at - launched_at)} after it was launched") for change in told]
+    return f" While it ran{before} it {'; '.join(past)}."
+
+
+def _past(change: SizeChange, when: str) -> str:
     """Say what has become of a size: ``grew from 2 to 6 on beta 12 s ago (processors are free)``."""
-    ago = f"{duration(now - change.at)} ago"
     reason = f" ({change.reason})" if change.reason else ""
     if change.after > change.before:
-        return f"grew from {change.before} to {change.after} on {change.cluster} {ago}{reason}"
-    return f"gave {change.before - change.after} of {change.before} back on {change.cluster} {ago}{reason}"
+        return f"grew from {change.before} to {change.after} on {change.cluster} {when}{reason}"
+    return f"gave {change.before - change.after} of {change.before} back on {change.cluster} {when}{reason}"
 
 
 def wanted_by_others(cluster: ClusterRecord) -> str:

@@ -23,6 +23,7 @@ from koala_adapter.negotiation.template import (
 )
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.jointgrowth import parts_of
+from koala_adapter.service.negotiationparties import NEGOTIATOR
 from koala_adapter.service.negotiationrecord import acceptance_of_koala, is_committed, templates_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ if TYPE_CHECKING:
 
 HOST = "koala"
 """Our name in templates."""
+
+
+def host_of(record: JobRecord, rank: int) -> str:
+    """Return where a process is, or what is said in place of that, for templates."""
+    if rank == NEGOTIATOR:
+        return "negotiator"
+    one = record.ranks[rank]
+    return one.host or one.address or "application"
 
 
 def offer_of(

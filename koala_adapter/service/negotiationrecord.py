@@ -133,3 +133,18 @@ def acceptance_of_koala(kept: KeptNegotiation | None) -> Template | None:
 def is_committed(kept: KeptNegotiation | None) -> bool:
     """Tell whether one side has committed itself to what the other accepted, as far as is known."""
     return any(template.status is Status.COMMITTED for template in templates_of(kept))
+
+
+def final_word(kept: KeptNegotiation | None) -> Template | None:
+    """Return what told how a negotiation ended, whichever side said it; None: it has not ended, as far as is known.
+
+    That what was agreed on is real is told by koala alone. The peer may have begun another one under the name since.
+    """
+    final: Template | None = None
+    for message, template in [] if kept is None else _read(kept):
+        by_koala = message.sender == Side.RMS.value
+        if template.status in _ENDS or (by_koala and template.status is Status.CONSUMED):
+            final = template
+        elif template.status is Status.NEGOTIATION:
+            final = None
+    return final

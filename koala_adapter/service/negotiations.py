@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation.endpoint import Agreed, Ended, Endpoint, OfferAccepted, OfferReceived, Unreadable
+from koala_adapter.negotiation.endpoint import Endpoint
+from koala_adapter.negotiation.events import Agreed, Ended, OfferAccepted, OfferReceived, Unreadable
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
@@ -34,14 +35,14 @@ from koala_adapter.negotiation.template import (
 )
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.service.changetemplates import HOST, memory_wanted, offer_of, problem_of, restored, round_of
-from koala_adapter.service.negotiationparties import NEGOTIATOR
+from koala_adapter.service.changetemplates import HOST, host_of, memory_wanted, offer_of, problem_of, restored, round_of
+from koala_adapter.service.negotiationrecord import final_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from koala_adapter.model import JobId
-    from koala_adapter.negotiation.endpoint import Event
+    from koala_adapter.negotiation.events import Event
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
@@ -136,11 +137,11 @@ class Negotiations:
         first = party.speaker(claim.component)
         if first is None or not party.ready(claim.component):
             return  # it is said when all have come
-        host = self._host_of(record, first)
+        host = host_of(record, first)
         template = offer_of(record, party, claim, change, host, answer_within=self._answer_within)
         if template is None:
             reason = "the first process bears the others, and stays" if change.processors < 0 else "no size of its fits"
-            self._answer(record.job.id, change.number, 0, reason)
+            self._decline(record.job.id, change.number, reason)
             return
         endpoint = self._endpoint(record.job.id, first)
         if endpoint.state(template.key) is not State.NEW:
@@ -258,7 +259,7 @@ class Negotiations:
         elif isinstance(event, OfferAccepted | Agreed):
             number = self._number_of(record.job.id, rank, event.key)
             if number is not None:
-                self._answer(record.job.id, number, event.template.quantity(CPU))
+                self._answer(record.job.id, number, event.template)
             else:  # it could not be said while the application had the last word
                 reason = record.last_trouble or "it cannot be had any more"
                 self._endpoint(record.job.id, rank).send(withdrawn(event.template, reason), self._clock())
@@ -267,7 +268,7 @@ class Negotiations:
             if number is not None and event.was_agreed:
                 self._give_up(record.job.id, number, event.reason)
             elif number is not None:
-                self._answer(record.job.id, number, 0, event.reason)
+                self._decline(record.job.id, number, event.reason)
                 self._give_up(record.job.id, number, event.reason or "the application has not committed to it")
 
     def _number_of(self, job_id: JobId, rank: int, key: NegotiationKey) -> int | None:
@@ -335,7 +336,7 @@ class Negotiations:
             rank = change.asker if change.agreement else party.speaker(claim.component) if kept is None else kept.rank
             if rank is None or change.number in self._agreements[record.job.id]:
                 continue
-            host = self._host_of(record, rank)
+            host = host_of(record, rank)
             found = restored(record, claim, change, host, kept, carried_out=party.carries_out(change))
             if found is None:
                 continue  # it is offered again
@@ -353,26 +354,37 @@ class Negotiations:
         endpoints = self._endpoints[job_id]
         if rank not in endpoints:
             watch = partial(self._keep, job_id, rank)
-            endpoints[rank] = Endpoint(side=Side.RMS, host=HOST, peer="application", watch=watch)
+            recall = partial(self._final_word, job_id, rank)
+            endpoints[rank] = Endpoint(side=Side.RMS, host=HOST, peer="application", watch=watch, recall=recall)
         return endpoints[rank]
+
+    def _final_word(self, job_id: JobId, rank: int, key: NegotiationKey) -> Template | None:
+        """Return what ended a negotiation with a process before this service began."""
+        kept = self._recalled(job_id, key.initiator, key.agreement_id)
+        return final_word(kept) if kept is not None and kept.rank == rank else None
 
     @property
     def _answer_within(self) -> float:
         return round(min(ANSWER_WITHIN, 0.9 * self._answer_timeout()), 3)
 
-    def _answer(self, job_id: JobId, number: int, count: int, reason: str = "") -> None:
-        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=count, reason=reason))
+    def _answer(self, job_id: JobId, number: int, settled: Template) -> None:
+        without_memory = any(one.type == MEMORY and one.declined for one in settled.resources)
+        self._report(
+            ev.OfferAnswered(
+                time=self._clock(),
+                job_id=job_id,
+                number=number,
+                accepted=settled.quantity(CPU),
+                memory_declined=without_memory,
+            )
+        )
+
+    def _decline(self, job_id: JobId, number: int, reason: str) -> None:
+        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=reason))
 
     def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
         self._agreements[job_id].pop(number, None)
         self._report(ev.ChangeGivenUp(time=self._clock(), job_id=job_id, number=number, reason=reason))
-
-    @staticmethod
-    def _host_of(record: JobRecord, rank: int) -> str:
-        if rank == NEGOTIATOR:
-            return "negotiator"
-        one = record.ranks[rank]
-        return one.host or one.address or "application"
 
     def _flush(self, job_id: JobId) -> None:
         for rank, endpoint in self._endpoints[job_id].items():

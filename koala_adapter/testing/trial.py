@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 LONGEST_JOB = 180
 """Seconds after which a job of the kit ends in any case, so that a failed test leaves nothing for long."""
+BEATS_PER_SECOND = 10
+"""How often a waiting job of the kit shows that it lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +71,8 @@ class LrmUnderTest:
     unavailable_within: float = 60.0
     """Seconds within which any method of an unreachable LRM must have raised LrmUnavailableError."""
     walltime_precision: float | None = None
-    """Seconds by which a job may outlive a walltime of 1 second; None: the LRM cannot end a job that soon,
-    and only the request of a walltime is tested."""
+    """Seconds by which a job may outlive a walltime of 1 second, beside ``patience``; None: the LRM cannot end a job so
+    soon, and only the request of a walltime is tested."""
     poll_interval: float = 0.2
     """Seconds between two looks at the LRM while waiting."""
     submitter: Lrm | None = None
@@ -230,7 +232,7 @@ class Trial:
     def _script(self, directory: Path, *, body: str, wait: bool, exit_code: int) -> str:
         index, job = self.submitter.array_index_variable, self.submitter.job_id_variable
         waiting = (
-            f'n=0\nwhile [ ! -e "$d/go" ] && [ $n -lt {LONGEST_JOB * 10} ]; do\n'
+            f'n=0\nwhile [ ! -e "$d/go" ] && [ $n -lt {LONGEST_JOB * BEATS_PER_SECOND} ]; do\n'
             '  printf . >> "$d/beat.$index"; sleep 0.1; n=$((n+1))\ndone\n'
         )
         return (

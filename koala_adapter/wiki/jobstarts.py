@@ -85,6 +85,8 @@ class JobStarts:
         self._on_begun = on_begun
         self._tasks: TaskGroup | None = None
         self._begun = anyio.Event()
+        self._resumed: list[Pin] = []
+        """Starts of an earlier process of which it is not known yet what has become."""
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Ask for starts and follow them until cancelled; then take back what does not run."""
@@ -226,15 +228,16 @@ class JobStarts:
         interrupted = [pin for pin in starts.pins.values() if pin.job_id not in starts.attempts]
         for pin in interrupted:
             starts.resume(pin, Stage.FAILED)
-        resumed = [pin for pin in starts.pins.values() if starts.is_tied(pin.job_id)]
-        if not resumed:
+        self._resumed += interrupted
+        if not self._resumed:
             return
         await self._readings.fresh(now=True)
-        for pin in resumed:
+        for pin in self._resumed:
             job = self._inventory.job(pin.job_id)
             if job is not None and job.state in WAITING:
                 self._inventory.pinned.add(pin.job_id)
             state = "gone" if job is None else str(job.state)
             log.warning("an interrupted start", job=pin.job_id, nodes=pin.nodes, found=state)
-        if any(starts.is_tied(pin.job_id) for pin in resumed):
+        if any(starts.is_tied(pin.job_id) for pin in self._resumed):
             raise LrmUnavailableError("jobs whose start was interrupted cannot be put in hold yet")
+        self._resumed.clear()

@@ -30,6 +30,8 @@ class ServerOptions:
     """How long a finished job is reported, at least, and until two polls have seen it."""
     reply_within: float = 8.0
     """Every request is answered within this time: below Maui's TIMEOUT (9 by default)."""
+    oldest: float = 120.0
+    """How old a listing may be that is answered from while the next one takes longer than an answer may."""
     start_within: float = 20.0
     """A released job that does not run within this time is held again."""
     read_within: float = 10.0

@@ -110,13 +110,26 @@ def job_word(job: LrmJob, words: ReportingRules) -> JobWord:
     return JobWord.UNKNOWN
 
 
+def why_not_offered(job: LrmJob, *, user_holds: bool) -> str:
+    """Return what keeps a waiting job from being started, whatever nodes are free; empty when nothing does."""
+    if job.obstacle:
+        return job.obstacle
+    if job.dependent:
+        return "it waits for other jobs"
+    if is_startable(job, user_holds=user_holds):
+        return ""
+    if job.state is LrmJobState.QUEUED:
+        return "it is not in hold, so the batch system itself starts it"
+    return "its user holds it" if job.hold is HoldOwner.USER else "it is held, and not by the site"
+
+
 def job_record(
     job: LrmJob, *, hosts: Sequence[Host], tasks: Sequence[str], words: ReportingRules, changed_at: int
 ) -> JobRecord:
     """Return the record of a job. ``tasks``: one host for each task, by its name on the wire, as wanted there."""
     told = offer(job, hosts, one_node=words.one_node) if job.state in WAITING else Offer(tasks=tasks_of(job))
-    obstacle = job.obstacle or told.obstacle
     word = JobWord.HOLD if told.obstacle else job_word(job, words)
+    reason = (why_not_offered(job, user_holds=words.user_holds) or told.obstacle) if job.state in WAITING else ""
     waits = word in {JobWord.IDLE, JobWord.HOLD}
     over = job.state is LrmJobState.ENDED
     two = words.dialect is Dialect.WIKI2
@@ -141,7 +154,7 @@ def job_record(
         started_at=0 if waits else _whole(job.started_at) or changed_at,
         memory_per_task=_memory_per_task(job, told),
         queue=wire_name(plain_queue) if plain_queue else "",
-        comment=_comment(job, told, obstacle, words.dialect),
+        comment=_comment(job, told, reason, words.dialect),
         completed_at=(_whole(job.ends_at) or changed_at) if over else None,
         account=wire_name(job.account) if job.account else "",
         name=job.name if two else "",
@@ -150,10 +163,10 @@ def job_record(
     )
 
 
-def _comment(job: LrmJob, told: Offer, obstacle: str, dialect: Dialect) -> str:
+def _comment(job: LrmJob, told: Offer, reason: str, dialect: Dialect) -> str:
     """Return why a job is in hold, else its user's words; WIKI2 has the tasks per node here, as Slurm wrote them."""
-    if obstacle:
-        return obstacle
+    if reason:
+        return reason
     layout = f"TPN:{told.tasks_per_node}?" if told.tasks_per_node and dialect is Dialect.WIKI2 else ""
     return f"{layout}{job.comment}"
 

@@ -85,7 +85,7 @@ class WikiResource:
             source,
             self.inventory,
             starter,
-            cache=options.cache,
+            options=options,
             clock=clock,
             steady=steady or clock,
             on_change=self._changed,
@@ -156,13 +156,9 @@ class WikiResource:
         return build_answer(Status.SUCCESS, await self.verbs.act(request, peer))
 
     async def _ready(self) -> None:
-        """Have a reading that is fresh enough, within the time in which a poll must be answered."""
-        try:
-            with refusing(), anyio.fail_after(self.options.reply_within):
-                await self.readings.fresh()
-        except TimeoutError:
-            message = f"{self._source.name} did not answer in time"
-            raise WikiError(message, status=Status.REFUSED) from None
+        """Have a reading that is fresh enough, or the last one, within the time in which a poll must be answered."""
+        with refusing():
+            await self.readings.latest()
 
     def _list(self, records: list[Prepared]) -> bytes:
         if not self.inventory.ready:

@@ -30,7 +30,11 @@ async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.
     """
     listener = Listener(resource.options, resource.answer)
     async with anyio.create_task_group() as tasks:
-        settled = await _reconcile(resource)
+        await tasks.start(resource.readings.run)
+        tried = anyio.Event()
+        tasks.start_soon(_reconcile, resource, tried)
+        with anyio.move_on_after(resource.options.reply_within):
+            await tried.wait()
         await tasks.start(resource.starts.run)
         port: int = await tasks.start(listener.serve)
         if not is_loopback(resource.options.listen):
@@ -43,24 +47,21 @@ async def serve(resource: WikiResource, *, task_status: TaskStatus[int] = anyio.
         if resource.options.dialect is Dialect.WIKI2:
             tasks.start_soon(resource.notifier.run)
             tasks.start_soon(_watch, resource)
-        if not settled:
-            tasks.start_soon(_reconcile_later, resource)
         task_status.started(port)
 
 
-async def _reconcile(resource: WikiResource) -> bool:
-    try:
-        with anyio.fail_after(resource.options.reply_within):
-            await resource.starts.reconcile()
-    except (LrmError, TimeoutError) as error:
-        log.warning("interrupted starts cannot be looked at yet", error=str(error) or "no answer in time")
-        return False
-    return True
-
-
-async def _reconcile_later(resource: WikiResource) -> None:
+async def _reconcile(resource: WikiResource, tried: anyio.Event) -> None:
+    """Set right what was interrupted, as often as it takes; ``tried``: the first try has come to an end."""
     pause = 1.0
-    while not await _reconcile(resource):
+    while True:
+        try:
+            await resource.starts.reconcile()
+        except LrmError as error:
+            log.warning("interrupted starts cannot be looked at yet", error=str(error))
+        else:
+            return
+        finally:
+            tried.set()
         await anyio.sleep(pause)
         pause = min(LONGEST_PAUSE, 2 * pause)
 

@@ -196,7 +196,7 @@ class Verbs:
 
     async def _know(self, job: str) -> None:
         with refusing():
-            await self._readings.fresh()
+            await self._readings.latest()
             if self._inventory.job(job) is None:
                 # It may have come in since.
                 await self._readings.fresh(now=True)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from koala_local.layout import Layout
     from koala_local.protocol import Fields, Json
 
-START_SECONDS = 20.0
-"""Bound on the time in which a new daemon must answer; it takes about 0.2 s."""
+START_SECONDS = 60.0
+"""Bound on the time in which a new daemon must answer; it takes about 0.2 s, and more where a machine is busy."""
 
 
 class _NoDaemonError(LrmUnavailableError):

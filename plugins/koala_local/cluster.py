@@ -208,7 +208,7 @@ class LocalCluster:
         changed = [replace(job, state=LrmJobState.ENDING, ending=ending) for job in fresh]
         self._put(changed)
         for job in changed:
-            self._processes.end(job)
+            self._processes.end(job, kill_wait=self.layout.kill_wait)
         # A job that is being requeued can still be cancelled.
         requeued = [job for job in jobs if job.ending is Ending.REQUEUE] if ending is Ending.CANCEL else []
         self._put(replace(job, ending=ending) for job in requeued)
@@ -240,7 +240,7 @@ class LocalCluster:
             if not alive or not self._processes.follow(job):
                 self._on_end(job.id, None)
             elif job.state is LrmJobState.ENDING:
-                self._processes.end(job)
+                self._processes.end(job, kill_wait=self.layout.kill_wait)
         self._forget_old()
         self._remove_scripts(self._jobs.values())
         self._start_waiting()

@@ -32,9 +32,9 @@ LAYOUT_NAME = "layout.json"
 PID_NAME = "pid"
 LOG_NAME = "daemon.log"
 LARGEST_LOG = 1 << 20
-LONGEST_WAIT = 15
+LONGEST_WAIT = 45
 """Seconds that a new daemon waits for an old one to end."""
-FIRST_REQUEST = 15.0
+FIRST_REQUEST = 60.0
 """Seconds that a new daemon waits at least for whoever started it to ask something, however short its idle time is."""
 
 log = logging.getLogger("koala_local")
@@ -53,12 +53,11 @@ class IdleClock:
         self._look()
 
     def asked(self) -> None:
-        """Note a request."""
+        """Note a request; the idle time may be another one since the last."""
         self._last = time.monotonic()
-        if not self._asked:
-            self._asked = True
-            self._next.cancel()
-            self._look()
+        self._asked = True
+        self._next.cancel()
+        self._look()
 
     def _look(self) -> None:
         if self._cluster.busy:

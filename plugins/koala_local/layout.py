@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from koala_local.protocol import Fields, Json
 
+KILL_WAIT = 2.0
 QUEUE = "local"
 """Name of the one queue."""
 
@@ -30,6 +31,8 @@ class Layout:
     """Seconds; None: no limit."""
     idle_seconds: float = 600.0
     remember_seconds: float = 600.0
+    kill_wait: float = KILL_WAIT
+    """Seconds from SIGTERM to SIGKILL."""
 
     @property
     def processors(self) -> int:
@@ -43,11 +46,13 @@ class Layout:
             "walltime_limit": self.walltime_limit,
             "idle_seconds": self.idle_seconds,
             "remember_seconds": self.remember_seconds,
+            "kill_wait": self.kill_wait,
         }
 
     @classmethod
     def from_json(cls, fields: Fields) -> Self:
         """Read what `to_json` wrote. Raises ProtocolError."""
+        kill_wait = fields.optional_number("kill_wait")  # earlier versions do not say it
         return cls(
             nodes=tuple(
                 NodeSlots(name=node.text("name"), processors=node.integer("processors"))
@@ -56,4 +61,5 @@ class Layout:
             walltime_limit=fields.optional_integer("walltime_limit"),
             idle_seconds=fields.number("idle_seconds"),
             remember_seconds=fields.number("remember_seconds"),
+            kill_wait=KILL_WAIT if kill_wait is None else kill_wait,
         )

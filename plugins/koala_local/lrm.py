@@ -103,7 +103,7 @@ class LocalLrm(Lrm):
         return tuple(LrmJobId(id_) for id_ in answer.texts("ids"))
 
     async def cancel(self, ids: Sequence[LrmJobId]) -> None:
-        """SIGTERM to the jobs' process groups, SIGKILL to all that is left after 2 s."""
+        """SIGTERM to the jobs' process groups, SIGKILL to all that is left after ``kill_wait`` seconds."""
         if ids:
             await self._daemon.ask("cancel", {"ids": [*ids]}, urgent=True)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from koala_local.layout import Layout, NodeSlots
+from koala_local.layout import KILL_WAIT, Layout, NodeSlots
 
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
@@ -44,6 +44,11 @@ class LocalSettings(BaseModel):
     remember_seconds: float = Field(
         default=600.0, ge=0, description="Seconds for which ended jobs stay listed, with the way they ended."
     )
+    kill_wait: float = Field(
+        default=KILL_WAIT,
+        ge=0,
+        description="Seconds from SIGTERM, with which a job is ended, to SIGKILL for what does not listen.",
+    )
     answer_seconds: float = Field(
         default=10.0,
         gt=0,
@@ -77,4 +82,5 @@ class LocalSettings(BaseModel):
             walltime_limit=self.walltime_limit,
             idle_seconds=self.idle_seconds,
             remember_seconds=self.remember_seconds,
+            kill_wait=self.kill_wait,
         )

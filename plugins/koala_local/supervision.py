@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJobId
     from koala_local.record import JobRecord
 
-KILL_WAIT = 2.0
-"""Seconds from SIGTERM to SIGKILL."""
-
 
 @dataclass(slots=True, kw_only=True)
 class _Watched:
@@ -83,14 +80,14 @@ class Supervisor:
             left = job.walltime - ran
             watched.timers.append(self._loop.call_later(max(0.0, left), self._overdue, job.id))
 
-    def end(self, job: JobRecord) -> None:
-        """Begin to end a job: SIGTERM now, SIGKILL to all its processes after KILL_WAIT."""
+    def end(self, job: JobRecord, *, kill_wait: float) -> None:
+        """Begin to end a job: SIGTERM now, SIGKILL to all its processes after ``kill_wait`` seconds."""
         watched = self._watched[job.id]
         self._drop_timers(watched)
         process.signal_group(watched.pid, signal.SIGTERM)
         # A stopped process gets no SIGTERM before it goes on.
         process.signal_group(watched.pid, signal.SIGCONT)
-        watched.timers.append(self._loop.call_later(KILL_WAIT, self._kill, job.id))
+        watched.timers.append(self._loop.call_later(kill_wait, self._kill, job.id))
 
     def signal_script(self, job: JobRecord, number: int) -> None:
         """Send a signal to the process group of a job's script."""

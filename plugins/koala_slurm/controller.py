@@ -17,6 +17,8 @@ CORES_SPREAD_SINCE = (23, 11)
 
 _LINE = re.compile(r"^(?P<name>\w[\w()]*)\s*=\s?(?P<value>.*?)\s*$", re.MULTILINE)
 _VERSION = re.compile(r"\b(?P<version>[0-9]{2}\.[0-9]{2}(?:\.[0-9]+)?(?:[.-][0-9a-z]+)*)")
+_LIMITS = frozenset({"limits", "safe", "all"})
+"""Of AccountingStorageEnforce (slurm.conf(5)): with any of them limits hold."""
 _NO_ACCOUNTING = frozenset({"", "(null)", "accounting_storage/none"})
 
 
@@ -31,6 +33,8 @@ class ControllerConfig:
     accounting: bool
     """A storage for accounting is configured; that it answers is another matter."""
     slurm_user: str
+    limits_enforced: bool = False
+    """Jobs are kept within the limits of their associations and QOS."""
 
     @property
     def takes_cores_by_node(self) -> bool:
@@ -55,6 +59,7 @@ def parse_config(output: str) -> ControllerConfig:
         max_array_size=int(size) if size.isdecimal() else DEFAULT_MAX_ARRAY_SIZE,
         accounting=values.get("AccountingStorageType", "") not in _NO_ACCOUNTING,
         slurm_user=values.get("SlurmUser", "").partition("(")[0],
+        limits_enforced=bool(_LIMITS & set(values.get("AccountingStorageEnforce", "").split(","))),
     )
 
 

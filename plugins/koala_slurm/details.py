@@ -21,7 +21,7 @@ from koala_slurm.durations import duration, moment
 from koala_slurm.hostlist import expand
 from koala_slurm.jobids import checked
 from koala_slurm.listing import FIELDS, parse_row
-from koala_slurm.restrictions import NAMES, Restrictions, parse_features, restrictions
+from koala_slurm.restrictions import HETEROGENEOUS, NAMES, Restrictions, parse_features, restrictions
 from koala_slurm.states import hold_owner
 
 if TYPE_CHECKING:
@@ -173,7 +173,8 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
             tasks_per_node=_number(given["NTPerNode"]) or None,
             features=every,
             any_feature=some,
-            obstacle=problem if waiting else "",
+            # scontrol calls its components by other ids than squeue, so what it shows of them is not found.
+            obstacle=(HETEROGENEOUS if "+" in job.id else problem) if waiting else "",
             dependency=given["Dependency"] if waiting else "",
             requested_nodes=expand(given["ReqNodes"]),
             group=given["GroupName"],

@@ -20,7 +20,8 @@ from koala_adapter.model import EndReason, LrmJob, LrmJobId, LrmJobState
 from koala_slurm.durations import TIME_FORMAT, moment
 from koala_slurm.hostlist import expand
 from koala_slurm.jobids import array_index, checked, waiting_elements
-from koala_slurm.states import PROCESSORS_AWAITED, hold_owner, job_end, job_state
+from koala_slurm.states import hold_owner, job_end, job_state
+from koala_slurm.waitreasons import START_MAY_SHOW, wait_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +111,7 @@ def parse_job(row: Sequence[str]) -> LrmJob:
         ends_at=moment(ends) if begun else None,
         raw_state=word,
         hold=hold_owner(reason) if state is LrmJobState.HELD else None,
-        blocked=state is LrmJobState.QUEUED and reason not in PROCESSORS_AWAITED,
+        blocked=state is LrmJobState.QUEUED and wait_kind(reason) not in START_MAY_SHOW,
     )
 
 

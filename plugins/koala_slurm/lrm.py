@@ -109,6 +109,7 @@ class SlurmLrm(Lrm):
             accounting=config.accounting and await self._accounting_works(),
         )
         self._config = config
+        self._outside.limits_enforced = config.limits_enforced
         for note in self._notes.left():
             await self._starting(note.job, note.nodes).take_back(note, after_kill=True)
 

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import grp
+import os
+import pwd
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio.to_thread
+
+from koala_adapter.errors import LrmError
 from koala_adapter.model import HoldOwner, LrmJobState
+from koala_slurm.accountinglimits import ACCOUNTING_COMMAND, AccountingLimits, over_limits, parse_accounting_limits
 from koala_slurm.dependencies import by_number, unfulfilled
 from koala_slurm.details import (
     EVERYTHING_COMMAND,
@@ -49,6 +57,8 @@ if TYPE_CHECKING:
 
 LIMITS_KEPT = 30.0
 """Seconds for which the limits of partitions are believed."""
+ACCOUNTING_SHARE = 20
+"""Times as old as their reading took may the limits of associations and QOS be: of thousands it takes long."""
 _WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 
@@ -65,6 +75,11 @@ class OutsideReader:
         self._latest: dict[str, LrmJob] = {}
         self._limits: Mapping[str, PartitionLimits] = {}
         self._limits_asked_at: float | None = None
+        self.limits_enforced = False
+        """Slurm keeps jobs within the limits of associations and QOS."""
+        self._groups: dict[str, frozenset[str]] = {}
+        self._accounting = AccountingLimits()
+        self._accounting_until: float | None = None
 
     def known(self, job: str) -> tuple[LrmJob, JobDetails] | None:
         """Return a waiting job of the latest listing and its details; None when they are not known."""
@@ -100,7 +115,13 @@ class OutsideReader:
         detailed = [self._as_asked(with_details(job, self._known.get(state_key(job)))) for job in jobs]
         if any(job.state in _WAITING for job in detailed):
             await self._ask_limits()
-            detailed = [within_limits(job, self._limits) if job.state in _WAITING else job for job in detailed]
+            groups = await self._groups_of({job.user for job in detailed if job.state in _WAITING})
+            detailed = [
+                within_limits(job, self._limits, qos=self._restrictions(job).qos, groups=groups.get(job.user))
+                if job.state in _WAITING
+                else job
+                for job in detailed
+            ]
         return tuple(await self._with_obstacles(detailed))
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
@@ -119,6 +140,15 @@ class OutsideReader:
                 PARTITION_COMMAND, action="listing of partitions", environment=ENVIRONMENT
             )
             self._limits, self._limits_asked_at = parse_partition_limits(shown), now
+            self._groups.clear()
+
+    async def _groups_of(self, users: Iterable[str]) -> Mapping[str, frozenset[str]]:
+        """Return the groups of users, where a partition serves some groups only; of strangers to this host nothing."""
+        if not any(limits.groups for limits in self._limits.values()):
+            return {}
+        if missing := [user for user in users if user not in self._groups]:
+            self._groups.update(await anyio.to_thread.run_sync(groups_by_user, missing))
+        return self._groups
 
     async def _with_obstacles(self, jobs: Sequence[LrmJob]) -> list[LrmJob]:
         """Say of each waiting job what keeps it from starting now: other jobs, and what else it asks for."""
@@ -146,7 +176,41 @@ class OutsideReader:
             obstacle = obstacle or ("no node has free what else it asks for" if possible == () else "")
             blocked = waits.get(job.id) or obstacle
             found.append(replace(job, dependent=bool(waits.get(job.id)), obstacle=blocked, possible_nodes=possible))
-        return found
+        return await self._within_accounting(found, now) if self.limits_enforced and asked else found
+
+    async def _within_accounting(self, jobs: list[LrmJob], now: float) -> list[LrmJob]:
+        """Say of each waiting job that could start otherwise which limit of its association or QOS forbids it now."""
+        await self._ask_accounting()
+        offered = [
+            job
+            for job in jobs
+            if job.state in _WAITING
+            and not (job.obstacle or job.dependent or job.hold is HoldOwner.USER)
+            and (job.eligible_at is None or job.eligible_at <= now)
+        ]
+        # What was released comes first, then what came first, so that a start does not find its share gone.
+        offered.sort(key=lambda job: (job.state is LrmJobState.HELD, turn(job)))
+        over = over_limits(offered, {job.id: self._qos_of(job) for job in offered}, self._accounting)
+        bounded = {job.id: self._accounting.bounding(job, self._qos_of(job)) for job in offered if job.id not in over}
+        held = {job.id: replace(job, obstacle=over[job.id]) for job in offered if job.id in over}
+        return [bounded.get(job.id) or held.get(job.id) or job for job in jobs]
+
+    def _qos_of(self, job: LrmJob) -> tuple[str, ...]:
+        """Return the QOS of a job, after that of its partition, which counts first."""
+        partition = self._limits.get(job.queue)
+        return (*((partition.qos,) if partition and partition.qos else ()), self._restrictions(job).qos)
+
+    async def _ask_accounting(self) -> None:
+        begun = time.monotonic()
+        if self._accounting_until is None or begun > self._accounting_until:
+            # Who may not see them learns of a limit when Slurm does not start a job.
+            with suppress(LrmError):
+                shown = await self._commands.read(
+                    ACCOUNTING_COMMAND, action="limits of associations", environment=ENVIRONMENT
+                )
+                self._accounting = parse_accounting_limits(shown)
+            took = time.monotonic() - begun
+            self._accounting_until = begun + min(LIMITS_KEPT, ACCOUNTING_SHARE * took)
 
     def _restrictions(self, job: LrmJob) -> Restrictions:
         return self._known.get(state_key(job), JobDetails()).restrictions
@@ -175,6 +239,20 @@ class OutsideReader:
             nodes_most=asked.nodes_most,
             tied=not note.free,
         )
+
+
+def groups_by_user(users: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return the names of the groups of each user that this host knows; asks the system's directory, which may wait."""
+    found: dict[str, frozenset[str]] = {}
+    for user in users:
+        with suppress(KeyError):
+            numbers = os.getgrouplist(user, pwd.getpwnam(user).pw_gid)
+            names = set()
+            for number in numbers:
+                with suppress(KeyError):
+                    names.add(grp.getgrgid(number).gr_name)
+            found[user] = frozenset(names)
+    return found
 
 
 def _active_elements(jobs: Iterable[LrmJob]) -> Counter[str]:

@@ -32,6 +32,7 @@ NAMES = (
     "NtasksPerN:B:S:C",
     "ReqSwitch",
     "MinTmpDiskNode",
+    "QOS",
 )
 """What is read here of ``scontrol show job``."""
 
@@ -44,6 +45,7 @@ _SOME = re.compile(rf"{_WORD}(?:\|{_WORD})+")
 _LICENSE = re.compile(r"LicenseName=(?P<name>\S+)\s+Total=[0-9]+\s+Used=[0-9]+\s+Free=(?P<free>[0-9]+)")
 _NOTHING = frozenset({"", "(null)", "*", "N/A", "0", "None"})
 OURS = "koala_start_"
+HETEROGENEOUS = "the components of a heterogeneous job start together, which cannot be asked for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Restrictions:
     disk_mib: int | None = None
     throttle: int = 0
     """Elements of its array that may run at the same time; 0: any number."""
+    qos: str = ""
     obstacle: str = ""
 
 
@@ -84,6 +87,7 @@ def restrictions(values: Mapping[str, str]) -> Restrictions:
         licenses=_numbers(asked.get("Licenses", ""), separator=":"),
         disk_mib=_mebibytes(disk),
         throttle=int(throttle) if throttle.isdecimal() else 0,
+        qos=asked.get("QOS", ""),
         obstacle=_obstacle(asked),
     )
 
@@ -94,7 +98,7 @@ def _obstacle(asked: Mapping[str, str]) -> str:
     layout = asked.get("ReqB:S:C:T", "").split(":")
     trackable = [name for name in ("TresPerJob", "TresPerTask", "TresPerSocket") if name in asked]
     problems = (
-        ("HetJobId" in asked, "the components of a heterogeneous job start together, which cannot be asked for"),
+        ("HetJobId" in asked, HETEROGENEOUS),
         (bool(trackable), f"it asks for {' and '.join(asked[name] for name in trackable)}, not by node"),
         (reservation and not reservation.startswith(OURS), f"it runs in reservation {reservation} only"),
         (asked.get("Contiguous") == "1", "it wants nodes that are next to each other (--contiguous)"),

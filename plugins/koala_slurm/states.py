@@ -45,9 +45,6 @@ JOB_STATES: Mapping[str, LrmJobState] = {
     "REVOKED": LrmJobState.ENDED,
 }
 
-PROCESSORS_AWAITED = frozenset({"", "None", "Priority", "Resources"})
-"""Reasons of pending jobs that free processors may start (squeue(1), "JOB REASON CODES"); None: not looked at yet."""
-
 END_REASONS: Mapping[str, EndReason] = {
     "CANCELLED": EndReason.CANCELLED,
     "REVOKED": EndReason.CANCELLED,

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-STARTING_SECONDS = 10.0
+STARTING_SECONDS = 120.0
 """Bound on the time in which a script that was started has a process."""
 KILL_WAIT = 1.0
-END_SECONDS = 10.0
+END_SECONDS = 60.0
 LOOK = 0.01
 
 S = TypeVar("S")

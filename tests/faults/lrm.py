@@ -71,6 +71,8 @@ class SimulatedLrm:
         self.submissions: list[str] = []
         """Name of every submission that arrived."""
         self._number = self._strange = 0
+        self._live: dict[tuple[str, str], list[Element]] = {}
+        """What :meth:`live` has found since something came or ended: it is asked after every step."""
 
     @property
     def processors(self) -> int:
@@ -98,6 +100,7 @@ class SimulatedLrm:
     ) -> tuple[LrmJobId, ...]:
         """Take a job array of ``count`` elements of one processor."""
         self.submissions.append(name)
+        self._live.clear()
         self._number += 1
         ids = tuple(LrmJobId(f"{self.name}-{self._number}_{index}") for index in range(1, count + 1))
         for index, id_ in enumerate(ids, start=1):
@@ -108,6 +111,7 @@ class SimulatedLrm:
     def imitate(self, name: str, count: int, *, user: str) -> None:
         """Have a stranger submit an array: half of its elements have failed, the others are held for ever."""
         self._strange += 1
+        self._live.clear()
         for index in range(1, count + 1):
             id_ = LrmJobId(f"{self.name}-x{self._strange}_{index}")
             element = Element(id_, name, index, user, 0.0, on_start=lambda _: None, on_killed=lambda _: None)
@@ -141,11 +145,13 @@ class SimulatedLrm:
 
     def _end(self, element: Element, reason: EndReason) -> None:
         element.state, element.ended_at, element.end = LrmJobState.ENDED, self.clock.now, reason
+        self._live.clear()
         self.clock.after(ENDED_SHOWN if self.shows_ended else 0.0, partial(self._forget, element))
         self.clock.after(self.reaction, self.schedule)
 
     def _forget(self, element: Element) -> None:
         self.elements.pop(element.id, None)
+        self._live.clear()
 
     def cancel(self, ids: Iterable[LrmJobId]) -> None:
         """Cancel elements; those that are not there are passed over."""
@@ -198,4 +204,8 @@ class SimulatedLrm:
 
     def live(self, prefix: str, *, user: str = "alice") -> list[Element]:
         """Return the elements that have not ended of a user's jobs whose names begin so."""
-        return [e for e in self.elements.values() if e.live and e.user == user and e.name.startswith(prefix)]
+        found = self._live.get((prefix, user))
+        if found is None:
+            found = [e for e in self.elements.values() if e.live and e.user == user and e.name.startswith(prefix)]
+            self._live[prefix, user] = found
+        return found

@@ -44,7 +44,7 @@ def placeholder(index: int = 1) -> PlaceholderId:
 class Site:
     """One control center with its files, and the agents that were started for it."""
 
-    def __init__(self, directory: Path, *, lease: float = 30.0, heartbeat: float = 0.5) -> None:
+    def __init__(self, directory: Path, *, lease: float = 120.0, heartbeat: float = 2.0) -> None:
         self.directory = directory
         self.certificate = load_or_create(directory / "state")
         self.token = new_token()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.real.lrms import placeholders
-from tests.real.systems.processes import SeenProcess, find_processes, wait_until
+from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
 
 if TYPE_CHECKING:
     from tests.real.user import KoalaUser
@@ -45,7 +45,7 @@ class Traces:
         def left() -> list[str]:
             return [one for one in self.left() if not (but_words and one.startswith(WORDS))]
 
-        wait_until(lambda: not left(), seconds=20, what="nothing left", details=lambda: str(left()))
+        wait_until(lambda: not left(), seconds=PATIENCE, what="nothing left", details=lambda: str(left()))
 
     def left(self) -> list[str]:
         """Return everything of the user's jobs that is still there."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tests.real.systems import GridEngineCell, SlurmCluster
 from tests.real.systems.pbs import PbsServer
-from tests.real.systems.processes import wait_until
+from tests.real.systems.processes import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ def local_job(system: System, processors: int, *, user: str = "nobody") -> Itera
         number = system.submit(script, *options, user=user)
     wait_until(
         lambda: len(jobs_named(system, LOCAL, running=True)) == processors,
-        seconds=60,
+        seconds=PATIENCE,
         what="a local user's job runs",
         details=lambda: listing(system),
     )
@@ -130,7 +130,7 @@ def time_to_notice(system: Served, directory: Path) -> float:
         system.submit(script, "-N", PLAIN, "-wd", "/tmp", "-o", "/dev/null", "-j", "y")
     wait_until(
         lambda: ended.exists() and not jobs_named(system, PLAIN),
-        seconds=60,
+        seconds=PATIENCE,
         what="a plain job has ended",
         details=lambda: listing(system),
     )

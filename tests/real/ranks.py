@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job whose ranks note that they ran, write for a while, and end with a code that the user must get to know."""
+"""A job whose ranks note that they ran, write for a while, and end, when told, with a code for the user to know."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ SCRIPT = """\
 echo "$KOALA_RANK" >>"{ran}"
 i=0
 while [ $i -lt {lines} ]; do i=$((i+1)); echo "line $i"; echo "error $i" >&2; sleep 0.2; done
+until [ -e "{go}" ]; do sleep 0.2; done
 if [ "$KOALA_RANK" = {last} ]; then
     while [ "$(wc -l <"{over}")" -lt {last} ]; do sleep 0.1; done
     exit {code}
@@ -51,7 +52,12 @@ class NotedRanks:
     def parts(self) -> Sequence[str]:
         """Return the components of a job file."""
         script = SCRIPT.format(
-            ran=self._notes / "ran", over=self._notes / "over", lines=self._lines, last=self.size - 1, code=CODE
+            ran=self._notes / "ran",
+            over=self._notes / "over",
+            go=self._notes / "go",
+            lines=self._lines,
+            last=self.size - 1,
+            code=CODE,
         )
         return [part(name, count, "sh", "-c", script, environment=self._mark) for name, count in self._clusters.items()]
 
@@ -60,6 +66,10 @@ class NotedRanks:
         script = f'echo "$KOALA_RANK" >>"{self._notes / "ran"}"; exec "$0" "$@"'
         command = ("sh", "-c", script, str(program), *arguments)
         return [part(name, count, *command, environment=self._mark) for name, count in self._clusters.items()]
+
+    def let_end(self) -> None:
+        """Let the ranks end when they have written all; until then they run."""
+        (self._notes / "go").touch()
 
     def ran(self) -> list[int]:
         """Return the ranks that ran, one entry for each time, in order of their numbers."""

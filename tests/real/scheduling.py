@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.real.systems.processes import tail, wait_until
-from tests.real.user import PATIENCE, KoalaUser, toml
+from tests.real import forkserver
+from tests.real.systems.processes import PATIENCE, tail, wait_until
+from tests.real.user import KoalaUser, toml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from tests.real.forkserver import Forked
     from tests.real.lrms import System
 
 PACE = {"requests_per_minute": 6000, "poll_interval": 0.5}
@@ -39,7 +39,7 @@ class Scheduling:
         self.options = options
         self.output = directory / "schedule.json"
         self.errors = directory / "schedule.err"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | None = None
 
     def __enter__(self) -> Self:
         """Start it, unless it runs."""
@@ -76,16 +76,13 @@ class Scheduling:
         said = len(self.said())
         argv = ["schedule", "--cluster", self.cluster, "--json", *self.options, *more]
         with self.output.open("ab") as output, self.errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "koala_adapter.cli", *argv],
-                env=self.user.environment(),
-                cwd=self.user.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
+            self.process = forkserver.start(
+                argv,
+                environment=self.user.environment(),
+                directory=self.user.directory,
+                output=output.fileno(),
+                errors=errors.fileno(),
             )
-
         self.wait(lambda: len(self.said()) > said, what="koala schedule is up")
 
     def said(self) -> list[str]:

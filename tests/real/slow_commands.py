@@ -10,7 +10,7 @@ import shutil
 import stat
 from typing import TYPE_CHECKING, Literal
 
-from tests.real.systems.processes import SYSTEM_PATH, wait_until
+from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ class PausedCommand:
 
     def wait_reached(self) -> None:
         """Return when the call pauses."""
-        wait_until((self._gate / "reached").exists, seconds=60, what="the command is called")
+        wait_until((self._gate / "reached").exists, seconds=PATIENCE, what="the command is called")
 
     def let_go(self) -> None:
         """Let the call go on."""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.real("slurmctld", "slurmd", "sge_qmaster")]
 
-QUICK = {"SlurmdTimeout": "3", "TCPTimeout": "1", "MessageTimeout": "4"}
-"""Slurm notices soon that a node is dead."""
 NEWCOMERS_NODE = "n2"
 """The first process is on the other one: each has one processor."""
 
@@ -42,7 +40,7 @@ NEWCOMERS_NODE = "n2"
 def two_nodes() -> Iterator[SlurmCluster]:
     """Run a Slurm cluster of two nodes of one processor each."""
     require(missing_for_slurm())
-    with SlurmCluster("losses", nodes=2, cpus=1, settings=QUICK) as cluster:
+    with SlurmCluster("losses", nodes=2, cpus=1) as cluster:
         yield cluster
 
 
@@ -109,6 +107,11 @@ def suspended(user: KoalaUser, rank: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+def set_down(system: SlurmCluster) -> None:
+    """Have Slurm give up the node of the newcomer: by itself it does so when it has not heard of it for long."""
+    system.run("scontrol", "update", f"NodeName={NEWCOMERS_NODE}", "State=DOWN", "Reason=test")
+
+
 def agents_directories(system: SlurmCluster) -> set[Path]:
     """Return the private directories of the agents of a cluster."""
     seen = [SeenProcess.read(pid) for pid in find_processes(lambda process: process.uses(system.directory))]
@@ -116,21 +119,24 @@ def agents_directories(system: SlurmCluster) -> set[Path]:
     return {Path(one.environment["KOALA_STDOUT"]).parents[1] for one in ranks}
 
 
-@pytest.mark.nightly  # Slurm takes a while to see it
+@pytest.mark.nightly  # the next one shows by day what a lost node costs
 def test_a_node_dies_before_the_point(new_user: NewUser, two_nodes: SlurmCluster) -> None:
     """The growth is given up, and the program does not notice."""
-    user = new_user(two_nodes)
+    user = new_user(two_nodes, scheduler={"approach": "none"})
     job = submit(user, two_nodes.name, maximum=2)
-    user.wait(job, lambda report: "gathered" in report.explanation, what="grows")
+    user.wait(job, lambda _: process(user, 0) is not None, what="runs")
     with suspended(user, 0):  # so that the point is not reached meanwhile
+        user.client.resize(job, 2)
         user.wait(job, lambda _: process(user, 1) is not None, what="has a newcomer")
         disk = agents_directories(two_nodes)
         two_nodes.kill_node(NEWCOMERS_NODE)
+        set_down(two_nodes)
         try:
             told = user.wait(job, lambda report: "was lost" in report.explanation, what="lost a newcomer")
             assert told.state is JobState.RUNNING
         finally:
             two_nodes.start_node(NEWCOMERS_NODE)
+            two_nodes.return_to_use()
     stop(user, job)
     remove(disk)
 
@@ -141,7 +147,7 @@ def test_a_node_is_set_down_in_the_middle(new_user: NewUser, two_nodes: SlurmClu
     hold(user, 1)
     job = submit(user, two_nodes.name, maximum=2)
     user.wait(job, lambda report: "at its point" in report.explanation, what="is in the middle of a change")
-    two_nodes.run("scontrol", "update", f"NodeName={NEWCOMERS_NODE}", "State=DOWN", "Reason=test")
+    set_down(two_nodes)
     try:
         outcome = user.wait_over(job).outcome
     finally:

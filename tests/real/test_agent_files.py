@@ -13,7 +13,7 @@ import pytest
 from koala_adapter.model import EndReason, TaskEnd
 from koala_adapter.service.results import LEDGER_NAME, Results, read_ledger
 from koala_adapter.service.resultstore import ResultStore
-from koala_adapter.vjm.agentevents import AgentRegistered, AgentTaskEnded, AgentTaskStarted
+from koala_adapter.vjm.agentevents import AgentRegistered, AgentTaskEnded
 from koala_adapter.vjm.channel import Launch, LaunchFile
 from tests.real.agents import LIVENESS, Site, placeholder
 
@@ -106,10 +106,10 @@ async def test_files_of_a_rank_that_failed_or_was_killed(deliveries: Deliveries)
         assert (await deliveries.said()).arrived == 1
         assert (await deliveries.run("echo 9 >result; kill -9 $$", "*", task="1")).signal == 9
         assert (await deliveries.said("1")).arrived == 1
-        order = Launch(task="2", argv=("/bin/sh", "-c", "echo r >result; exec sleep 60"), output_files=("result",))
+        text = "echo r >result; echo there; exec sleep 600"
+        order = Launch(task="2", argv=("/bin/sh", "-c", text), output_files=("result",))
         deliveries.site.center.launch(placeholder(), order)
-        await deliveries.site.wait_for(AgentTaskStarted, lambda event: event.task == "2")
-        await anyio.sleep(0.5)
+        await deliveries.site.wait_for_output("2", b"there\n")
         deliveries.site.center.release(placeholder(), 1)
         assert (await deliveries.site.ended(process))[0] == 0
         assert (await deliveries.said("2")).arrived == 1

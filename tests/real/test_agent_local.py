@@ -28,7 +28,7 @@ from koala_adapter.vjm.agentevents import (
 )
 from koala_adapter.vjm.channel import Launch, LaunchFile, Signal
 from koala_adapter.vjm.jobscript import SYSTEM_PYTHONS
-from tests.real.agents import INDEX_VARIABLE, Site, placeholder
+from tests.real.agents import INDEX_VARIABLE, LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,7 +245,8 @@ async def test_a_restart_of_the_center_changes_nothing(site: Site) -> None:
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
-        text = "i=0; while [ $i -lt 300 ]; do seq 1 1000; i=$((i+1)); sleep 0.01; done"
+        os.mkfifo(site.directory / "go")
+        text = f"i=0; while [ $i -lt 300 ]; do seq 1 1000; i=$((i+1)); done; read line <{site.directory}/go"
         site.center.launch(placeholder(), shell("t", text))
         await site.wait_for(AgentTaskStarted)
     seen = len(site.events)
@@ -256,6 +257,7 @@ async def test_a_restart_of_the_center_changes_nothing(site: Site) -> None:
     seen = len(site.events)
     async with site.serving():
         await site.wait_for(AgentRegistered, after=seen)
+        await anyio.Path(site.directory / "go").write_text("\n")
         assert (await site.wait_for(AgentTaskEnded, after=seen)).end == EXITED
         assert site.output("t") == "".join(f"{i}\n" for i in range(1, 1001)).encode() * 300
     seen = len(site.events)
@@ -345,7 +347,7 @@ async def test_a_released_agent_comes_back_soon_with_what_it_has_to_say(site: Si
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=site.port)
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, turn_away)
-        with anyio.fail_after(6):
+        with anyio.fail_after(LIVENESS):  # if the pauses grew, it would be gone before its seventh try
             await seventh.wait()
         tasks.cancel_scope.cancel()
 
@@ -375,7 +377,7 @@ async def test_release_ends_a_stubborn_task(site: Site) -> None:
         text = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05; done"
         site.center.launch(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"ready\n")
-        site.center.release(placeholder(), 0.5)
+        site.center.release(placeholder(), 5)
         end = (await site.wait_for(AgentTaskEnded)).end
         assert (end.reason, end.signal) == (EndReason.CANCELLED, signal.SIGKILL)
         assert site.output("t") == b"ready\nasked\n"
@@ -424,11 +426,11 @@ async def test_a_signal_from_the_batch_system(
         assert not processes_with("sleep\x0061237", site)
 
 
-@pytest.mark.parametrize("end_margin", [2.0, 10.0])
+@pytest.mark.parametrize("end_margin", [2.0, 20.0])
 async def test_walltime_ends_by_the_agents_own_clock(site: Site, end_margin: float) -> None:
     """Before an LRM that kills without a warning comes, the agent ends its task and says why."""
     async with site.serving():
-        process = site.start_agent(script=site.script(walltime=4.0, end_margin=end_margin))
+        process = site.start_agent(script=site.script(walltime=14.0, end_margin=end_margin))
         await site.wait_for(AgentRegistered)
         site.center.launch(placeholder(), Launch(task="t", argv=("sleep", "61239")))
         assert (await site.wait_for(AgentEnding)).reason is EndReason.WALLTIME
@@ -444,12 +446,12 @@ async def test_nothing_outlives_an_agent_that_is_killed(site: Site) -> None:
         text = "setsid sleep 61241 >/dev/null 2>&1 & env -i sleep 61241 & echo started; wait"
         site.center.launch(placeholder(), shell("t", text))
         await site.wait_for_output("t", b"started\n")
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIVENESS):
             while len(processes_with("sleep\x0061241", site)) < 2:  # noqa: ASYNC110 - started is not yet executed
                 await anyio.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
         await site.wait_for(AgentDisconnected)
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIVENESS):
             while processes_with("sleep\x0061241", site) or any(site.directory.glob("koala-*")):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
 
@@ -462,11 +464,10 @@ async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> 
         await site.wait_for(AgentRegistered)
         site.center.launch(placeholder(), shell("t", "sleep 61238" if which == "task" else "sleep 61238; exit $?"))
         pid = (await site.wait_for(AgentTaskStarted)).pid
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIVENESS):
             while not (found := processes_with("sleep\x0061238", site)):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         os.kill(pid if which == "task" else found[0], signal.SIGTERM)
-        await anyio.sleep(0.1)
         process.terminate()
         end = (await site.wait_for(AgentTaskEnded)).end
         assert (end.reason, end.status) == (EndReason.CANCELLED, 143)
@@ -474,7 +475,7 @@ async def test_the_cause_of_a_killed_task_shows_late(site: Site, which: str) -> 
 
 async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
     """With the center gone for longer than the lease, the agent ends itself and its task, and says so on stderr."""
-    site.lease = 1.5
+    site.lease = 10.0
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
@@ -482,14 +483,13 @@ async def test_the_lease_ends_an_agent_nobody_cares_for(site: Site) -> None:
         await site.wait_for(AgentTaskStarted)
     code, errors = await site.ended(process)
     assert code == 4
-    assert "no contact to the control center for 1.5 s" in errors
+    assert "no contact to the control center for 10" in errors
     assert not processes_with("sleep\x0061240", site)
     assert not list(site.directory.glob("koala-*"))
 
 
 async def test_a_silent_connection_is_closed_and_made_anew(site: Site) -> None:
     """An agent that is stopped loses its connection after three heartbeats, and comes back when it goes on."""
-    site.heartbeat = 0.2
     async with site.serving():
         process = site.start_agent()
         await site.wait_for(AgentRegistered)
@@ -504,7 +504,7 @@ async def test_a_silent_connection_is_closed_and_made_anew(site: Site) -> None:
 
 
 async def relay(connection: SocketStream, port: int) -> None:
-    """Be a slow line: hand on what comes, to the center at once, from it 400 KB in a second."""
+    """Be a slow line: hand on what comes, to the center at once, from it 200 KB in a second."""
 
     async def hand_on(source: SocketStream, target: SocketStream, pause: float) -> None:
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
@@ -519,7 +519,7 @@ async def relay(connection: SocketStream, port: int) -> None:
         anyio.create_task_group() as group,
     ):
         group.start_soon(hand_on, connection, center, 0)
-        group.start_soon(hand_on, center, connection, 0.02)
+        group.start_soon(hand_on, center, connection, 0.04)
 
 
 async def test_a_long_order_on_a_slow_line_is_no_silence(site: Site) -> None:
@@ -578,7 +578,7 @@ async def test_output_that_cannot_be_written_waits_for_its_file(site: Site) -> N
         await site.wait_for(AgentRegistered)
         text = "seq 700000 & seq 300000 >&2; wait"
         assert site.center.launch(placeholder(), shell("t", text))
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIVENESS):
             while len(site.unwritten) < 3:
                 await site.news()
         assert {why for _, _, _, why in site.unwritten} == {"Not a directory"}
@@ -598,7 +598,7 @@ async def test_a_short_last_word_that_cannot_be_written_is_not_lost(site: Site) 
         site.start_agent()
         await site.wait_for(AgentRegistered)
         assert site.center.launch(placeholder(), shell("t", "echo precious"))
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIVENESS):
             while len(site.unwritten) < 2:
                 await site.news()
         assert not [event for event in site.events if isinstance(event, AgentTaskEnded)]
@@ -616,7 +616,7 @@ async def test_an_agent_of_an_earlier_version_sends_again_on_a_new_connection(si
         site.start_agent(script=script.replace('"resends": True', '"old": True'))
         await site.wait_for(AgentRegistered)
         assert site.center.launch(placeholder(), shell("t", "seq 700000"))
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIVENESS):
             while len(site.unwritten) < 2:
                 await site.news()
         (site.directory / "output").unlink()
@@ -630,7 +630,7 @@ async def test_a_journal_that_cannot_be_written_turns_an_agent_away_for_a_while(
     site.unbindable = True
     async with site.serving():
         site.start_agent()
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIVENESS):
             while "the journal cannot be written" not in site.rejected:
                 await site.news()
         assert not site.events

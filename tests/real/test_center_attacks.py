@@ -19,7 +19,7 @@ from koala_adapter.vjm import channel
 from koala_adapter.vjm.agentevents import AgentDisconnected, AgentRefused, AgentRegistered, AgentTaskEnded
 from koala_adapter.vjm.center import APPLICANTS
 from koala_adapter.vjm.certificate import load_or_create, server_context
-from tests.real.agents import BATCH, Site, placeholder
+from tests.real.agents import BATCH, LIVENESS, Site, placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ class Peer:
 
     async def hear(self) -> CenterMessage | None:
         """Return the next message; None when the center has closed the connection."""
-        with anyio.fail_after(60):
+        with anyio.fail_after(LIVENESS):
             while not self._waiting:
                 try:
                     self._waiting += self._decoder.feed(await self.stream.receive())
@@ -225,7 +225,7 @@ async def test_plain_tcp_gets_nowhere(site: Site) -> None:
     async with site.serving():
         stream = await connect(site)
         await stream.send(channel.encode(hello(site)))
-        with anyio.fail_after(60), suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        with anyio.fail_after(LIVENESS), suppress(anyio.EndOfStream, anyio.BrokenResourceError):
             while True:
                 assert b"welcome" not in await stream.receive()
     assert site.events == []
@@ -304,7 +304,7 @@ async def test_an_agent_tells_nothing_to_another_server(site: Site) -> None:
     """The handshake is done, the certificate is not the pinned one: not a byte follows, neither token nor name."""
     false = FalseCenter(site.directory / "false")
     try:
-        code, errors = await site.ended(site.start_agent(script=site.script(port=false.port, lease=2.0)))
+        code, errors = await site.ended(site.start_agent(script=site.script(port=false.port, lease=10.0)))
     finally:
         await anyio.to_thread.run_sync(false.close)
     assert code == 4

@@ -15,8 +15,8 @@ from tests.daskexample import write_dasksum
 from tests.daskprogram import DaskProgram, sum_of_squares
 from tests.daskprograms import TASKS
 from tests.real.lrms import local_job, placeholders
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
@@ -114,7 +114,11 @@ def test_a_cluster_of_a_script_over_two_batch_systems(
     user.serve()
     with DaskProgram(user.directory, user.environment(), "breathe", 3, 1, site=user.site, state=user.state) as dask:
         assert dask.until_said("many on") == " ".join(sorted(user.systems))
-        rigid = user.submit(user.job_file(part(slurm_a.name, 1, "sleep", "5"), part(sge_cell.name, 1, "sleep", "5")))
+        go = user.directory / "go"
+        waiting = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.2; done")
+        rigid = user.submit(user.job_file(*(part(name, 1, *waiting) for name in user.systems)))
+        dask.until_said("during")  # it was made smaller
+        go.touch()
         dask.until_said("closed")
         assert dask.ended() == 0
     again = sum_of_squares(0, TASKS)

@@ -55,6 +55,7 @@ class TestDrmaa(LrmConformance):
             processors=SLOTS,
             unknown_id=LrmJobId("999999.1"),
             namesake_job=namesake_job(sge_cell),
+            patience=90,
             walltime_precision=15,
         )
         await lrm.close()

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
-from tests.real.systems.processes import SYSTEM_PATH
+from tests.real.systems.processes import USERS_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ PATIENCE = 180.0
 def koala(home: Path, variables: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``koala`` as a new user does, who has nothing in the home directory."""
     environment = {
-        "PATH": SYSTEM_PATH,
+        "PATH": USERS_PATH,
         "LC_ALL": "C.UTF-8",
         "HOME": str(home),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -17,6 +17,7 @@ from koala_sge import PLUGIN as SGE
 from koala_sge import SgeSettings
 from koala_slurm import PLUGIN as SLURM
 from koala_slurm import SlurmSettings
+from tests.real.systems.processes import GRID_ENGINE_PROGRAMS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ async def await_others(lrm: Lrm, *wanted: int) -> None:
     async def look() -> list[int]:
         return sorted((await reading_of(lrm)).others_waiting)
 
-    await eventually(look, lambda seen: seen == sorted(wanted), what=f"others wait for {wanted}", seconds=60)
+    await eventually(look, lambda seen: seen == sorted(wanted), what=f"others wait for {wanted}", seconds=90)
 
 
 async def test_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> None:
@@ -74,6 +75,7 @@ async def test_slurm(slurm_a: SlurmCluster, tmp_path: Path) -> None:
 async def test_grid_engine(sge_cell: GridEngineCell, tmp_path: Path) -> None:
     """Three tasks of an array of another user wait; what is in hold or depends on others does not count."""
     settings = SgeSettings(
+        bin_directory=GRID_ENGINE_PROGRAMS,
         root=sge_cell.root,
         cell=sge_cell.cell,
         qmaster_port=sge_cell.qmaster_port,

@@ -12,8 +12,7 @@ from koala_adapter.parsl import KoalaProvider
 from koala_adapter.scheduler.outcome import JobState
 from tests.parsl_pool import TASKS_ARE_FOUND, parsl_over, squares
 from tests.real.lrms import local_job, placeholders
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE
+from tests.real.systems.processes import PATIENCE, wait_until
 
 if TYPE_CHECKING:
     from tests.real.conftest import NewUser

@@ -11,8 +11,8 @@ from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import local_job, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def wait_noticed(user: KoalaUser, cluster: str) -> None:
     """Return when the user is told that a cluster is out of reach."""
 
     def noticed() -> bool:
-        closed = {one["name"]: one["closed"] for one in user.run("clusters", "--json").json}
+        closed = {one.name: one.closed for one in user.client.clusters()}
         return "out of reach" in (closed[cluster] or "")
 
     wait_until(noticed, seconds=PATIENCE, what=f"{cluster} is known to be out of reach", details=user.details)
@@ -46,12 +46,13 @@ def test_away_while_the_job_runs(
     """The job runs on, and comes to its end, without the controller; what it held is given back when that returns."""
     user = new_user(slurm_a, slurm_b)
     traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "b": 2}, lines=15, mark=traces.mark)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "b": 2}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
     user.wait(job, runs, what="runs")
     slurm_a.stop_controller()
     try:
         wait_noticed(user, "a")
+        ranks.let_end()
         report = user.wait(job, lambda report: report.outcome is not None, what="ended")
         expect_noted_end(user, job, ranks, report)
     finally:
@@ -70,6 +71,7 @@ def test_away_while_the_job_claims(
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
     ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=5, mark=traces.mark)
+    ranks.let_end()
     with local_job(sge_cell, sge_cell.slots):
         job = user.submit(user.job_file(*ranks.parts()))
         user.wait_held(job, 2)
@@ -108,13 +110,14 @@ def test_away_when_the_service_comes_up(new_user: NewUser, slurm_a: SlurmCluster
     """Service and controller are both gone, and the service returns first: the job runs on, none is submitted anew."""
     user = new_user(slurm_a)
     traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=15, mark=traces.mark)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
     user.wait(job, runs, what="runs")
     slurm_a.stop_controller()
     try:
         user.kill()
         user.serve()
+        ranks.let_end()
         report = user.wait(job, lambda report: report.outcome is not None, what="ended")
         expect_noted_end(user, job, ranks, report)
     finally:

@@ -14,7 +14,7 @@ import pytest
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import jobs_named, local_job
-from tests.real.systems.processes import wait_until
+from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import KoalaUser, part
 
 if TYPE_CHECKING:
@@ -25,20 +25,19 @@ if TYPE_CHECKING:
     from tests.real.systems import SlurmCluster
     from tests.real.user import Values
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(600)]
 
 NODES = 3
-LIFE = 12
+LIFE = 15
 SCHEDULER: Values = {"placeholder_life": LIFE, "backoff": 8, "longest_backoff": 120}
 LAST_IN_LINE = "--nice=1000"
-MOST_ROUNDS = 6
+MOST_ROUNDS = 10
 """So often at most one of the two gives back what it holds: two that draw lives at chance agree in one of three."""
 BOUND = MOST_ROUNDS * (LIFE + 10) + 120.0
 """Seconds within which both jobs are over: for each round a life and what Slurm and agents need; and both runs."""
 DIRECT = """#!/bin/sh
 touch {directory}/$SLURM_JOB_NAME
 until [ -e {directory}/direct-a ] && [ -e {directory}/direct-b ]; do sleep 0.2; done
-sleep 5
 """
 """A piece of a job that was submitted past koala: it holds its nodes until the other piece runs, too."""
 
@@ -64,11 +63,11 @@ def users(clusters: tuple[SlurmCluster, SlurmCluster], tmp_path: Path) -> Iterat
 
 
 def submitted(user: KoalaUser, mark: dict[str, str]) -> str:
-    """Submit a job of five seconds that needs all of both clusters; return when its placeholders are in both queues."""
-    job = user.submit(user.job_file(*(part(name, NODES, "sleep", "5", environment=mark) for name in "ab")))
+    """Submit a job that needs all of both clusters; return when its placeholders are in both queues."""
+    job = user.submit(user.job_file(*(part(name, NODES, "sleep", "1", environment=mark) for name in "ab")))
     wait_until(
         lambda: all(len(jobs_named(system, user.prefix)) == NODES for system in user.systems.values()),
-        seconds=60,
+        seconds=PATIENCE,
         what="its placeholders are in both queues",
         details=user.details,
     )
@@ -84,8 +83,6 @@ def test_two_instances_run_one_after_the_other(
         for cluster in clusters:
             full.enter_context(local_job(cluster, NODES))
         jobs = [submitted(user, one.mark) for user, one in zip(users, traces, strict=True)]
-    for user, job in zip(users, jobs, strict=True):
-        user.wait_held(job, NODES)
     reports = [user.wait_over(job, seconds=BOUND) for user, job in zip(users, jobs, strict=True)]
     assert [report.state for report in reports] == [JobState.COMPLETED, JobState.COMPLETED]
     assert 1 <= max(report.hand_backs for report in reports) <= MOST_ROUNDS
@@ -110,8 +107,7 @@ def test_a_third_party_that_holds_directly_runs_first(
             line = LAST_IN_LINE if cluster.name == "a" else "--nice=0"
             options = (f"--nodes={NODES}", "--output=/dev/null", f"--job-name=direct-{cluster.name}", line)
             cluster.submit(DIRECT.format(directory=directory), *options)
-    user.wait_held(job, NODES)
-    wait_until((directory / "direct-b").exists, seconds=60, what="the other piece holds b")
+    wait_until((directory / "direct-b").exists, seconds=PATIENCE, what="the other piece holds b")
     wait_until((directory / "direct-a").exists, seconds=BOUND, what="the third party got a, too")
     assert user.report(job).hand_backs >= 1
     report = user.wait_over(job, seconds=BOUND)

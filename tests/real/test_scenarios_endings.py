@@ -134,7 +134,7 @@ def test_a_killed_agent_ends_an_mpi_world(
     """The user is told of the agent, not of mpiexec, which fails for its sake; proxies and ranks are ended."""
     user = new_user(slurm_a, slurm_b)
     traces = Traces(user)
-    parts = [part(name, 2, str(allreduce), "600", environment=traces.mark) for name in "ab"]
+    parts = [part(name, 2, str(allreduce), "/no/such/file", environment=traces.mark) for name in "ab"]
     report = running(user, traces, *parts, launcher="mpi")
     os.kill(agent(slurm_b, 2).pid, signal.SIGKILL)
     outcome = outcome_of(user, report.id)
@@ -146,8 +146,7 @@ def test_a_killed_agent_ends_an_mpi_world(
 
 def test_a_lost_node_loses_the_job(new_user: NewUser, new_slurm: NewSlurm, slurm_a: SlurmCluster) -> None:
     """Whether a whole node dies or slurmd alone, while the ranks go on: Slurm gives it up, and so does the job."""
-    quick = {"SlurmdTimeout": "3", "TCPTimeout": "1", "MessageTimeout": "4"}
-    dead, deaf = (new_slurm(name, cpus=2, settings=quick) for name in ("dead", "deaf"))
+    dead, deaf = (new_slurm(name, cpus=2) for name in ("dead", "deaf"))
     user = new_user(slurm_a, dead, deaf)
     traces = Traces(user)
     jobs = {}
@@ -157,6 +156,8 @@ def test_a_lost_node_loses_the_job(new_user: NewUser, new_slurm: NewSlurm, slurm
     disk = own_files(dead)
     dead.kill_node("n1")
     deaf.kill_node("n1", with_jobs=False)
+    for system in (dead, deaf):  # it does so by itself when it has not heard of a node for long
+        system.run("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test")
     for name, job in jobs.items():
         outcome = outcome_of(user, job)
         assert (outcome.state, outcome.reason) == (JobState.LOST, EndReason.NODE_LOST)

@@ -14,8 +14,8 @@ from koala_adapter.errors import EXIT_CONFIGURATION
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces
 from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from tests.real.conftest import NewUser

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.real.lrms import local_job, placeholders, submissions
 from tests.real.systems import SlurmCluster
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
@@ -41,7 +40,8 @@ def expect_told(user: KoalaUser, system: System, holder: str, said: str) -> None
     size = system.slots if not isinstance(system, SlurmCluster) else system.cpus * len(system.nodes)
     with local_job(system, size):
         file = user.job_file(part(system.name, 2, "true"))
-        command = user.start("run", str(file))
+        shown = user.directory / "progress"
+        command = user.start_into(shown, "run", str(file))
         wait_until(lambda: len(placeholders(system)) == 2, seconds=PATIENCE, what="queued", details=user.details)
         number = submissions(system, user.prefix)[-1][1]
         system.run(*HOLD[holder][slurm], number)
@@ -51,14 +51,13 @@ def expect_told(user: KoalaUser, system: System, holder: str, said: str) -> None
     assert f"2 in hold {said}" in told, told
     assert f"2 in hold {said}" in user.run("status", "1").text
     assert user.run("status", "1", "--json").json["components"][0]["holds"][0]["holder"] == holder
+    words = f"2 in hold there: {holder}"
+    wait_until(lambda: words in shown.read_text(), seconds=PATIENCE, what=words, details=shown.read_text)
     system.run(*RELEASE[slurm], number)
     try:
-        _, progress = command.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
+        assert command.wait(PATIENCE) == 0, shown.read_text()
+    finally:
         command.kill()
-        raise
-    assert command.returncode == 0
-    assert f"2 in hold there: {holder}".encode() in progress
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import placeholders
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,13 +34,15 @@ def test_one_world_over_three_batch_systems(
     """12 ranks on two Slurm clusters and a Grid Engine cell form one world; afterwards nothing of ours is anywhere."""
     user = new_user(slurm_a, slurm_b, sge_cell)
     traces = Traces(user)
-    parts = [part(name, 4, str(allreduce), "3", environment=traces.mark) for name in ("a", "b", "c")]
+    go = user.directory / "go"
+    parts = [part(name, 4, str(allreduce), str(go), environment=traces.mark) for name in ("a", "b", "c")]
     job = user.submit(user.job_file(*parts, launcher="mpi"))
     user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
     for system in (slurm_a, slurm_b, sge_cell):
         assert len(placeholders(system)) == 4, system.name
     traces.note_running()
     assert len(traces.directories) == 12
+    go.touch()
     report = user.wait_over(job)
     assert report.outcome is not None
     assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0)

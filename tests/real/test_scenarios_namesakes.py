@@ -16,7 +16,7 @@ import pytest
 from koala_adapter.scheduler.outcome import JobState
 from tests.real.lrms import jobs_named, listing, placeholders
 from tests.real.systems import GridEngineCell, SlurmCluster
-from tests.real.systems.processes import wait_until
+from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import KoalaUser, part
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def let_polls_pass(user: KoalaUser, systems: Sequence[System]) -> None:
 def is_shown_as_failed(system: System, name: str) -> None:
     """Have the stranger submit an array that fails, and wait until the system lists that."""
     number = submit_as_stranger(system, name, held=False)
-    wait_until(lambda: has_failed(system, number), seconds=60, what="failed", details=lambda: listing(system))
+    wait_until(lambda: has_failed(system, number), seconds=PATIENCE, what="failed", details=lambda: listing(system))
 
 
 def test_jobs_of_one_name_belong_to_their_users(
@@ -113,6 +113,6 @@ def test_what_stands_in_the_way_of_words_keeps_nobody(
     waiting = user.job_file(*(part(system.name, 2, "sleep", "600") for system in systems), name="waiting")
     job = user.submit(waiting)
     user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
-    assert user.run("cancel", job, timeout=60).code == 0
-    assert user.wait_over(job, seconds=60).state is JobState.CANCELLED
+    assert user.run("cancel", job).code == 0
+    assert user.wait_over(job).state is JobState.CANCELLED
     assert list(target.iterdir()) == []

@@ -54,12 +54,13 @@ def test_processes_on_pbs_and_slurm_do_not_notice_a_kill(
     """The service is killed while the job runs on both; nothing of it is left anywhere afterwards."""
     user = new_user(server, slurm_a)
     traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {server.name: 2, "a": 2}, lines=20, mark=traces.mark)
+    ranks = NotedRanks(tmp_path / "notes", {server.name: 2, "a": 2}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
     user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
     user.kill()
     assert (len(placeholders(server)), len(placeholders(slurm_a))) == (2, 2)
     user.serve()
+    ranks.let_end()
     expect_noted_end(user, job, ranks, user.wait_over(job))
     traces.expect_none()
 

@@ -16,8 +16,8 @@ from tests.real.leftovers import Traces
 from tests.real.lrms import local_job, placeholders, submissions
 from tests.real.ranks import NotedRanks, expect_noted_end
 from tests.real.slow_commands import PausedCommand
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ def test_processes_do_not_notice(
     """Killed while the job waits, holding half of it, and again while it runs: one submission in each batch system."""
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=20, mark=traces.mark)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=5, mark=traces.mark)
     with local_job(sge_cell, sge_cell.slots):
         job = user.submit(user.job_file(*ranks.parts()))
         user.wait_held(job, 2)
@@ -62,6 +62,7 @@ def test_processes_do_not_notice(
         assert (len(placeholders(slurm_a)), len(placeholders(sge_cell))) == (2, 2)
     user.wait(job, runs, what="runs")
     killed_and_started(user)
+    ranks.let_end()
     report = user.wait_over(job)
     expect_noted_end(user, job, ranks, report)
     assert report.hand_backs == 0
@@ -77,12 +78,14 @@ def test_an_mpi_world_does_not_notice(
     user = new_user(slurm_a, sge_cell)
     traces = Traces(user)
     ranks = NotedRanks(tmp_path / "notes", {"a": 2, "c": 2}, lines=0, mark=traces.mark)
+    go = tmp_path / "go"
     with local_job(sge_cell, sge_cell.slots):
-        job = user.submit(user.job_file(*ranks.mpi_parts(allreduce, "6"), launcher="mpi"))
+        job = user.submit(user.job_file(*ranks.mpi_parts(allreduce, str(go)), launcher="mpi"))
         user.wait_held(job, 2)
         killed_and_started(user)
     user.wait(job, runs, what="runs")
     killed_and_started(user)
+    go.touch()
     report = user.wait_over(job)
     assert report.outcome is not None
     assert (report.state, report.outcome.exit_code) == (JobState.COMPLETED, 0), report
@@ -96,11 +99,12 @@ def test_an_end_while_nobody_listens_is_told_later(new_user: NewUser, slurm_a: S
     """The job ends while the service is dead; the next one hears how, with all that was written."""
     user = new_user(slurm_a)
     traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 3}, lines=10, mark=traces.mark)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 3}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
     user.wait(job, runs, what="runs")
     user.kill()
-    wait_until(lambda: len(ranks.over()) == 2, seconds=60, what="all but the last rank end")
+    ranks.let_end()
+    wait_until(lambda: len(ranks.over()) == 2, seconds=PATIENCE, what="all but the last rank end")
     time.sleep(1)
     user.serve()
     expect_noted_end(user, job, ranks, user.wait_over(job))
@@ -112,7 +116,7 @@ def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmClu
     """While the service was dead somebody else got the port on which agents expect it; it waits until that is free."""
     user = new_user(slurm_a)
     traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=10, mark=traces.mark)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=5, mark=traces.mark)
     job = user.submit(user.job_file(*ranks.parts()))
     user.wait(job, runs, what="runs")
     user.kill()
@@ -121,6 +125,7 @@ def test_a_port_that_is_taken_is_waited_for(new_user: NewUser, slurm_a: SlurmClu
         release.start()
         user.serve()
         release.join()
+    ranks.let_end()
     expect_noted_end(user, job, ranks, user.wait_over(job))
     assert len(submissions(slurm_a, user.prefix)) == 1
     traces.expect_none()
@@ -136,6 +141,7 @@ def test_killed_while_submitting(
     user = new_user(slurm_a, path=commands)
     traces = Traces(user)
     ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=2, mark=traces.mark)
+    ranks.let_end()
     job = user.submit(user.job_file(*ranks.parts()))
     pause.wait_reached()
     killed_and_started(user)
@@ -150,13 +156,14 @@ def test_a_killed_run_is_taken_over(new_user: NewUser, slurm_a: SlurmCluster, tm
     """`koala run` without a service is the service itself; when it is killed, the next service goes on with its job."""
     user = new_user(slurm_a, serve=False)
     traces = Traces(user)
-    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=15, mark=traces.mark)
+    ranks = NotedRanks(tmp_path / "notes", {"a": 2}, lines=5, mark=traces.mark)
     command = user.start("run", str(user.job_file(*ranks.parts())))
     wait_until(lambda: ranks.ran() == [0, 1], seconds=PATIENCE, what="both ranks run")
     command.kill()
     command.communicate()
     assert not user.client.running()
     user.serve()
+    ranks.let_end()
     (job,) = [report.id for report in user.client.jobs()]
     expect_noted_end(user, job, ranks, user.wait_over(job))
     assert len(submissions(slurm_a, user.prefix)) == 1
@@ -189,6 +196,7 @@ def test_killed_at_random_moments(
     for number in range(6):
         if number < 2:
             ranks = NotedRanks(tmp_path / f"notes{number}", {"a": 2, "c": 1}, lines=20, mark=traces.mark)
+            ranks.let_end()
             jobs[user.submit(user.job_file(*ranks.parts(), name=f"job{number}"))] = ranks
         time.sleep(chance.uniform(0, 2.0))
         killed_and_started(user)

@@ -31,7 +31,7 @@ from tests.real.leftovers import Traces
 from tests.real.lrms import local_job
 from tests.real.systems import CommandError, GridEngineCell, SlurmCluster
 from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.processes import base_environment, run_command, wait_until
+from tests.real.systems.processes import PATIENCE, base_environment, run_command, wait_until
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
 from tests.real.user import KoalaUser, part
 
@@ -167,7 +167,7 @@ def played(user: KoalaUser, slurm: SlurmCluster, cell: GridEngineCell, traces: T
     waiting = user.submit(user.job_file(part("m", 1, "true"), name="waiting"))
     user.wait(waiting, lambda report: any(component.queued for component in report.components), what="queued")
     outputs = {"output on m": "c1", "output on g": "c2"}
-    wait_until(lambda: all(user.output_of(running, c, 0) for c in outputs.values()), seconds=60, what="output")
+    wait_until(lambda: all(user.output_of(running, c, 0) for c in outputs.values()), seconds=PATIENCE, what="output")
     words = {name: user.output_of(running, c, 0).decode().strip() for name, c in outputs.items()}
     found = {}
     for name, job in (("m", running), ("waiting", waiting)):
@@ -186,7 +186,7 @@ def test_nobody_else_finds_a_secret(scene: Scene) -> None:
     loot = scene.search(THIEF)
     assert {name: places for name, places in loot.found.items() if places} == {}
     # It did look, and was shown what everybody is shown.
-    assert loot.read > 100
+    assert loot.read > 20
     for secret in scene.secrets.values():
         assert any(secret.batch in text for text in loot.said.values())
     (refusal,) = [text for command, text in loot.said.items() if "batch_script" in command]
@@ -214,7 +214,7 @@ def said_by_center(secret: Secret, *lines: bytes) -> bytes:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     with (
-        socket.create_connection((secret.host, secret.port), timeout=30) as plain,
+        socket.create_connection((secret.host, secret.port), timeout=PATIENCE) as plain,
         context.wrap_socket(plain, suppress_ragged_eofs=True) as connection,
     ):
         connection.sendall(b"".join(lines))

@@ -13,8 +13,8 @@ from koala_adapter.scheduler.outcome import JobState
 from tests.real.leftovers import Traces
 from tests.real.lrms import placeholders
 from tests.real.systems import SlurmCluster
-from tests.real.systems.processes import SeenProcess, find_processes, wait_until
-from tests.real.user import PATIENCE, part
+from tests.real.systems.processes import PATIENCE, SeenProcess, find_processes, wait_until
+from tests.real.user import part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def test_cancelled_while_the_service_is_down(
         cancel_behind(system)
     wait_until(
         lambda: not any(path.exists() for path in directories),
-        seconds=40,
+        seconds=PATIENCE,
         what="no private directory left",
         details=lambda: str([path for path in directories if path.exists()]),
     )
@@ -91,7 +91,7 @@ def test_what_killed_agents_left_goes_with_the_next(
     again, others = running_directories(user, Traces(user), "ac")
     wait_until(
         lambda: not any(path.exists() for path in directories),
-        seconds=20,
+        seconds=PATIENCE,
         what="no stale directory left",
         details=lambda: str([path for path in directories if path.exists()]),
     )

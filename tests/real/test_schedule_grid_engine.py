@@ -34,8 +34,8 @@ def test_a_queue_runs_to_the_end(holding_cell: GridEngineCell, tmp_path: Path) -
     """Ordinary jobs and an array, more than the cell holds at once: each runs once, in the order of submission."""
     scheduling = Scheduling(tmp_path, holding_cell, "--policy", "fcfs", "--weights", "queue-time=1")
     names = [f"j{number}" for number in range(6)]
-    ids = [holding_cell.submit(scheduling.script(name, 1.0), *QUIET, "-l", "h_rt=60") for name in names]
-    array = holding_cell.submit(scheduling.script("array", 0.2), *QUIET, "-t", "1-3", "-l", "h_rt=60")
+    ids = [holding_cell.submit(scheduling.script(name, 1.0), *QUIET, "-l", "h_rt=3600") for name in names]
+    array = holding_cell.submit(scheduling.script("array", 0.2), *QUIET, "-t", "1-3", "-l", "h_rt=3600")
     with scheduling:
         scheduling.wait_runs(set(names))
         scheduling.wait(lambda: scheduling.traces().get("array", []).count("end") == 3, what="the array has run")
@@ -51,7 +51,7 @@ def test_a_queue_runs_to_the_end(holding_cell: GridEngineCell, tmp_path: Path) -
 def test_jobs_of_one_second_start_by_their_numbers(holding_cell: GridEngineCell, tmp_path: Path) -> None:
     """Also when they come in while it runs."""
     scheduling = Scheduling(tmp_path, holding_cell, "--policy", "fcfs")
-    options = (*QUIET, "-l", "h_rt=60")
+    options = (*QUIET, "-l", "h_rt=3600")
     blockers = [f"b{number}" for number in range(4)]
     for name in blockers:
         holding_cell.submit(scheduling.script_until_told(name), *options)
@@ -70,7 +70,7 @@ def test_jobs_of_one_second_start_by_their_numbers(holding_cell: GridEngineCell,
 def test_jobs_that_are_queued_again_wait_in_hold(holding_cell: GridEngineCell, tmp_path: Path) -> None:
     """By ``qmod -rj`` and by exit status 99: each is started anew by us, and by nobody else."""
     scheduling = Scheduling(tmp_path, holding_cell)
-    options = (*QUIET, "-l", "h_rt=60")
+    options = (*QUIET, "-l", "h_rt=3600")
     pushed = holding_cell.submit(scheduling.script_until_told("pushed"), *options, "-r", "y")
     own = scheduling.script_until_told("own").replace(
         "while",
@@ -98,7 +98,7 @@ def test_jobs_that_are_queued_again_wait_in_hold(holding_cell: GridEngineCell, t
 def test_the_queue_is_given_back(holding_cell: GridEngineCell, tmp_path: Path) -> None:
     """Single jobs and arrays run; one whose user holds it, and an operator's, stay; again there is nothing to do."""
     scheduling = Scheduling(tmp_path, holding_cell)
-    options = (*QUIET, "-l", "h_rt=60")
+    options = (*QUIET, "-l", "h_rt=3600")
     plain = holding_cell.submit(scheduling.script("plain", 0.1), *options)
     array = holding_cell.submit(scheduling.script("array", 0.1), *options, "-t", "1-2")
     own = holding_cell.submit(scheduling.script("own", 0.1), *options, "-ac", "a=1,koala_user_hold=1")

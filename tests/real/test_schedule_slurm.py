@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
 
 SEED = 5
+NIGHTLY = pytest.mark.nightly
+BY_DAY = {"easy", "fcfs"}
+"""Policies that are seen by day on a real system; what tells them from others is computed, and tested without one."""
 SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 
 
@@ -50,7 +53,7 @@ def submit(
     processors: int,
     *options: str,
     seconds: float = 0.3,
-    limit: int = 1,
+    limit: int = 30,
     until_told: bool = False,
 ) -> str:
     """Submit an ordinary job, ``limit`` in minutes, that runs so many seconds or until told to end; return its id."""
@@ -65,7 +68,7 @@ def unfinished(cluster: SlurmCluster) -> list[list[str]]:
     return cluster.squeue("--states=PENDING,RUNNING,SUSPENDED", form="%i|%T|%r")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [name if name in BY_DAY else pytest.param(name, marks=NIGHTLY) for name in POLICIES])
 def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_path: Path) -> None:
     """With each policy every job runs once, on nodes and with counts as it asked for."""
     scheduling = Scheduling(tmp_path, cluster, "--policy", policy, "--depth", "2")
@@ -88,7 +91,7 @@ def test_a_mixed_queue_runs_to_the_end(policy: str, cluster: SlurmCluster, tmp_p
     assert scheduling.told("not started") == {}
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "firstfit"])
+@pytest.mark.parametrize("policy", ["fcfs", pytest.param("firstfit", marks=NIGHTLY)])
 def test_jobs_of_one_second_start_by_their_numbers(policy: str, cluster: SlurmCluster, tmp_path: Path) -> None:
     """Slurm lists the newest first; also those that come in while it runs start in the order of their ids."""
     scheduling = Scheduling(tmp_path, cluster, "--policy", policy)
@@ -162,7 +165,7 @@ def test_a_users_range_of_nodes_is_kept(cluster: SlurmCluster, tmp_path: Path) -
         scheduling.wait(lambda: wide in scheduling.told("started"), what="one node is left")
         ranged = submit(scheduling, "ranged", 3, "--nodes=2-3")
         silent = cluster.submit(
-            scheduling.script("silent", 0.3), "--nodes=2-4", "--time=1", "--output=/dev/null", "--ntasks-per-node=1"
+            scheduling.script("silent", 0.3), "--nodes=2-4", "--time=10", "--output=/dev/null", "--ntasks-per-node=1"
         )
         scheduling.wait(lambda: ranged in scheduling.told("passed over"), what="it is passed over")
         scheduling.let_end("wide")
@@ -211,10 +214,10 @@ def untied(cluster: SlurmCluster, job: str) -> bool:
 def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, tmp_path: Path) -> None:
     """What ends in time overtakes, what could be in the way does not, and the promise is kept; explain tells it."""
     scheduling = Scheduling(tmp_path, cluster)
-    first = submit(scheduling, "first", 24, limit=2, until_told=True)
-    reserved = submit(scheduling, "reserved", 32, limit=2)
-    long = submit(scheduling, "long", 8, limit=5)
-    short = submit(scheduling, "short", 8, limit=1)
+    first = submit(scheduling, "first", 24, limit=20, until_told=True)
+    reserved = submit(scheduling, "reserved", 32, limit=20)
+    long = submit(scheduling, "long", 8, limit=50)
+    short = submit(scheduling, "short", 8, limit=10)
     with scheduling:
         scheduling.wait(lambda: reserved in scheduling.told("reserved"), what="a reservation")
         told = scheduling.user.run("explain", f"{cluster.name}:{reserved}", "--json").json
@@ -229,8 +232,8 @@ def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, t
         scheduling.wait(lambda: long in scheduling.told("ended"), what="all are over")
     promise = scheduling.told("reserved")[reserved]["at"]
     starts = {job: line["time"] for job, line in scheduling.told("start").items()}
-    assert told["reserved_at"] == pytest.approx(promise, abs=1.5)
-    assert starts[first] + 100 < promise < starts[first] + 121
+    assert told["reserved_at"] == pytest.approx(promise, abs=60)
+    assert starts[first] + 1100 < promise < starts[first] + 1260
     assert starts[short] < starts[reserved] < starts[long]
     assert starts[reserved] < promise
     assert scheduling.user.run("explain", f"{cluster.name}:{long}").code == 246
@@ -303,7 +306,7 @@ def test_killed_at_any_moment_it_loses_and_doubles_nothing(cluster: SlurmCluster
     scheduling = Scheduling(tmp_path, cluster, "--patience", "5")
     names = {f"j{number}" for number in range(9)}
     for name in sorted(names):
-        submit(scheduling, name, chance.choice([1, 3, 8, 16, 32]), seconds=0.2)
+        submit(scheduling, name, chance.choice([1, 3, 8, 16, 32]), until_told=True)
     with scheduling.ended():
         kills = 0
         while kills < 6 and any(state == "PENDING" for _, state, _ in unfinished(cluster)):
@@ -312,6 +315,9 @@ def test_killed_at_any_moment_it_loses_and_doubles_nothing(cluster: SlurmCluster
             time.sleep(chance.uniform(0.0, 0.6))
             scheduling.kill()
             kills += 1
+            if kills == 2:  # until now those that run have kept others waiting
+                for name in names:
+                    scheduling.let_end(name)
         assert kills > 1
         with scheduling:
             scheduling.wait_runs(names)
@@ -376,7 +382,7 @@ def test_what_nobody_releases_is_named(cluster: SlurmCluster, tmp_path: Path) ->
             lambda: "in hold by its user or a submission hook" in user.run("explain", job).text, what="it says so"
         )
         assert "koala schedule" in user.run("explain", job).text
-        check = user.run("check", "--timeout", "3")
+        check = user.run("check", "--timeout", "20")
         assert check.code == 1
         assert "in hold by the site's hook for an outside scheduler" in check.text
         assert f"koala schedule --give-back {cluster.name}" in check.text

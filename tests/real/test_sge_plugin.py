@@ -18,7 +18,7 @@ from koala_adapter.testing import LrmConformance, LrmUnderTest, Trial, eventuall
 from koala_drmaa.environment import HelperLaunch, Loading
 from koala_drmaa.scripts import ScriptDelivery
 from koala_sge import PLUGIN, SgeLrm, SgeSettings
-from tests.real.systems.processes import run_command, wait_until
+from tests.real.systems.processes import GRID_ENGINE_PROGRAMS, run_command, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -39,10 +39,11 @@ def settings_of(
     *,
     delivery: ScriptDelivery = ScriptDelivery.PRIVATE,
     queue: str | None = None,
-    request_timeout: float = 20.0,
+    request_timeout: float = 60.0,
 ) -> SgeSettings:
     """Return the settings of a private cell."""
     return SgeSettings(
+        bin_directory=GRID_ENGINE_PROGRAMS,
         root=cell.root,
         cell=cell.cell,
         qmaster_port=cell.qmaster_port,
@@ -140,6 +141,7 @@ class TestSge(LrmConformance):
             stop_lrm=stop,
             start_lrm=start,
             patience=90,
+            unavailable_within=180,
             walltime_precision=15,
         )
         await lrm.close()
@@ -380,7 +382,7 @@ async def test_hanging_qmaster(new_grid_engine: NewGridEngine, tmp_path: Path) -
     os.kill(cell._qmaster.pid, signal.SIGSTOP)
     try:
         for ask in (lrm.nodes, lrm.jobs, lrm.queues, lambda: lrm.submit(submission)):
-            with anyio.fail_after(15), pytest.raises(LrmUnavailableError):
+            with anyio.fail_after(90), pytest.raises(LrmUnavailableError):
                 await ask()
     finally:
         os.kill(cell._qmaster.pid, signal.SIGCONT)
@@ -393,7 +395,7 @@ async def test_hanging_qmaster(new_grid_engine: NewGridEngine, tmp_path: Path) -
 
 async def test_lost_host(new_grid_engine: NewGridEngine, tmp_path: Path) -> None:
     """When a host is lost with its jobs, the node is DOWN; the listing goes on to show the job, so it is not ENDED."""
-    cell = new_grid_engine("lost", slots=2, configuration={"max_unheard": "00:00:05"})
+    cell = new_grid_engine("lost", slots=2, configuration={"max_unheard": "00:00:10"})
     lrm = SgeLrm(new_context(tmp_path), settings_of(cell))
     await lrm.start()
     submission = Submission(key=BatchKey("klost"), count=1, script="#!/bin/sh\nsleep 300\n", walltime=600)
@@ -407,6 +409,6 @@ async def test_lost_host(new_grid_engine: NewGridEngine, tmp_path: Path) -> None
 
     await eventually(state, lambda seen: seen == [LrmJobState.RUNNING], what="job runs", seconds=90)
     cell.kill_execd()
-    await eventually(node, lambda seen: seen is NodeState.DOWN, what="node is DOWN", seconds=60)
+    await eventually(node, lambda seen: seen is NodeState.DOWN, what="node is DOWN", seconds=90)
     assert await state() == [LrmJobState.RUNNING]
     await lrm.close()

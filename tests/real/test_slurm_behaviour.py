@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.real, pytest.mark.anyio]
 
 SLEEP = "#!/bin/sh\nexec sleep 600\n"
-SECONDS = 30.0
+SECONDS = 90.0
 """Bound on what Slurm does at once."""
 
 
@@ -97,13 +97,13 @@ async def test_hanging_controller_leaves_the_outcome_unknown(slurm_a: SlurmClust
 @pytest.mark.slow
 async def test_lost_node(new_slurm: NewSlurm, tmp_path: Path) -> None:
     """When a node dies its job ends as NODE_LOST, is not started again, and its processors are not idle."""
-    cluster = new_slurm("lost", nodes=2, cpus=1, settings={"SlurmdTimeout": "5"})
+    cluster = new_slurm("lost", nodes=2, cpus=1, settings={"SlurmdTimeout": "30", "MessageTimeout": "10"})
     lrm = await plugin(cluster, tmp_path)
     await lrm.submit(submission("koala-lost", 2))
     jobs = await wait_for(lrm, "koala-lost", LrmJobState.RUNNING, LrmJobState.RUNNING)
     (node,) = jobs[0].nodes
     cluster.kill_node(node)
-    ended, running = await wait_for(lrm, "koala-lost", LrmJobState.ENDED, LrmJobState.RUNNING, seconds=60)
+    ended, running = await wait_for(lrm, "koala-lost", LrmJobState.ENDED, LrmJobState.RUNNING, seconds=240)
     assert (ended.end, ended.raw_state) == (EndReason.NODE_LOST, "NODE_FAIL")
     assert running.nodes != ended.nodes
     states = {seen.name: (seen.state, seen.processors_idle) for seen in await lrm.nodes()}
@@ -164,7 +164,7 @@ async def test_environment_of_the_job(slurm_a: SlurmCluster, tmp_path: Path, kin
     lrm = await plugin(slurm_a, tmp_path, environment=kind)
     file = tmp_path / "environment"
     await lrm.submit(submission(f"koala-{kind}", script=f"#!/bin/sh\nenv > {file}\n"))
-    await wait_for(lrm, f"koala-{kind}", LrmJobState.ENDED, seconds=60)
+    await wait_for(lrm, f"koala-{kind}", LrmJobState.ENDED, seconds=SECONDS)
     environment = dict(line.partition("=")[::2] for line in file.read_text().splitlines())
     assert {"HOME", "USER", "PATH", "SLURM_ARRAY_TASK_ID"} <= set(environment)
     assert ("SLURM_GET_USER_ENV" in environment) == (kind == "login")

@@ -107,6 +107,8 @@ class TestSlurm(LrmConformance):
             namesake_job=namesake_job(slurm_a),
             stop_lrm=stop,
             start_lrm=start,
+            patience=90,
+            unavailable_within=180,
         )
         await lrm.close()
 

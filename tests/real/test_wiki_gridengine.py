@@ -17,7 +17,7 @@ from tests.real.wiki_serving import WikiServing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 PIECE = Path(__file__).parents[2] / "conf" / "sge_jsv.sh"
 ENVIRONMENT = """\
@@ -125,7 +125,7 @@ def test_every_shape_runs_under_a_stand_in_for_maui(serving: WikiServing, tmp_pa
     """Parallel jobs are never split, elements of an array come one by one, and what no queue can take is in hold."""
     cell = serving.system
     assert isinstance(cell, GridEngineCell)
-    where = ("-wd", "/tmp", "-o", "/dev/null", "-j", "y", "-l", "h_rt=60")
+    where = ("-wd", "/tmp", "-o", "/dev/null", "-j", "y", "-l", "h_rt=1800")
     script = "#!/bin/sh\nexec sleep 0.5\n"
 
     def short(*options: str) -> str:
@@ -139,7 +139,7 @@ def test_every_shape_runs_under_a_stand_in_for_maui(serving: WikiServing, tmp_pa
         site.write('nodes = "queue-instances"\ntrigger_scheduler = true\n')
     with own:
         maui = MauiStandIn(own.peer(Dialect.WIKI), interval=1.0, defer=5.0)
-        left = maui.run([*jobs, f"{array}.1", f"{array}.2"], seconds=120)
+        left = maui.run([*jobs, f"{array}.1", f"{array}.2"], seconds=240)
         assert (left, maui.refusals) == (set(), []), own.details()
         record = maui.jobs[too_large]
         assert (record.state, "can take" in record.comment) == ("Hold", True), record

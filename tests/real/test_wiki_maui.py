@@ -23,7 +23,7 @@ from tests.real.wiki_serving import WikiServing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-pytestmark = [pytest.mark.real("slurmctld", "slurmd")]
+pytestmark = [pytest.mark.real("slurmctld", "slurmd"), pytest.mark.timeout(600)]
 
 PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 USER = "nobody"
@@ -48,18 +48,18 @@ SHAPES: Mapping[str, Sequence[str]] = {
     "one card": ("-n1", "--gres=fpga:1"),
     "the same card": ("-n1", "--gres=fpga:1", "-w", "n3"),
     "cards of two nodes": ("-n2", "-N2", "--gres=fpga:1"),
-    "in a partition of single nodes": ("-n5", "-p", "single", "--time=1"),
+    "in a partition of single nodes": ("-n5", "-p", "single", "--time=10"),
 }
 NEVER: Mapping[str, tuple[Sequence[str], str]] = {
     "reordered features": (("-n1", "-C", "[fast*1&slow*1]"), "features"),
     "no such resource": (("-n1", "--gres=gpu:1"), "no node has free"),
-    "too long for its partition": (("-n1", "-p", "single", "--time=5"), "minutes at most"),
-    "more nodes than its partition gives": (("-N2", "-p", "single", "--time=1"), "at most 1 nodes"),
-    "no room in its partition": (("-n9", "-p", "single", "--time=1"), "can take"),
+    "too long for its partition": (("-n1", "-p", "single", "--time=50"), "minutes at most"),
+    "more nodes than its partition gives": (("-N2", "-p", "single", "--time=10"), "at most 1 nodes"),
+    "no room in its partition": (("-n9", "-p", "single", "--time=10"), "can take"),
     "contiguous": (("-n2", "--contiguous"), "contiguous"),
 }
 SETTINGS = {"JobSubmitPlugins": "lua", "Licenses": "tool:1", "GresTypes": "fpga,gpu"}
-SINGLE = ("PartitionName=single", "Nodes=n1,n2", "MaxNodes=1", "MaxTime=2", "State=UP")
+SINGLE = ("PartitionName=single", "Nodes=n1,n2", "MaxNodes=1", "MaxTime=20", "State=UP")
 NODES: Mapping[str, frozenset[str]] = {
     "on n3": frozenset({"n3"}),
     "not there": frozenset({"n3", "n4"}),
@@ -99,7 +99,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
 def submit(serving: WikiServing, *options: str) -> str:
     """Submit a short job of an ordinary user."""
     assert isinstance(serving.system, SlurmCluster)
-    return serving.system.submit(SCRIPT, "--output=/dev/null", "--time=2", *options, user=USER)
+    return serving.system.submit(SCRIPT, "--output=/dev/null", "--time=20", *options, user=USER)
 
 
 def ran_on(serving: WikiServing, job: str) -> frozenset[str]:
@@ -121,7 +121,7 @@ def run_all(serving: WikiServing, rounds: int) -> None:
     array = submit(serving, "-n1", "--array=0-3%2")
     elements = {f"{array}_{number}" for number in range(4)}
     maui = MauiStandIn(serving.peer(Dialect.WIKI), interval=1.0, defer=5.0)
-    left = maui.run([*jobs, *elements], seconds=60 + 60 * rounds)
+    left = maui.run([*jobs, *elements], seconds=240 + 60 * rounds)
     assert not left, ({job: (jobs.get(job), maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
     assert maui.refusals == []
     for job, name in jobs.items():
@@ -162,6 +162,7 @@ def test_kills_node_loss_and_requeues_lose_nothing(serving: WikiServing) -> None
         killed += 1
         if killed == 1:
             cluster.kill_node("n4")
+            cluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=test")
             running = [row[0] for row in cluster.squeue("--states=RUNNING")]
             for job in running:
                 cluster.run("scontrol", "requeue", job, check=False)

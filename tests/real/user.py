@@ -18,33 +18,36 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import pytest
+from click.testing import CliRunner
+
 from koala_adapter.api.client import Client
+from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.sitefile import load_site
 from koala_adapter.errors import KoalaError
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
 from koala_adapter.plugin.commands import login_name
+from tests.real import forkserver
 from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.pbs import PbsServer
-from tests.real.systems.processes import SYSTEM_PATH, tail, wait_until
+from tests.real.systems.processes import PATIENCE, SYSTEM_PATH, tail, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from koala_adapter.api.reports import JobReport
+    from tests.real.forkserver import Forked
 
 Values: TypeAlias = "Mapping[str, int | float | str | bool]"
 
-PATIENCE = 90.0
-"""Seconds for whatever needs a few: a liveness bound, generous because other tests may run on the same two cores."""
-
-CENTER: Values = {"listen": "127.0.0.1", "lease": 60, "heartbeat": 2, "registration_timeout": 60}
-SCHEDULER: Values = {"scan_interval": 1, "placeholder_life": 120, "backoff": 1, "longest_backoff": 2, "reuse": False}
+CENTER: Values = {"listen": "127.0.0.1", "lease": 300, "heartbeat": 5, "registration_timeout": 300}
+SCHEDULER: Values = {"scan_interval": 1, "placeholder_life": 600, "backoff": 1, "longest_backoff": 2, "reuse": False}
 CLUSTER: Values = {"requests_per_minute": 600, "poll_interval": 1}
-"""Settings that make the scenarios short."""
+"""Settings that make the scenarios short, and by which nothing ends only because the machine is busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,7 @@ class KoalaUser:
         self.log = directory / "service.log"
         self.account = None if account is None else pwd.getpwnam(account)
         self.systems = {system.name: system for system in systems}
-        self.service: subprocess.Popen[bytes] | None = None
+        self.service: subprocess.Popen[bytes] | Forked | None = None
         self.client = Client(self.state)
         self.kills = 0
         for own in (directory, self.output):
@@ -170,7 +173,7 @@ class KoalaUser:
         """Start the service and return when it answers."""
         reader, writer = os.pipe()
         with self.log.open("ab") as log:
-            self.service = self._popen("serve", "--ready-descriptor", str(writer), output=log.fileno(), keep=writer)
+            self.service = self._started_into(log.fileno(), "serve", keep=writer)
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
             if not ready.read():
@@ -248,13 +251,39 @@ class KoalaUser:
         """Start ``koala`` with arguments and return at once."""
         return self._popen(*arguments, output=subprocess.PIPE)
 
-    def start_into(self, path: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    def start_into(self, path: Path, *arguments: str) -> subprocess.Popen[bytes] | Forked:
         """Start ``koala`` with arguments and return at once; all that it prints goes into a file."""
         with path.open("ab") as output:
-            return self._popen(*arguments, output=output.fileno())
+            return self._started_into(output.fileno(), *arguments)
 
-    def run(self, *arguments: str, timeout: float = PATIENCE) -> Result:
-        """Run ``koala`` with arguments to its end."""
+    def _started_into(self, output: int, *arguments: str, keep: int | None = None) -> subprocess.Popen[bytes] | Forked:
+        """``keep``: where it is to say that it is ready."""
+        if self.account is not None:
+            ready = () if keep is None else ("--ready-descriptor", str(keep))
+            return self._popen(*arguments, *ready, output=output, keep=keep)
+        ready = () if keep is None else ("--ready-descriptor", str(forkserver.KEPT))
+        return forkserver.start(
+            [*arguments, *ready],
+            environment=self.environment(),
+            directory=self.directory,
+            output=output,
+            errors=output,
+            keep=keep,
+        )
+
+    def run(self, *arguments: str) -> Result:
+        """Run ``koala`` with arguments to its end: inside this process, which has imported it, where that can be."""
+        if self.account is not None:
+            return self.run_apart(*arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.directory)
+            done = CliRunner().invoke(koala, arguments, env=self.environment())
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return Result(code=done.exit_code, stdout=done.stdout_bytes, stderr=done.stderr)
+
+    def run_apart(self, *arguments: str, timeout: float = PATIENCE) -> Result:
+        """Run ``koala`` with arguments to its end, as a process of its own."""
         with self.start(*arguments) as process:
             try:
                 stdout, stderr = process.communicate(timeout=timeout)
@@ -263,7 +292,7 @@ class KoalaUser:
                 raise
         return Result(code=process.returncode, stdout=stdout, stderr=stderr.decode(errors="replace"))
 
-    def job_file(self, *parts: str, name: str = "job", walltime: int = 120, **header: Any) -> Path:  # noqa: ANN401
+    def job_file(self, *parts: str, name: str = "job", walltime: int = 600, **header: Any) -> Path:  # noqa: ANN401
         """Write a job file of components; ``header`` are further keys of the job."""
         path = self.directory / f"{name}.toml"
         path.write_text(toml({"name": name, "walltime": walltime, **header}) + "".join(parts))

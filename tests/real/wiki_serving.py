@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,9 +21,10 @@ from koala_adapter.wiki.codec.protocol import (
     parse_request,
     read_key,
 )
+from tests.real import forkserver
 from tests.real.systems.ports import Ports
-from tests.real.systems.processes import tail, wait_until
-from tests.real.user import PATIENCE, KoalaUser
+from tests.real.systems.processes import PATIENCE, tail, wait_until
+from tests.real.user import KoalaUser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from tests.real.forkserver import Forked
     from tests.real.lrms import System
 
 KEY = "1234567890"
@@ -52,7 +52,7 @@ class WikiServing:
         self.key_file.write_text(f"{KEY}\n")
         self.key_file.chmod(0o600)
         self._ports = Ports.claim(1)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Forked | None = None
 
     def __enter__(self) -> Self:
         """Start it."""
@@ -72,7 +72,7 @@ class WikiServing:
         """Where it listens."""
         return self._ports[0]
 
-    def peer(self, dialect: Dialect = Dialect.WIKI2, *, timeout: float = 30.0) -> Peer:
+    def peer(self, dialect: Dialect = Dialect.WIKI2, *, timeout: float = 90.0) -> Peer:
         """Return it as a client sees it."""
         return Peer(host="127.0.0.1", port=self.port, key=read_key(KEY), dialect=dialect, user="maui", timeout=timeout)
 
@@ -80,14 +80,12 @@ class WikiServing:
         """Start it and return when it answers."""
         argv = ["wiki", "serve", "--cluster", self.system.name, "--key-file", str(self.key_file)]
         with self.errors.open("ab") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "koala_adapter.cli", *argv, "--port", str(self.port), *self.options],
-                env=self.user.environment(),
-                cwd=self.user.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,
+            self.process = forkserver.start(
+                [*argv, "--port", str(self.port), *self.options],
+                environment=self.user.environment(),
+                directory=self.user.directory,
+                output=errors.fileno(),
+                errors=errors.fileno(),
             )
         wait_until(self._listens, seconds=PATIENCE, what="koala wiki serve", details=lambda: tail(self.errors, 30))
 
@@ -118,7 +116,7 @@ class WikiServing:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def ask(self, message: str, *, dialect: Dialect = Dialect.WIKI2, timeout: float = 30.0) -> Reply:
+    def ask(self, message: str, *, dialect: Dialect = Dialect.WIKI2, timeout: float = 90.0) -> Reply:
         """Send a request, written as on the wire (``GETJOBS ARG=0:ALL``), and return the reply."""
         request = parse_request(f"CMD={message}".encode(), Dialect.WIKI2)
         return anyio.run(partial(exchange, self.peer(dialect, timeout=timeout), request))

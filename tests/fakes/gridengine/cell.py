@@ -39,7 +39,7 @@ class FakeCell:
 
     def close(self) -> None:
         """End the fake qmaster and all jobs."""
-        self._qmaster.communicate(timeout=30)
+        self._qmaster.communicate(timeout=120)
 
     @property
     def helper_variables(self) -> dict[str, str]:
@@ -85,7 +85,7 @@ class FakeCell:
             return sum(task.occupies for task in self._tasks(number))
 
         try:
-            await eventually(occupied, lambda count: count == processors, what="foreign job runs", seconds=90)
+            await eventually(occupied, lambda count: count == processors, what="foreign job runs", seconds=120)
             yield
         finally:
             self._delete(number)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.reports import JobReport
     from tests.real.chaos.jobs import PlannedJob
+    from tests.real.forkserver import Forked
 
 END_SECONDS = 60.0
 """Bound on the time from the end of a job to that of the command that follows it."""
@@ -24,7 +25,7 @@ LINE = re.compile(rb"(?:c\d+/\d+: )?(job\d+ \d+ \d+)")
 class Followed:
     """One job, the command that follows it, and what that prints."""
 
-    def __init__(self, planned: PlannedJob, process: subprocess.Popen[bytes], output: Path) -> None:
+    def __init__(self, planned: PlannedJob, process: subprocess.Popen[bytes] | Forked, output: Path) -> None:
         """Take over a command that was just started."""
         self.planned = planned
         self._process = process

@@ -19,8 +19,8 @@ from tests.real.chaos.results import History
 from tests.real.leftovers import Traces
 from tests.real.systems import CommandError, GridEngineCell, SlurmCluster
 from tests.real.systems.directories import SystemDirectory
-from tests.real.systems.processes import wait_until
-from tests.real.user import PATIENCE, KoalaUser
+from tests.real.systems.processes import PATIENCE, wait_until
+from tests.real.user import KoalaUser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,17 @@ if TYPE_CHECKING:
     from tests.real.chaos.jobs import PlannedJob
     from tests.real.lrms import System
 
-CENTER = {"lease": 30}
+CENTER = {"lease": 30, "heartbeat": 2, "registration_timeout": 60}
 SCHEDULER = {"placeholder_life": 20, "longest_backoff": 3, "reuse": True}
+SOON_GIVEN_UP = {
+    "SlurmdTimeout": "10",
+    "MessageTimeout": "10",
+    "KillWait": "2",
+    "BatchStartTimeout": "10",
+    "UnkillableStepTimeout": "20",
+}
+SOON_UNHEARD = {"max_unheard": "00:00:20"}
+"""The batch systems take soon for dead what was killed or stopped."""
 TENDING = 5.0
 """Seconds between two looks of the administrator of the batch systems."""
 MOST_JOBS = 1000
@@ -81,7 +90,7 @@ class Stage:
             slurms = tuple(
                 opened.enter_context(_slurm(name, temporary[name], own.path / f"prolog.{name}")) for name in "ab"
             )
-            cell = opened.enter_context(GridEngineCell("c", slots=4))
+            cell = opened.enter_context(GridEngineCell("c", slots=4, configuration=SOON_UNHEARD))
             cell.use_temporary_directory(temporary["c"] / "localhost")
             user = KoalaUser(directory, [*slurms, cell], center=CENTER, scheduler=SCHEDULER)
             opened.callback(user.close)
@@ -217,4 +226,4 @@ def _slurm(name: str, temporary: Path, prolog: Path) -> SlurmCluster:
     """Return a cluster whose jobs have their temporary directories, one for each node, below a path."""
     prolog.write_text(PROLOG.format(directory=temporary))
     prolog.chmod(0o755)
-    return SlurmCluster(name, nodes=len(NODES[name]), cpus=4, settings={"TaskProlog": str(prolog)})
+    return SlurmCluster(name, nodes=len(NODES[name]), cpus=4, settings={"TaskProlog": str(prolog), **SOON_GIVEN_UP})

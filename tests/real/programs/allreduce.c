@@ -5,7 +5,7 @@
  * where NODE is what the batch system calls the node (or the machine's name), NAME is $KOALA_COMPONENT, and S must be
  * N * (N - 1) / 2 + N. Made with: mpicc -O2 -o allreduce allreduce.c
  *
- * Arguments, all optional: SECONDS sleeps between two allreduces; "exit" R CODE lets rank R end with CODE after the
+ * Arguments, all optional: FILE waits between two allreduces until there is that file; "exit" R CODE lets rank R end with CODE after the
  * first allreduce instead; "kill" R SIGNAL lets rank R kill itself then.
  */
 #include <mpi.h>
@@ -47,7 +47,8 @@ int main(int argc, char **argv)
             raise(atoi(argv[3]));
     }
     if (argc == 2)
-        sleep((unsigned) atoi(argv[1]));
+        while (access(argv[1], F_OK) != 0)
+            usleep(100000);
     if (sum_of_ranks(rank) != sum)
         MPI_Abort(MPI_COMM_WORLD, 99);
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 """Bound on the time in which a cell must be up; it takes about 3 s on an idle machine."""
 
 CELL = "default"
@@ -50,7 +50,7 @@ GLOBAL_CONFIGURATION: Mapping[str, str] = {
     "min_uid": "0",
     "min_gid": "0",
     "load_report_time": "00:00:01",
-    "max_unheard": "00:00:20",
+    "max_unheard": "00:05:00",
     "reporting_params": "accounting=true reporting=false flush_time=00:00:01 accounting_flush_time=00:00:00 "
     "joblog=false sharelog=00:00:00",
     "mailer": "/bin/true",
@@ -291,7 +291,7 @@ class GridEngineCell:
     # -- use -----------------------------------------------------------------------------------------------------
 
     def run(
-        self, *argv: str, user: str | None = None, stdin: str = "", check: bool = True, timeout: float = 60.0
+        self, *argv: str, user: str | None = None, stdin: str = "", check: bool = True, timeout: float = 120.0
     ) -> str:
         """Run a Grid Engine command on this cell, in a directory that all users may write; return its stdout.
 

@@ -29,8 +29,18 @@ Read when the tests are collected: each of them runs without the variables of wh
 SLURM_PATH = "" if OTHER_SLURM is None else f"{OTHER_SLURM / 'sbin'}:{OTHER_SLURM / 'bin'}"
 """Search path of the programs of that other Slurm."""
 
-SYSTEM_PATH = ":".join(filter(None, (SLURM_PATH, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")))
-"""Search path of every command started here: Debian keeps the daemons in /usr/sbin."""
+USERS_PATH = ":".join(filter(None, (SLURM_PATH, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")))
+"""Search path of a user of this machine; Debian keeps the daemons in /usr/sbin."""
+
+GRID_ENGINE_PROGRAMS = Path("/usr/lib/gridengine")
+"""Where Debian has Grid Engine's programs. Those of the same names in /usr/bin are a script that finds out, with a C
+compiler, on what machine it is, and costs ten times as much as the program behind it."""
+
+SYSTEM_PATH = f"{GRID_ENGINE_PROGRAMS}:{USERS_PATH}"
+"""Search path of every command started here."""
+
+PATIENCE = 90.0
+"""Seconds for whatever needs a few: a liveness bound, generous because other tests may run on the same two cores."""
 
 POLL_SECONDS = 0.05
 """Shortest pause between two looks at a state that nobody announces."""
@@ -75,7 +85,7 @@ def run_command(
     cwd: Path | None = None,
     stdin: str = "",
     check: bool = True,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
 ) -> str:
     """Run a command to its end and return its standard output.
 
@@ -157,7 +167,7 @@ class Daemon:
         """Tell whether the daemon has not ended."""
         return self._process.poll() is None
 
-    def end(self, *, how: signal.Signals = signal.SIGTERM, seconds: float = 10.0) -> None:
+    def end(self, *, how: signal.Signals = signal.SIGTERM, seconds: float = 60.0) -> None:
         """Send the signal and wait for the end; SIGKILL follows when it takes longer than `seconds`."""
         if self.is_running():
             self._process.send_signal(how)
@@ -231,7 +241,7 @@ def find_processes(belongs: Callable[[SeenProcess], bool]) -> list[int]:
     return sorted(found)
 
 
-def kill_processes(find: Callable[[], list[int]], *, seconds: float = 10.0) -> None:
+def kill_processes(find: Callable[[], list[int]], *, seconds: float = 60.0) -> None:
     """SIGKILL what `find` returns, again and again until it returns nothing: the killed may have had time to fork.
 
     All are stopped before the first is killed, so that none can report the end of another.

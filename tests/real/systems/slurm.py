@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Authentication = Literal["none", "munge"]
 """none: any user may pass for any other, for tests with one user; munge: users are who they are."""
 
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0
 """Bound on the time in which a cluster must be up; it takes about 2 s on an idle machine."""
 
 DAEMONS = frozenset({"slurmd", "slurmstepd"})
@@ -59,12 +59,13 @@ SETTINGS: Mapping[str, str] = {
     # A bf_interval of 5 s or less keeps 22.05.8 from saving its state after it has started jobs.
     "SchedulerParameters": "sched_min_interval=0,batch_sched_delay=0,sched_interval=5,bf_interval=10",
     "ReturnToService": "2",
-    "SlurmdTimeout": "10",
-    "SlurmctldTimeout": "10",
-    "MessageTimeout": "10",
-    "KillWait": "2",
-    "BatchStartTimeout": "10",
-    "UnkillableStepTimeout": "20",
+    # What is slow here is a busy machine, and no daemon that is dead: nothing is to end by these.
+    "SlurmdTimeout": "300",
+    "SlurmctldTimeout": "120",
+    "MessageTimeout": "60",
+    "KillWait": "15",
+    "BatchStartTimeout": "300",
+    "UnkillableStepTimeout": "300",
     "MinJobAge": "300",
     "MaxArraySize": "10001",
     "MaxJobCount": "20000",
@@ -73,6 +74,11 @@ SETTINGS: Mapping[str, str] = {
     "SlurmdDebug": "verbose",
 }
 """What differs from Slurm's defaults and is the same in every test cluster; `SlurmCluster(settings=...)` overrides."""
+
+
+NOBODY_ANSWERS = "3"
+"""Seconds for which a command tries again where no slurmctld listens (MessageTimeout); with the patience of the daemons
+it would be a minute."""
 
 
 class SlurmCluster:
@@ -99,6 +105,8 @@ class SlurmCluster:
         self._owned = SystemDirectory.create(f"slurm-{name}")
         self.directory = self._owned.path
         self.conf = self.directory / "slurm.conf"
+        """What commands read, ours and koala's."""
+        self._daemons_conf = self.directory / "daemons.conf"
         self._auth: Authentication = auth
         self._settings = {**SETTINGS, **(settings or {})}
         self._gres = gres
@@ -157,7 +165,8 @@ class SlurmCluster:
         """
         for directory in (self.state, *(self.spool(node) for node in self.nodes)):
             directory.mkdir(parents=True)
-        self.conf.write_text(self._configuration())
+        self._daemons_conf.write_text(self._configuration())
+        self._write_conf()
         try:
             if self._auth == "munge":
                 self._start_munged()
@@ -185,7 +194,8 @@ class SlurmCluster:
 
         It knows its nodes, and starts jobs, only about 4 s later.
         """
-        argv = ["slurmctld", "-D", "-f", str(self.conf)]
+        self._write_conf()
+        argv = ["slurmctld", "-D", "-f", str(self._daemons_conf)]
         log = self.directory / "slurmctld.out"
         self._controller = Daemon(argv, environment=self.environment(), log=log, cwd=self.directory)
         wait_until(self._answers, seconds=READY_SECONDS, what=f"slurmctld of {self.name}", details=self.logs)
@@ -195,12 +205,15 @@ class SlurmCluster:
 
         On SIGTERM it saves its state first. With SIGKILL the changes of the last 5 s are lost: a submitted job may be
         unknown afterwards, and a job that had just started is killed and started anew.
+
+        Until the next one is started, commands do not wait long for an answer that nobody can give.
         """
         if self._controller is None:
             message = f"slurmctld of {self.name} is not running"
             raise SystemFailedError(message)
         self._controller.end(how=how)
         self._controller = None
+        self._write_conf(MessageTimeout=NOBODY_ANSWERS)
 
     def signal_controller(self, how: signal.Signals) -> None:
         """Send a signal to slurmctld: SIGSTOP makes it hang, as an overloaded one does, until SIGCONT."""
@@ -209,7 +222,7 @@ class SlurmCluster:
 
     def start_node(self, node: str) -> None:
         """Start (again) the slurmd of a node; see `wait_idle`."""
-        argv = ["slurmd", "-D", "-N", node, "-f", str(self.conf)]
+        argv = ["slurmd", "-D", "-N", node, "-f", str(self._daemons_conf)]
         log = self.directory / f"slurmd.{node}.out"
         self._slurmd[node] = Daemon(argv, environment=self.environment(), log=log, cwd=self.spool(node))
 
@@ -251,7 +264,7 @@ class SlurmCluster:
     # -- use -----------------------------------------------------------------------------------------------------
 
     def run(
-        self, *argv: str, user: str | None = None, stdin: str = "", check: bool = True, timeout: float = 60.0
+        self, *argv: str, user: str | None = None, stdin: str = "", check: bool = True, timeout: float = 120.0
     ) -> str:
         """Run a Slurm command on this cluster, in a directory that all users may write; return its stdout.
 
@@ -307,7 +320,13 @@ class SlurmCluster:
             return process.cwd == self.spool(node)
         return process.uses(self.directory) and process.environment.get("SLURMD_NODENAME") == node
 
-    def _configuration(self) -> str:
+    def _write_conf(self, **changes: str) -> None:
+        """Write what commands read, which differs from what the daemons read by some settings."""
+        new = self.conf.with_suffix(".new")
+        new.write_text(self._configuration(**changes))
+        new.replace(self.conf)
+
+    def _configuration(self, **changes: str) -> str:
         host = socket.gethostname().partition(".")[0]
         values = {
             "ClusterName": self.name,
@@ -323,6 +342,7 @@ class SlurmCluster:
             "CredType": f"cred/{self._auth}",
             **({"AuthInfo": f"socket={self.munge_socket}"} if self._auth == "munge" else {}),
             **self._settings,
+            **changes,
         }
         lines = [f"{name}={value}" for name, value in values.items()]
         gres = ""

@@ -109,3 +109,46 @@ async def test_a_defect_of_a_plugin_is_no_answer() -> None:
     lrm.errors["nodes"] = ValueError("a defect")
     with pytest.raises(LrmUnavailableError, match="its plugin failed: ValueError"):
         await read_listing(lrm, cluster="a", read_at=1.0)
+
+
+async def test_a_look_outlives_who_asked_for_it() -> None:
+    """Nobody waits long enough, and it is made once, and serves who asks later; a defect hits only who waits for it."""
+    answers, asked = anyio.Event(), 0
+
+    async def read() -> int:
+        nonlocal asked
+        asked += 1
+        await answers.wait()
+        if asked == 2:
+            raise ValueError("a defect")
+        return asked
+
+    watcher = Watcher(read, breaker=CircuitBreaker(), on_trouble=lambda _: None)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(watcher.run)
+        for _ in range(3):
+            with anyio.move_on_after(0.02) as scope:
+                await watcher.fresh(within=LONG)
+            assert scope.cancelled_caught
+        under_way = watcher.under_way
+        assert under_way is not None
+        answers.set()
+        await under_way.over.wait()
+        await watcher.fresh(within=LONG)
+        assert (asked, watcher.looks, watcher.begun_at) == (1, 1, under_way.begun)
+        with pytest.raises(ValueError, match="a defect"):
+            await watcher.fresh(within=0.0, now=True)
+        await watcher.fresh(within=0.0, now=True)
+        assert (asked, watcher.looks) == (3, 2)
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_look_that_is_given_up_is_begun_anew_by_the_next_who_waits() -> None:
+    """Without anybody who makes looks outlive their askers."""
+    watched = Watched()
+    watched.slow = LONG
+    with anyio.move_on_after(0.02):
+        await watched.watcher.fresh(within=LONG)
+    watched.slow = 0.0
+    await watched.watcher.fresh(within=LONG)
+    assert (watched.asked, watched.watcher.looks) == (2, 1)

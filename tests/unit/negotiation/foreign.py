@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import NegotiationStepError
 from koala_adapter.negotiation import applicationside, templatexml
-from koala_adapter.negotiation.endpoint import (
+from koala_adapter.negotiation.endpoint import Limits
+from koala_adapter.negotiation.events import (
     Agreed,
     Complaint,
     Consumed,
     Ended,
-    Limits,
     OfferAccepted,
     OfferReceived,
     Unreadable,
@@ -21,7 +21,7 @@ from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import NegotiationKey, Side, Template
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.endpoint import Event
+    from koala_adapter.negotiation.events import Event
 
 KINDS: dict[str, type[OfferReceived | OfferAccepted | Agreed | Consumed]] = {
     "offer": OfferReceived,

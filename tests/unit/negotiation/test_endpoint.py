@@ -10,12 +10,12 @@ import pytest
 
 from koala_adapter.errors import NegotiationStepError
 from koala_adapter.negotiation.bargaining import Terms, decide
-from koala_adapter.negotiation.endpoint import (
+from koala_adapter.negotiation.endpoint import Endpoint
+from koala_adapter.negotiation.events import (
     Agreed,
     Complaint,
     Consumed,
     Ended,
-    Endpoint,
     OfferAccepted,
     OfferReceived,
     Unreadable,

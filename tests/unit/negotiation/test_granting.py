@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_adapter.negotiation.bargaining import Terms, decide
-from koala_adapter.negotiation.endpoint import Agreed, Consumed, Ended, Endpoint, Limits, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.endpoint import Endpoint, Limits
+from koala_adapter.negotiation.events import Agreed, Consumed, Ended, OfferAccepted, OfferReceived
 from koala_adapter.negotiation.granting import Granter, Promised
 from koala_adapter.negotiation.reservations import ReservationBook
 from koala_adapter.negotiation.states import State
@@ -30,7 +31,7 @@ from tests.unit.negotiation.foreign import ForeignEndpoint
 from tests.unit.negotiation.templates import CPU, carried, pair, request
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.endpoint import Event
+    from koala_adapter.negotiation.events import Event
 
 FIRST = NegotiationKey(initiator=Side.APPLICATION, agreement_id="1")
 

@@ -14,7 +14,7 @@ import pytest
 
 from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation import conversation
-from koala_adapter.negotiation.endpoint import Ended, Endpoint, OfferAccepted, OfferReceived
+from koala_adapter.negotiation.events import Ended, OfferAccepted, OfferReceived
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.granting import Granter, Promised
 from koala_adapter.negotiation.reservations import ReservationBook
@@ -24,7 +24,8 @@ from tests.unit.negotiation.templates import CPU, carried, pair, request
 from tests.unit.negotiation.test_peerlistener import Manager, listening, refused, wish
 
 if TYPE_CHECKING:
-    from koala_adapter.negotiation.endpoint import Event
+    from koala_adapter.negotiation.endpoint import Endpoint
+    from koala_adapter.negotiation.events import Event
     from koala_adapter.negotiation.template import NegotiationKey
 
 IDLE = 6

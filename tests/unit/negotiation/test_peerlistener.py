@@ -18,7 +18,8 @@ from anyio import to_thread
 from koala_adapter.errors import ConfigurationError, ServiceRunningError
 from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation.conversation import Conversation
-from koala_adapter.negotiation.endpoint import Ended, Endpoint, Limits
+from koala_adapter.negotiation.endpoint import Endpoint, Limits
+from koala_adapter.negotiation.events import Ended
 from koala_adapter.negotiation.framing import frame
 from koala_adapter.negotiation.granting import Granter, Promised
 from koala_adapter.negotiation.peerlistener import ListenerBounds, PeerListener
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-    from koala_adapter.negotiation.endpoint import Event
+    from koala_adapter.negotiation.events import Event
 
 pytestmark = pytest.mark.anyio
 

@@ -128,8 +128,15 @@ def test_records_survive_the_store(record: JobRecord) -> None:
 @pytest.mark.parametrize("limit", [None, 3600])
 def test_layouts_survive(limit: int | None) -> None:
     """A layout read back from its bytes is the layout."""
-    layout = Layout(nodes=(NodeSlots(name="a", processors=2),), walltime_limit=limit, idle_seconds=1.5)
+    layout = Layout(nodes=(NodeSlots(name="a", processors=2),), walltime_limit=limit, idle_seconds=1.5, kill_wait=3.5)
     assert Layout.from_json(decode(encode(layout.to_json()))) == layout
+
+
+def test_layouts_of_an_earlier_version_are_read() -> None:
+    """A daemon may be asked by a koala that says nothing of what came later."""
+    said = Layout(nodes=(NodeSlots(name="a", processors=2),)).to_json()
+    del said["kill_wait"]
+    assert Layout.from_json(decode(encode(said))) == Layout(nodes=(NodeSlots(name="a", processors=2),))
 
 
 @given(text=st.binary(max_size=30).map(lambda raw: raw.decode("utf-8", "surrogateescape")))

@@ -9,6 +9,7 @@ import pytest
 
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_slurm.gresshares import GresOnNodes, gres_shares, parse_gres_on_nodes
+from koala_slurm.outside import groups_by_user
 from koala_slurm.partitionlimits import parse_partition_limits, within_limits
 from koala_slurm.restrictions import Restrictions
 
@@ -19,6 +20,9 @@ PartitionName=small AllowAccounts=ALL DenyAccounts=games QoS=N/A MaxNodes=2 MaxT
 PartitionName=large AllowAccounts=physics,bio QoS=N/A MaxNodes=UNLIMITED MaxTime=UNLIMITED MinNodes=3 State=UP
 PartitionName=closed AllowAccounts=ALL QoS=N/A MaxNodes=UNLIMITED MaxTime=UNLIMITED MinNodes=0 State=INACTIVE
 PartitionName=more AllowAccounts=ALL QoS=generous MaxNodes=1 MaxTime=1 MinNodes=1 State=UP
+PartitionName=quick AllowGroups=ALL AllowAccounts=ALL AllowQos=short,tight QoS=N/A MaxTime=UNLIMITED State=UP
+PartitionName=calm AllowGroups=ALL AllowAccounts=ALL DenyQos=short QoS=generous MaxTime=1 State=UP
+PartitionName=staff AllowGroups=staff,root AllowAccounts=ALL AllowQos=ALL QoS=N/A MaxTime=UNLIMITED State=UP
 """
 LIMITS = parse_partition_limits(PARTITIONS)
 JOB = LrmJob(id=LrmJobId("7"), name="j", state=LrmJobState.HELD, user="ann", processors=4, queue="batch", walltime=7200)
@@ -46,6 +50,31 @@ def test_what_a_partition_does_not_allow(changes: dict[str, object], words: str)
     found = within_limits(replace(JOB, **changes), LIMITS)  # type: ignore[arg-type]
     assert words in found.obstacle
     assert bool(found.obstacle) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("queue", "qos", "groups", "words"),
+    [
+        ("quick", "short", None, ""),
+        ("quick", "normal", None, "partition quick does not serve QOS normal"),
+        ("quick", "", None, ""),
+        ("calm", "short", None, "partition calm does not serve QOS short"),
+        ("calm", "normal", None, ""),
+        ("staff", "normal", frozenset({"users"}), "partition staff serves no group of ann"),
+        ("staff", "normal", frozenset({"users", "staff"}), ""),
+        ("staff", "normal", None, ""),
+    ],
+)
+def test_whom_a_partition_does_not_serve(queue: str, qos: str, groups: frozenset[str] | None, words: str) -> None:
+    """Slurm takes such jobs, and does not start them; a QOS of the partition changes nothing of that."""
+    assert within_limits(replace(JOB, queue=queue), LIMITS, qos=qos, groups=groups).obstacle == words
+
+
+def test_groups_are_those_of_this_host() -> None:
+    """Of a user that it does not know nothing is said."""
+    found = groups_by_user(["root", "nobody knows this user"])
+    assert "root" in found["root"]
+    assert len(found) == 1
 
 
 def test_a_partition_bounds_the_number_of_nodes() -> None:

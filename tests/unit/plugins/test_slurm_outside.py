@@ -106,6 +106,14 @@ def test_jobs_that_may_not_start_yet() -> None:
     assert (waits.dependent, later.eligible_at, now.eligible_at) == (True, 1_795_003_600, None)
 
 
+def test_components_of_heterogeneous_jobs_are_not_offered() -> None:
+    """They start together; squeue has them as ``10+1``, which is no id for scontrol."""
+    rows = [wide(JobArrayID=id_) for id_ in ("10+0", "10+1", "12")]
+    obstacles = [job.obstacle for job in parse_everything(listing("|@|", *rows), "|@|")]
+    assert [bool(obstacle) for obstacle in obstacles] == [True, True, False]
+    assert "heterogeneous" in obstacles[0]
+
+
 def test_users_cannot_forge_rows() -> None:
     """Line breaks and separators in a name or a comment change nothing but that name and comment."""
     separator = new_separator()

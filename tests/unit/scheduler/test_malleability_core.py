@@ -698,6 +698,40 @@ def test_explanations_of_shrinking() -> None:
     assert "on 4 processors: a (4)" in words(site, "1")
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_job_that_has_ended_tells_what_sizes_it_had(cancelled: bool) -> None:  # noqa: FBT001
+    """By the time since it was launched, for that stays true however late it is asked for."""
+    site, offer = growing()
+    site.now += 30.0
+    site.grow_by(offer, 3)
+    site.now += 60.0
+    (request,) = of_kind(RequestProcessors, site.submit(job("3", 4)))
+    site.shrink_by(request)
+    if cancelled:
+        site.cancel("1")
+    else:
+        site.complete("1")
+    site.now += 86400.0
+    told = (
+        " While it ran it grew from 4 to 7 on a 30 s after it was launched (processors are free); "
+        "gave 1 of 7 back on a 90 s after it was launched (room for job 3)."
+    )
+    assert told in words(site, "1")
+
+
+def test_only_the_latest_sizes_of_a_job_that_has_ended_are_told() -> None:
+    """How many were before them is said."""
+    site, offer = growing()
+    site.grow_by(offer, 1)
+    for count in range(1, 5):
+        (*_, further) = of_kind(OfferProcessors, site.actions)
+        site.grow_by(further, 1)
+        assert site.sizes("1") == [5 + count]
+    site.complete("1")
+    assert " While it ran after 2 earlier changes of its size it grew from 6 to 7 on a" in words(site, "1")
+    assert words(site, "1").count("after it was launched") == 3
+
+
 def test_explanation_of_a_withdrawn_offer() -> None:
     """Why it does not grow is told."""
     site, offer = growing()

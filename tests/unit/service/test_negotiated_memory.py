@@ -57,6 +57,27 @@ def test_fewer_processors_come_with_the_same_memory() -> None:
     assert submitted(stage) == [(2, 0), (3, 4096)]
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("processors", [3, 2])
+def test_memory_that_an_application_declines_in_its_answer_is_not_submitted(processors: int, again: bool) -> None:  # noqa: FBT001
+    """It takes the processors of a counter-offer without it, all or fewer; ``again``: also by a later service."""
+    stage = stage_of(5, limit=8192)
+    stage.say(wish(6, 4096, "NT_OPTIONAL"))
+    assert (stage.heard[-1].kind, stage.latest().quantities()) == ("offer", {("CPU", "", ""): 3, KEY: 4096})
+    if processors == 3:
+        stage.say(nt.accepted(stage.latest(), declined=[KEY]))
+    else:
+        stage.say(nt.countered(stage.latest(), {("CPU", "", ""): processors}, declined=[KEY]))
+        if again:
+            stage.start()
+        stage.say(nt.committed(stage.latest()))
+    if again:
+        stage.start()
+    assert stage.application.state(stage.latest().key) == "agreed"
+    assert stage.latest().quantities() == {("CPU", "", ""): processors}
+    assert submitted(stage) == [(2, 0), (processors, 0)]
+
+
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_counter_offer_whose_memory_was_declined_stands_after_a_restart(forgotten: bool) -> None:  # noqa: FBT001
     """Whoever accepts it says what was declined; ``forgotten``: the journal did not take the answer."""

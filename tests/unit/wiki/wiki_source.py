@@ -139,6 +139,23 @@ class MemorySource(Source):
         self.job_list[job] = replace(self.job_list[job], walltime=seconds)
 
 
+@dataclass
+class SlowSource(MemorySource):
+    """A source whose listings, as things are when they are asked for, come when a test says so."""
+
+    answers: anyio.Event = field(default_factory=anyio.Event)
+
+    async def read(self) -> SourceListing:
+        """Return all, later."""
+        found = await super().read()
+        await self.answers.wait()
+        return found
+
+    def answer_later(self) -> None:
+        """Have listings wait from now on."""
+        self.answers = anyio.Event()
+
+
 class Server:
     """A WIKI server on a source in memory, asked without a socket."""
 
@@ -172,8 +189,9 @@ class Server:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Have starts asked for and followed, as a server does that runs."""
+        """Have starts asked for and followed, and readings made, as a server does that runs."""
         async with anyio.create_task_group() as tasks:
+            await tasks.start(self.resource.readings.run)
             await tasks.start(self.resource.starts.run)
             yield self
             tasks.cancel_scope.cancel()

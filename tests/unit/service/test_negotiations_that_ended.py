@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A negotiation has ended, the application has not heard how, and the service is another one by then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.negotiation import applicationside as nt
+from koala_adapter.scheduler.malleable.approaches import Approach
+from tests.unit.service.test_negotiations import ID, Stage, wish
+
+if TYPE_CHECKING:
+    from koala_adapter.model import JobId
+
+
+class HardOfHearing(Stage):
+    """Nothing that koala says arrives while the process is out of contact."""
+
+    out_of_contact = False
+    written = b""
+    """By koala, last."""
+
+    def _say(self, job_id: JobId, rank: int, data: bytes) -> None:
+        self.written = data
+        if not self.out_of_contact:
+            super()._say(job_id, rank, data)
+
+    def come_back(self) -> None:
+        """Connect with a service that was started meanwhile, and say what may not have arrived."""
+        self.heard += self.application.disconnected(self.site.now)
+        self.start()
+        self.out_of_contact = False
+        self.manager.in_contact(ID, 0)
+        self.application.resumed()
+        self.deliver()
+
+
+def change(stage: Stage) -> None:
+    """Have all processes carry out the change that was agreed on."""
+    stage.site.hold_stubs()
+    stage.go_on()
+    stage.site.reach()
+    stage.go_on()
+    stage.site.made()
+    stage.go_on()
+
+
+def test_what_was_agreed_on_has_been_made() -> None:
+    """Who says again that it commits itself hears that the processors are there, not that nothing is agreed."""
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(2))
+    acceptance = stage.latest()
+    stage.out_of_contact = True
+    stage.say(nt.committed(acceptance))
+    change(stage)
+    assert stage.application.state(acceptance.key) == "agreed"
+    stage.come_back()
+    assert stage.application.state(acceptance.key) == "consumed"
+    assert stage.heard[-1].kind == "consumed"
+    assert stage.site.sizes("1") == [4]
+
+
+def test_what_was_agreed_on_could_not_be_had() -> None:
+    """The reason is told that was given before."""
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(2))
+    acceptance = stage.latest()
+    stage.say(nt.committed(acceptance))
+    stage.out_of_contact = True
+    lost = stage.site.stubs()[0]
+    stage.site.ended(lost)
+    stage.go_on()
+    stage.come_back()
+    assert (stage.heard[-1].state, stage.heard[-1].reason) == ("withdrawn", f"placeholder {lost} was lost")
+
+
+def test_an_acceptance_that_ran_out() -> None:
+    """The commitment comes too late; the scheduler's own time for it is over, too."""
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(2))
+    acceptance = stage.latest()
+    stage.out_of_contact = True
+    stage.site.now += 31.0
+    stage.manager.time_passed(stage.site.now, lambda _: (stage.site.record("1"), stage.party))
+    stage.application.send(nt.committed(acceptance), stage.site.now)
+    stage.application.data_to_send()
+    stage.go_on()
+    stage.come_back()
+    assert stage.application.state(acceptance.key) == "expired"
+    assert stage.heard[-1].reason == "not settled in time"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_application_itself_has_ended_stays_ended(known: bool) -> None:  # noqa: FBT001 - drawn
+    """Who commits itself to what it has rejected hears that it is rejected; ``known``: by a service that heard it."""
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(6))
+    counter = stage.latest()
+    stage.say(nt.rejected(counter, "too few"))
+    if not known:
+        stage.start()
+    second = nt.Endpoint("APPLICATION", "node")
+    second.send(wish(6), 0.0)
+    second.data_to_send()
+    second.receive(nt.frame(nt.build(counter)), 0.0)
+    stage.application = second
+    stage.say(nt.accepted(counter))
+    assert stage.application.state(counter.key) == "rejected"
+    assert stage.phase is None
+
+
+@pytest.mark.parametrize("status", ["NT_ACCEPTED", "NT_COMMITTED", "NT_CONSUMED"])
+def test_of_what_never_was_it_is_said_that_it_is_too_late(status: str) -> None:
+    """Also to who says that it is real: koala's word counts."""
+    stage = HardOfHearing(5, Approach.NONE)
+    resources = tuple(one._replace(status=status) for one in wish(2).resources)
+    said = wish(2)._replace(status=status, resources=resources)
+    stage.manager.heard(stage.site.record("1"), stage.party, 0, nt.frame(nt.build(said)))
+    assert b"<NT_Status>NT_EXPIRED</NT_Status>" in stage.written
+
+
+def test_a_name_that_is_used_again_begins_anew() -> None:
+    """A wish under the name of one that has ended is a wish."""
+    stage = HardOfHearing(5, Approach.NONE)
+    stage.say(wish(6))
+    stage.say(nt.rejected(stage.latest(), "too few"))
+    stage.start()
+    stage.application = nt.Endpoint("APPLICATION", "node")
+    stage.say(wish(2))
+    assert stage.heard[-1].kind == "accepted"
+    stage.say(nt.committed(stage.latest()))
+    change(stage)
+    assert stage.heard[-1].kind == "consumed"
