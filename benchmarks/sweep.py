@@ -3,9 +3,11 @@
 
 In one run, for the same number of tasks, each a process of its own (`sleep 0.01`):
 - baseline: ``xargs -P N``, which does nothing but start them, N at a time;
-- koala: from the first result of the sweep to its last, when all N launchers are there, and from its submission.
+- koala: from the first result of the sweep to its last, when all N launchers are there, and from its submission;
+- with --peers, Dask and Parsl with N local workers that are there already, without placeholders: from the first
+  submission until all results are there. Parsl looks for its own programs in the PATH.
 
-    python benchmarks/sweep.py [--tasks 100000] [--placeholders 64] [--seconds 0.01] [--json]
+    python benchmarks/sweep.py [--tasks 100000] [--placeholders 64] [--seconds 0.01] [--peers] [--json]
 """
 
 from __future__ import annotations
@@ -14,9 +16,15 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
@@ -40,6 +48,7 @@ class Outcome:
     """From the first result to the last."""
     koala_from_submission: float
     ratio: float
+    peers: Mapping[str, float]
 
 
 def main() -> None:
@@ -48,10 +57,15 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--placeholders", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=0.01)
+    parser.add_argument("--peers", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     bare = by_xargs(options.tasks, options.placeholders, options.seconds)
     steady, whole = by_koala(options.tasks, options.placeholders, options.seconds)
+    peers = {}
+    if options.peers:
+        arguments = (options.tasks, options.placeholders, options.seconds)
+        peers = {name: measure(*arguments) for name, measure in PEERS.items()}
     outcome = Outcome(
         tasks=options.tasks,
         placeholders=options.placeholders,
@@ -60,6 +74,7 @@ def main() -> None:
         koala=round(steady, 1),
         koala_from_submission=round(whole, 1),
         ratio=round(steady / bare, 2),
+        peers={name: round(rate, 1) for name, rate in peers.items()},
     )
     if options.json:
         print(json.dumps(asdict(outcome), indent=2))
@@ -68,6 +83,8 @@ def main() -> None:
     print(f"  xargs                  {outcome.xargs:8.1f}")
     print(f"  koala                  {outcome.koala:8.1f}  ({outcome.ratio} x)")
     print(f"  koala, from submission {outcome.koala_from_submission:8.1f}")
+    for name, rate in outcome.peers.items():
+        print(f"  {name:22} {rate:8.1f}")
 
 
 def by_xargs(tasks: int, at_once: int, seconds: float) -> float:
@@ -100,6 +117,45 @@ def by_koala(tasks: int, placeholders: int, seconds: float) -> tuple[float, floa
         lines = (Path(report.sweep.directory) / "results.jsonl").read_text().splitlines()
         times = [json.loads(line)["at"] for line in lines]
         return (tasks - 1) / (max(times) - min(times)), whole
+
+
+def one_task(seconds: float) -> int:
+    """Run one task, as those of the sweep are, on a worker of a peer."""
+    import subprocess as here  # noqa: PLC0415 - this function travels without its module
+
+    return here.run(["/usr/bin/sleep", str(seconds)], check=True).returncode
+
+
+def by_dask(tasks: int, workers: int, seconds: float) -> float:
+    """Return the tasks in a second of Dask on this machine."""
+    distributed = import_module("distributed")
+    with (
+        distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        client.wait_for_workers(workers)
+        begun = time.monotonic()
+        distributed.wait(client.map(one_task, [seconds] * tasks, pure=False))
+        return tasks / (time.monotonic() - begun)
+
+
+def by_parsl(tasks: int, workers: int, seconds: float) -> float:
+    """Return the tasks in a second of Parsl on this machine."""
+    parsl, executors = import_module("parsl"), import_module("parsl.executors")
+    provider = import_module("parsl.providers").LocalProvider(init_blocks=1, max_blocks=1)
+    with tempfile.TemporaryDirectory() as directory:
+        executor = executors.HighThroughputExecutor(label="here", provider=provider, max_workers_per_node=workers)
+        with parsl.load(parsl.Config(executors=[executor], run_dir=directory)):
+            app = parsl.python_app(one_task)
+            for first in [app(0.0) for _ in range(workers)]:
+                first.result()
+            begun = time.monotonic()
+            for future in [app(seconds) for _ in range(tasks)]:
+                future.result()
+            return tasks / (time.monotonic() - begun)
+
+
+PEERS = {"dask": by_dask, "parsl": by_parsl}
 
 
 if __name__ == "__main__":

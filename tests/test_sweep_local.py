@@ -82,13 +82,14 @@ def test_every_task_once_whatever_is_killed(koala: Koala, tmp_path: Path) -> Non
     assert "30/30" in koala.inside("status").stdout
 
 
-def test_what_failed_is_gone_on_with(koala: Koala, tmp_path: Path) -> None:
+def test_what_failed_is_gone_on_with(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is repeated and listed, and the exit code says so; a later job does that alone."""
     script = f"test {{a}} != 3 -o -e {tmp_path}/mended && echo {{a}}-{{b}}"
     koala.serve()
     saved = tmp_path / "saved.toml"
     words = ("sweep", "--repeats", "1", "--save", str(saved), "--", "sh", "-c", script, ":::", "a=1..4", "b=x,y")
-    done = koala.run(*words, check=1, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = koala.inside(*words, check=1)
     assert "2 of 8 tasks failed" in done.stderr
     assert "koala sweep --resume 1" in done.stderr
     assert [one["state"] for one in entries(koala, "1") if one["task"] == 4] == ["repeated", "failed"]
@@ -98,4 +99,4 @@ def test_what_failed_is_gone_on_with(koala: Koala, tmp_path: Path) -> None:
     tasks = [one["task"] for one in entries(koala, "1") if one["state"] == "done"]
     assert sorted(tasks) == list(range(8))
     assert koala.json("run", str(saved))["sweep"]["done"] == 8
-    assert "nothing is known of a sweep of job 99" in koala.run("sweep", "--resume", "99", check=245).stderr
+    assert "nothing is known of a sweep of job 99" in koala.inside("sweep", "--resume", "99", check=245).stderr
