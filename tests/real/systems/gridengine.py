@@ -41,6 +41,7 @@ READY_SECONDS = 120.0
 CELL = "default"
 QUEUE = "all.q"
 DEBIAN_ROOT = Path("/var/lib/gridengine")
+ARCH = "arch"
 PRIVATE_LIBRARIES = "/usr/lib/gridengine"
 INIT_CLUSTER = "/usr/share/gridengine/scripts/init_cluster"
 
@@ -366,8 +367,9 @@ class GridEngineCell:
         common.mkdir(parents=True)
         for directory in ("qmaster", "execd", "spooldb"):
             (self.spool / directory).mkdir(parents=True)
-        for name in ("bin", "util", "utilbin", "lib"):
+        for name in ("bin", "utilbin", "lib"):
             (self.root / name).symlink_to(DEBIAN_ROOT / name)
+        self._create_util()
         host = socket.gethostname()
         (common / "bootstrap").write_text(
             "admin_user none\ndefault_domain none\nignore_fqdn true\nspooling_method berkeleydb\n"
@@ -383,6 +385,20 @@ class GridEngineCell:
         manager = base_environment()["USER"]
         argv = [INIT_CLUSTER, str(self.root), CELL, str(self.spool / "spooldb"), manager]
         run_command(argv, environment=environment)
+
+    def _create_util(self) -> None:
+        """Have the scripts of the installation; that which finds out the machine, with a compiler, only answers.
+
+        It is asked for each job that starts.
+        """
+        util = self.root / "util"
+        util.mkdir()
+        for script in (DEBIAN_ROOT / util.name).iterdir():
+            if script.name != ARCH:
+                (util / script.name).symlink_to(script)
+        machine = run_command([str(DEBIAN_ROOT / util.name / ARCH)], environment=base_environment()).strip()
+        (util / ARCH).write_text(f"#!/bin/sh\necho {machine}\n")
+        (util / ARCH).chmod(0o755)
 
     def _configure(self) -> None:
         self.run("qconf", "-as", "localhost")
