@@ -89,8 +89,9 @@ class TestDrmaaOnPbs(LrmConformance):
     @pytest.fixture
     async def under_test(self, server: PbsServer, tmp_path: Path) -> AsyncIterator[LrmUnderTest]:
         """Give the plugin on that server."""
+        processors = server.processors()
         settings = DrmaaSettings(
-            library=drmaa_library("pbs"), processors=4, environment={"PBS_CONF_FILE": str(server.conf)}
+            library=drmaa_library("pbs"), processors=processors, environment={"PBS_CONF_FILE": str(server.conf)}
         )
         context = new_context(tmp_path)
         lrm = PLUGIN.factory(context, settings)
@@ -101,7 +102,7 @@ class TestDrmaaOnPbs(LrmConformance):
             context=context,
             lrm=lrm,
             scratch=tmp_path,
-            processors=4,
+            processors=processors,
             unknown_id=LrmJobId(f"999999.{server.name}"),
             namesake_job=server.namesake_job,
             patience=60,

@@ -75,9 +75,13 @@ def missing_for_mpi() -> list[str]:
     return _missing(MPI, root=False)
 
 
+NAMED_LIBRARIES = {system: os.environ.get(f"KOALA_TEST_{system.upper()}_DRMAA") for system in ("slurm", "pbs")}
+"""Read when this is imported: while tests run they see no variables of ours."""
+
+
 def drmaa_library(system: str) -> Path | None:
     """Return the DRMAA library of ``slurm`` or ``pbs``, named by KOALA_TEST_SLURM_DRMAA or KOALA_TEST_PBS_DRMAA."""
-    named = os.environ.get(f"KOALA_TEST_{system.upper()}_DRMAA")
+    named = NAMED_LIBRARIES[system]
     if named is not None:
         return Path(named) if Path(named).exists() else None
     return first_library(drmaa_library_places(f"{system}-drmaa"))
