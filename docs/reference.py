@@ -26,6 +26,7 @@ from koala_adapter.config.inputfiles import InputFileTable
 from koala_adapter.config.jobmodel import ComponentTable, JobHeader
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
 from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
+from koala_adapter.config.sweepjob import SweepTable
 from koala_adapter.negotiation.states import RECEIVED, SENT
 from koala_adapter.plugin import Capabilities, PluginDefinition
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
@@ -64,6 +65,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "job": JobHeader,
     "components": ComponentTable,
     "components.input_files": InputFileTable,
+    "sweep": SweepTable,
     "platform": Platform,
     "platform.clusters": ClusterModel,
     "platform.background": BackgroundLoad,

@@ -55,6 +55,8 @@ class RunnerName(StrEnum):
     """A head that stays, and workers that find it by themselves: one comes or goes without the others."""
     ADAPTIVE = "adaptive"
     """Processes that compute in step and use the application library: all of them change together, at one point."""
+    SWEEP = "sweep"
+    """Launchers that come and go as workers do, and get the tasks of a sweep from the service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,34 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAxis:
+    """Parameters of a sweep that take their values together: written out, by a first one and a step, or in a file."""
+
+    names: tuple[str, ...]
+    count: int
+    rows: tuple[tuple[str, ...], ...] = ()
+    """Values of each name, in their order."""
+    first: str | None = None
+    """A decimal number, to which ``step`` is added each time."""
+    step: str = "1"
+    file: str | None = None
+    """Absolute path on the submitting host of a file with a value on each line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """The tasks of a sweep: the command of its component, with the values of parameters in the place of their names."""
+
+    axes: tuple[SweepAxis, ...]
+    together: bool = False
+    """The first values of all axes are a task, and so on; else each value is combined with each other one."""
+    repeats: int = 2
+    """How often a task that fails is tried again."""
+    continues: JobId | None = None
+    """The first of the jobs of this sweep, where an earlier one was stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One parallel job as submitted; nothing in it changes afterwards."""
 
@@ -141,6 +171,8 @@ class Job:
     runner: RunnerName = RunnerName.RANKS
     mpi_resize: MpiResize = MpiResize.RESTART
     """Of an adaptive job of launcher mpi."""
+    sweep: Sweep | None = None
+    """What a job with runner ``sweep`` does."""
 
     def changes_size(self, name: str) -> bool:
         """Tell whether a component may change its size while the job runs."""
@@ -151,6 +183,11 @@ class Job:
         """Tell whether a component is (part of) the head beside others that change: it stays as it is to the end."""
         component = self.component(name)
         return self.runner is not RunnerName.RANKS and component.minimum == component.maximum
+
+    @property
+    def has_workers(self) -> bool:
+        """Tell whether processes of it come and go one by one."""
+        return self.runner in {RunnerName.WORKERS, RunnerName.SWEEP}
 
     def adapts(self, name: str) -> bool:
         """Tell whether the processes of a component use the application library and change together."""

@@ -56,6 +56,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the night what a class inherits and does not name in ``BY_DAY``, if it has such a set of names."""
+    for item in items:
+        by_day = getattr(getattr(item, "cls", None), "BY_DAY", None)
+        if by_day is not None and isinstance(item, pytest.Function) and item.originalname not in by_day:
+            item.add_marker(pytest.mark.nightly)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run asynchronous tests on asyncio, the only event loop the service uses."""

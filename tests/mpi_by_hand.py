@@ -34,11 +34,11 @@ class Mpich(NamedTuple):
         """Its process manager."""
         return str(self.commands / "mpiexec.hydra")
 
-    def compile(self, name: str, directory: Path) -> Path:
-        """Build an example with its Makefile; return the program."""
+    def compile(self, name: str, directory: Path, *, flags: str = "") -> Path:
+        """Build an example with its Makefile, or with other ``flags`` than those in it; return the program."""
         target = directory / name
-        mpicc = f"MPICC={self.commands / 'mpicc'}"
-        command = ["make", "--silent", "-C", str(EXAMPLES / name), mpicc, f"TARGET={target}"]
+        variables = [f"MPICC={self.commands / 'mpicc'}", f"TARGET={target}", *([f"CFLAGS={flags}"] if flags else [])]
+        command = ["make", "--silent", "-C", str(EXAMPLES / name), *variables]
         subprocess.run(command, check=True, timeout=PATIENCE)
         return target
 

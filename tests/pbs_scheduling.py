@@ -10,11 +10,16 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from click.testing import CliRunner
+
+from koala_adapter.cli.koala import koala as command
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from click.testing import Result
 
 SECONDS = 120.0
 SITE = """\
@@ -30,10 +35,21 @@ operator = true
 """
 
 
+def options_of(site: Path) -> list[str]:
+    """Return what each command is told of the site and the state directory."""
+    return ["--site", str(site), "--state", str(site.with_name("state"))]
+
+
 def koala(site: Path, *arguments: str) -> list[str]:
     """Return a command line of koala."""
-    state = site.with_name("state")
-    return [sys.executable, "-m", "koala_adapter.cli", "--site", str(site), "--state", str(state), *arguments]
+    return [sys.executable, "-m", "koala_adapter.cli", *options_of(site), *arguments]
+
+
+def inside(site: Path, *arguments: str) -> Result:
+    """Run one command inside the test's process, where what it says is all that matters."""
+    done = CliRunner().invoke(command, [*options_of(site), *arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
 
 
 class Lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``koala check`` tries two placeholders of one submission: a batch system may tell both the same number."""
+"""``koala check`` tries two placeholders of one submission: whether each knows its number, and whether they go."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ import anyio
 import pytest
 
 from koala_adapter.config.sitefile import load_site_text
+from koala_adapter.errors import LrmUnavailableError
 from koala_adapter.model import LrmJobState
+from koala_adapter.sitecheck import trialplaceholder
 from koala_adapter.sitecheck.trialcenter import TrialCenter
 from koala_adapter.sitecheck.trialplaceholder import Trial
 from koala_adapter.testing import new_context
+from koala_adapter.testing.trial import eventually
 from koala_local import PLUGIN
 from koala_local.lrm import LocalLrm
 from koala_local.settings import LocalSettings
 from tests.local_daemon import end_daemon
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from koala_adapter.model import LrmJob
     from koala_adapter.plugin import CheckResult
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +46,55 @@ class Numberless(LocalLrm):
     array_index_variable = "KOALA_NOBODY_SETS_THIS"
 
 
+def has_ended(jobs: Sequence[LrmJob]) -> bool:
+    """Tell whether all jobs have ended."""
+    return all(job.state is LrmJobState.ENDED for job in jobs)
+
+
+class Leaving(LocalLrm):
+    """Hears when the placeholders have been told to go."""
+
+    told = False
+
+    def hear(self, progress: str) -> None:
+        """Take in what a trial says of its progress."""
+        self.told = self.told or "have gone" in progress
+
+
+class Delayed(Leaving):
+    """Lists jobs late, as where the bound of requests is used up: what it lists then is true."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return the jobs; once the placeholders go, not before they have gone."""
+        while True:
+            jobs = await super().jobs(name_prefix=name_prefix)
+            if not self.told or has_ended(jobs):
+                return jobs
+            await anyio.sleep(0.05)
+
+
+class Staying(Leaving):
+    """Shows placeholders that were told to go as they were before."""
+
+    shown: tuple[LrmJob, ...] = ()
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return the jobs."""
+        if not self.told:
+            self.shown = await super().jobs(name_prefix=name_prefix)
+        return self.shown
+
+
+class Silent(Leaving):
+    """Does not answer any more when placeholders have been told to go."""
+
+    async def jobs(self, *, name_prefix: str = "") -> tuple[LrmJob, ...]:
+        """Return the jobs, or raise LrmUnavailableError."""
+        if self.told:
+            raise LrmUnavailableError("nobody is there")
+        return await super().jobs(name_prefix=name_prefix)
+
+
 async def tried(kind: type[LocalLrm], processors: int, directory: Path) -> dict[str, CheckResult]:
     """Return what a trial of a plugin says, by subject; nothing of it stays behind."""
     site = load_site_text(SITE, {"local": PLUGIN})
@@ -50,9 +104,10 @@ async def tried(kind: type[LocalLrm], processors: int, directory: Path) -> dict[
     try:
         async with anyio.create_task_group() as tasks:
             await center.serve(tasks)
-            results = await Trial(center, site.clusters[0], lrm, timeout=120, tell=lambda _: None).run()
+            hear = lrm.hear if isinstance(lrm, Leaving) else lambda _: None
+            results = await Trial(center, site.clusters[0], lrm, timeout=120, tell=hear).run()
             tasks.cancel_scope.cancel()
-        assert [job for job in await lrm.jobs() if job.state is not LrmJobState.ENDED] == []
+        await eventually(lambda: LocalLrm.jobs(lrm), has_ended, what="nothing stays behind", seconds=60)
     finally:
         await lrm.close()
         await end_daemon(directory / "state")
@@ -66,8 +121,10 @@ async def test_two_numbers(tmp_path: Path) -> None:
     assert "told them apart" in found["numbers"].found
 
 
-async def test_one_number_for_both(tmp_path: Path) -> None:
+async def test_one_number_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is turned away, as it would be in every job of several placeholders: a FAIL, with the variable."""
+    # It will never report.
+    monkeypatch.setattr(trialplaceholder, "SECOND_TIME", 1.0)
     found = await tried(Numberless, 2, tmp_path)
     assert found["placeholder"].ok
     assert not found["numbers"].ok
@@ -79,3 +136,29 @@ async def test_no_room_for_two(tmp_path: Path) -> None:
     found = await tried(LocalLrm, 1, tmp_path)
     assert all(result.ok for result in found.values())
     assert "not tried" in found["numbers"].found
+
+
+async def test_a_listing_that_comes_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That koala had to wait before it could ask is not held against the placeholders: what is listed then decides."""
+    monkeypatch.setattr(trialplaceholder, "GOING_TIME", 0.01)
+    found = await tried(Delayed, 2, tmp_path)
+    assert all(result.ok for result in found.values())
+    assert "gone" in found["released"].found
+
+
+async def test_placeholders_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is listed for longer than it may take to go is a FAIL."""
+    monkeypatch.setattr(trialplaceholder, "GOING_TIME", 0.01)
+    monkeypatch.setattr(trialplaceholder, "LEAVING_TIME", 0.01)
+    found = await tried(Staying, 2, tmp_path)
+    assert not found["released"].ok
+    assert "still listed" in found["released"].found
+
+
+async def test_a_batch_system_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can say then whether the placeholders have gone: a FAIL that says why."""
+    monkeypatch.setattr(trialplaceholder, "GOING_TIME", 0.01)
+    monkeypatch.setattr(trialplaceholder, "LEAVING_TIME", 0.01)
+    found = await tried(Silent, 2, tmp_path)
+    assert not found["released"].ok
+    assert "nobody is there" in found["released"].found

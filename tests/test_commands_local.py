@@ -73,11 +73,12 @@ def output(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def test_run_prints_results_apart_from_progress(koala: Koala) -> None:
-    """The processes' output, marked, is all that is on standard output; progress and the table are elsewhere."""
-    done = koala.run("run", koala.job("echo hello from $KOALA_RANK"))
+    """Output, marked, is all that is on standard output; a rank that exits with 3 makes it 3, and is named."""
+    done = koala.run("run", koala.job("echo hello from $KOALA_RANK; exit $((KOALA_RANK * 3))"), check=3)
     assert sorted(done.stdout.splitlines()) == ["left/0: hello from 0", "right/0: hello from 1"]
-    assert "job 1 completed" in done.stderr
     assert "waited" in done.stderr
+    assert "rank 1" in done.stderr
+    assert "exit code 3" in done.stderr
     assert koala.placeholders() == []
 
 
@@ -91,13 +92,6 @@ def test_first_line_of_all_is_marked(koala: Koala) -> None:
     (koala.directory / "go").touch()
     written, _ = output(process)
     assert (first, earlier, written) == ("right/0: of 1\n", "right/0: of 1\n", "left/0: of 0\n")
-
-
-def test_run_ends_with_the_code_of_the_job(koala: Koala) -> None:
-    """A rank that exits with 3 makes it 3, and the closing lines say which rank."""
-    done = koala.run("run", koala.job("exit $((KOALA_RANK * 3))"), check=3)
-    assert "rank 1" in done.stderr
-    assert "exit code 3" in done.stderr
 
 
 def test_a_program_needs_no_job_file(koala: Koala) -> None:
@@ -306,7 +300,7 @@ def add_hanging_cluster(koala: Koala, more: str = "") -> Path:
 def test_cluster_that_hangs_does_not_delay_the_others(koala: Koala) -> None:
     """A job of the others starts and ends, although this one never answers anything."""
     asked = add_hanging_cluster(koala)
-    koala.run("run", koala.job("true"))
+    assert "job 1 completed" in koala.run("run", koala.job("true")).stderr
     assert asked.exists()
 
 
@@ -422,19 +416,8 @@ def test_run_survives_the_death_of_the_service(koala: Koala) -> None:
     assert process.returncode == 5
 
 
-def test_cancel_ends_a_run_of_somebody_else(koala: Koala) -> None:
-    """Cancelling reaches a job in another terminal; both say so, and nothing is left."""
-    process = koala.start("run", koala.job("echo started; sleep 300"))
-    assert process.stdout is not None
-    assert "started" in process.stdout.readline()
-    assert koala.inside("cancel", "1").stdout == "job 1: cancelled\n"
-    output(process)
-    assert process.returncode == 243
-    assert koala.placeholders() == []
-
-
-def test_cancel_ends_when_the_run_that_served_it_has(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancelled run may be gone, its service with it, before the command comes to watch: the journal says it all."""
+def test_cancel_ends_a_run_of_somebody_else(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be gone, its service with it, before the command comes to watch: the journal says it all."""
     process = koala.start("run", koala.job("echo started; sleep 300"))
     assert process.stdout is not None
     assert "started" in process.stdout.readline()
@@ -447,6 +430,8 @@ def test_cancel_ends_when_the_run_that_served_it_has(koala: Koala, monkeypatch: 
     monkeypatch.setattr(Client, "watch", come_late)
     done = koala.inside("cancel", "1")
     assert (done.stdout, done.stderr) == ("job 1: cancelled\n", "")
+    assert process.returncode == 243
+    assert koala.placeholders() == []
 
 
 def test_stopping_the_service_inside_a_run(koala: Koala) -> None:
@@ -514,8 +499,8 @@ def test_plan_says_never_and_not_now(koala: Koala) -> None:
     assert "at most 4" in done.stdout
 
 
-def test_plan_and_script_with_a_service(koala: Koala) -> None:
-    """The service knows what it holds: what is taken is not idle, and a script has its own control center."""
+def test_plan_script_and_reap_with_a_service(koala: Koala) -> None:
+    """The service knows what it holds: what is taken is not idle, and owned; a script has its own control center."""
     koala.serve()
     koala.inside("submit", koala.job("sleep 300", processors=3))
     eventually(lambda: koala.state_of("1") == "running")
@@ -524,6 +509,8 @@ def test_plan_and_script_with_a_service(koala: Koala) -> None:
     assert "would start at once" in done.stdout
     shown = koala.json("script", koala.job("true"), "-c", "alpha")
     assert '"port": ' in shown["submissions"][0]["script"]
+    assert koala.inside("reap").stdout == "no placeholder is without an owner\n"
+    assert koala.state_of("1") == "running"
     koala.inside("cancel", "1")
 
 
@@ -615,16 +602,6 @@ def test_reap_takes_only_what_nobody_owns(koala: Koala) -> None:
     (koala.directory / "go").touch()
     assert koala.inside("logs", "1", "-f").stdout.count("done") == 2
     assert koala.state_of("1") == "completed"
-
-
-def test_reap_beside_a_service_touches_nothing_of_it(koala: Koala) -> None:
-    """What a running service holds is owned."""
-    koala.serve()
-    koala.inside("submit", koala.job("sleep 300"))
-    eventually(lambda: koala.state_of("1") == "running")
-    assert koala.inside("reap").stdout == "no placeholder is without an owner\n"
-    assert koala.state_of("1") == "running"
-    koala.inside("cancel", "1")
 
 
 # ---- demo -----------------------------------------------------------------------------------------------------------

@@ -395,7 +395,7 @@ def test_forms_of_a_walltime(word: str, named: bool) -> None:  # noqa: FBT001 - 
 
 
 async def test_walltime_precision_may_be_longer_than_the_patience(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An LRM that ends jobs late has the time that it states for that."""
+    """An LRM that ends jobs late has the time that it states for that, beside the patience for a busy machine."""
     trial = await start_patiently(Tardy, state)
     trial.under_test = replace(trial.under_test, walltime_precision=2 * PATIENT)
     bounds: list[float | None] = []
@@ -406,7 +406,7 @@ async def test_walltime_precision_may_be_longer_than_the_patience(state: Path, m
 
     monkeypatch.setattr(trial, "wait_ended", wait_ended)
     await LrmConformance().test_walltime_is_enforced(trial)
-    assert bounds == [1 + 2 * PATIENT]
+    assert bounds == [1 + 3 * PATIENT]
 
 
 async def test_silence_is_no_empty_cluster(state: Path) -> None:

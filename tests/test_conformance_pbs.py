@@ -101,6 +101,29 @@ class FakeConformance(LrmConformance):
 class TestAsUser(FakeConformance):
     """As an ordinary user, whose jobs PBS's scheduler starts."""
 
+    # What he is not allowed, or what PBS's scheduler has a part in; the rest is as for an operator.
+    BY_DAY = frozenset(
+        {
+            "test_a_start_that_was_confirmed_may_be_confirmed_again",
+            "test_a_strangers_job_of_the_same_name",
+            "test_cancel_all_kinds_at_once",
+            "test_cancel_suspended",
+            "test_check_is_content",
+            "test_definition_and_lrm_agree",
+            "test_foreign_job_is_seen",
+            "test_held_submission_waits",
+            "test_hold_and_release",
+            "test_jobs_say_whose_they_are",
+            "test_more_jobs_than_processors",
+            "test_release_of_a_held_submission",
+            "test_requeue",
+            "test_start_on_a_busy_node_is_accepted",
+            "test_start_on_chosen_node",
+            "test_suspend_and_resume",
+            "test_unsupported_is_said",
+        }
+    )
+
 
 class TestAsOperator(FakeConformance):
     """As an operator, who starts jobs by qrun."""

@@ -122,21 +122,17 @@ def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, 
         time.sleep(0.01)
 
 
-def test_exit_handlers_run_once(workers: Workers, tmp_path: Path) -> None:
-    """What tasks want to be done at the end of their process is done, though the end is a short one."""
-    leaver = workers.start("leaver")
-    workers.client.submit(note_the_end, str(tmp_path / "end")).result(timeout=LIVENESS)
-    leaver.send_signal(signal.SIGTERM)
-    assert leaver.wait(LIVENESS) == 0
-    assert (tmp_path / "end").read_text() == "ended\n"
+def test_the_last_worker_leaves_too(workers: Workers, tmp_path: Path) -> None:
+    """Nobody can take its results; it ends all the same, and they are worked out again by whoever comes.
 
-
-def test_the_last_worker_leaves_too(workers: Workers) -> None:
-    """Nobody can take its results; it ends all the same, and they are worked out again by whoever comes."""
+    What tasks want to be done at the end of their process is done once, though the end is a short one.
+    """
     last = workers.start("last")
+    workers.client.submit(note_the_end, str(tmp_path / "end")).result(timeout=LIVENESS)
     results = workers.client.map(str, range(5))
     wait(results)
     last.send_signal(signal.SIGTERM)
     assert last.wait(LIVENESS) == 0
+    assert (tmp_path / "end").read_text() == "ended\n"
     workers.start("next")
     assert workers.client.gather(results) == [str(number) for number in range(5)]

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 MIB = 1024 * 1024
-LINES = 1_000_000
+LINES = 400_000
 LARGE = f"seq {LINES}"
-"""Writes 6.6 MiB."""
+"""Writes 2.6 MiB."""
 UNTIL = "echo started; until [ -e {}/{} ]; do sleep 0.1; done; echo done"
 WORDS = "File too large"
 
@@ -49,7 +49,7 @@ def limit(process: subprocess.Popen[str], size: int) -> None:
 def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
     """To who follows, to who asks, and to the log; when it can be written all of it is there."""
     service = koala.serve()
-    limit(service, 2 * MIB)
+    limit(service, MIB)
     running = koala.start("run", koala.job(LARGE))
     eventually(lambda: koala.has("1") and WORDS in koala.report("1").trouble)
     assert WORDS in koala.inside("status", "1").stdout
@@ -77,7 +77,7 @@ def test_output_waits_and_the_reason_is_told(koala: Koala) -> None:
 def test_a_job_that_is_cancelled_meanwhile_ends_and_says_what_is_missing(koala: Koala) -> None:
     """Nobody waits for space for ever."""
     service = koala.serve()
-    limit(service, 2 * MIB)
+    limit(service, MIB)
     running = koala.start("run", koala.job(LARGE))
     eventually(lambda: koala.has("1") and WORDS in koala.report("1").trouble)
     koala.inside("cancel", "1")

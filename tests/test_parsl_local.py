@@ -81,7 +81,7 @@ def test_submit_status_and_cancel(koala: Koala) -> None:
     running = blocks.submit("sleep 300", 1, "a block")
     assert koala.report(running).name == "a block"
     eventually(lambda: blocks.status([running])[0].state is BlockState.RUNNING)
-    koala.run("serve", "--stop")
+    koala.inside("serve", "--stop")
     short = blocks.submit("echo $PARSL_CORES; exit 0", 1)
     bad = blocks.submit("echo broken >&2; exit 3", 1)
     eventually(lambda: [one.state for one in blocks.status([short, bad])] == [BlockState.COMPLETED, BlockState.FAILED])
@@ -90,7 +90,7 @@ def test_submit_status_and_cancel(koala: Koala) -> None:
     assert failed.message is not None
     assert "exited with status 3" in failed.message
     assert blocks.status([running])[0].state is BlockState.RUNNING
-    koala.run("serve", "--stop")
+    koala.inside("serve", "--stop")
     assert blocks.cancel([running, short]) == [True, True]
     eventually(lambda: blocks.status([running])[0].state is BlockState.CANCELLED)
     eventually(lambda: koala.placeholders() == [])
@@ -142,7 +142,7 @@ def test_the_example_runs_as_it_stands(koala: Koala) -> None:
         cwd=koala.directory,
         capture_output=True,
         text=True,
-        timeout=LIVENESS,
+        timeout=2 * LIVENESS,
         check=False,
     )
     assert done.stdout.startswith("4203 primes below 40000\n"), (done.stdout, done.stderr)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.pbs import FakePbs
-from tests.pbs_scheduling import SECONDS, SITE, koala, scheduling
+from tests.pbs_scheduling import SECONDS, SITE, inside, koala, scheduling
 from tests.real.systems.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-OPTIONS = ("-C", "", "-o", "/dev/null", "-j", "oe", "-l", "walltime=60")
+OPTIONS = ("-C", "", "-o", "/dev/null", "-j", "oe", "-l", "walltime=600")
 
 
 @pytest.fixture
@@ -87,28 +87,27 @@ def test_a_shadow_starts_nothing(fake: FakePbs, site: Path) -> None:
 
 def test_check_says_what_is_missing(fake: FakePbs, site: Path) -> None:
     """All is well with the hook and an operator; without them each is named with its way out."""
-    done = subprocess.run(koala(site, "check", "--outside", "--no-submit"), capture_output=True, text=True, check=False)
+    done = inside(site, "check", "--outside", "--no-submit")
     assert "jobs come in held: yes, in an operator's hold" in done.stdout
     assert "we may start them: yes" in done.stdout
     plain = FakePbs(site.parent / "plain", operators=())
     site.write_text(site.read_text().replace(str(fake.conf.parent), str(plain.conf.parent)))
-    done = subprocess.run(koala(site, "check", "--outside", "--no-submit"), capture_output=True, text=True, check=False)
+    done = inside(site, "check", "--outside", "--no-submit")
     assert "jobs come in held: no" in done.stdout
     assert "koala conf pbs_queuejob.py" in done.stdout
     assert "set server operators +=" in done.stdout
-    assert done.returncode
+    assert done.exit_code
     plain.close()
 
 
 def test_one_cluster_is_checked(site: Path) -> None:
     """That which is named, and no other; a wrong name is refused with those that there are."""
     site.write_text(site.read_text() + site.read_text().replace('"p"', '"q"'))
-    command = koala(site, "check", "--outside", "--cluster", "q", "--json")
-    checks = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)["checks"]
+    checks = json.loads(inside(site, "check", "--outside", "--cluster", "q", "--json").stdout)["checks"]
     assert {one["cluster"] for one in checks} == {None, "q"}
     assert "jobs come in held" in {one["subject"] for one in checks}
-    done = subprocess.run(koala(site, "check", "--cluster", "x"), capture_output=True, text=True, check=False)
-    assert done.returncode == 245
+    done = inside(site, "check", "--cluster", "x")
+    assert done.exit_code == 245
     assert "p, q" in done.stderr
 
 
@@ -126,7 +125,7 @@ def test_the_queue_is_given_back(fake: FakePbs, site: Path) -> None:
     assert told["still_held"] == {}
     wait_until(lambda: not unfinished(fake) - {own}, seconds=SECONDS, what="all but the user's have run")
     assert '"Hold_Types":\t"u"' in fake.run("qstat", "-f", "-F", "json", own)
-    again = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    again = json.loads(inside(site, "schedule", "--give-back", "p", "--json").stdout)
     assert (again["released"], again["still_held"]) == ([], {})
     assert "delete hook" in done.stderr
 
@@ -138,16 +137,16 @@ def test_the_queue_is_not_given_back_under_a_running_scheduler(fake: FakePbs, si
         wait_until(
             lambda: "schedules cluster p" in site.with_name("errors").read_text(), seconds=SECONDS, what="it is up"
         )
-        done = subprocess.run(koala(site, "schedule", "--give-back", "p"), capture_output=True, text=True, check=False)
-        assert done.returncode
+        done = inside(site, "schedule", "--give-back", "p")
+        assert done.exit_code
         assert "stop it first" in done.stderr
         assert lines.all() == []
 
 
 def test_a_cluster_must_be_named(site: Path) -> None:
     """One to schedule, or one to give back."""
-    done = subprocess.run(koala(site, "schedule"), capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    done = inside(site, "schedule")
+    assert done.exit_code == 2
     assert "--cluster" in done.stderr
 
 

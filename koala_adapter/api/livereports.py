@@ -27,6 +27,7 @@ def live_report(service: Service, job_id: JobId) -> JobReport:
         trouble=_trouble(service, job_id),
         negotiated=job_negotiations(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
+        sweep=service.sweeps.progress(record.job),
     )
 
 

@@ -32,6 +32,7 @@ from koala_adapter.service.neededpolicies import WithPolicies
 from koala_adapter.service.poller import read_cluster
 from koala_adapter.service.results import read_ledger
 from koala_adapter.service.siteparameters import configuration
+from koala_adapter.service.sweepfiles import recorded_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,6 +99,7 @@ class JournalView:
             output_directory=str(directory),
             negotiated=negotiated,
             files=read_ledger(directory),
+            sweep=recorded_progress(self.directory / "jobs", record.job),
         )
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:

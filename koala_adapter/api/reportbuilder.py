@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.records import Claim, JobRecord, State
     from koala_adapter.service.clusterdriver import ClusterDriver
+    from koala_adapter.sweeps.progress import SweepProgress
     from koala_adapter.vjm.channel import TaskFiles
 
 
@@ -50,7 +51,7 @@ def plan_report(scheduler: Scheduler, job: Job, *, now: float) -> PlanReport:
     )
 
 
-def job_report(
+def job_report(  # noqa: PLR0913 - all that is told of a job
     scheduler: Scheduler,
     record: JobRecord,
     *,
@@ -60,11 +61,12 @@ def job_report(
     trouble: str = "",
     negotiated: str = "",
     files: Mapping[str, TaskFiles] = MappingProxyType({}),
+    sweep: SweepProgress | None = None,
 ) -> JobReport:
     """Return the report of a job of the scheduler.
 
     ``wall_offset``: seconds to add to its times for those that people's clocks show now. ``negotiated``: what came of
-    its negotiations, in words. ``files``: what is known of those of its ranks.
+    its negotiations, in words. ``files``: what is known of those of its ranks. ``sweep``: how far its tasks are.
     """
     job = record.job
 
@@ -99,6 +101,7 @@ def job_report(
         output_directory=output_directory,
         trouble=trouble,
         files=files_report(record, files),
+        sweep=sweep,
         size_changes=tuple(
             SizeChangeReport(
                 at=one.at + wall_offset,

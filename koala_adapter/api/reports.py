@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.outcome import JobOutcome, JobState  # noqa: TC001 - read at run time
 from koala_adapter.service.filesreport import NO_FILES, FilesReport
+from koala_adapter.sweeps.progress import SweepProgress  # noqa: TC001 - likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,8 @@ class JobReport:
     """Files that the ranks left."""
     size_changes: tuple[SizeChangeReport, ...] = ()
     """The latest changes of the size of a malleable job, oldest first."""
+    sweep: SweepProgress | None = None
+    """How far a sweep is."""
 
     @property
     def over(self) -> bool:

@@ -15,7 +15,17 @@ from rich.text import Text
 
 from koala_adapter.api.logprinter import LogPrinter
 from koala_adapter.cli.session import abandon_output
-from koala_adapter.cli.tables import components_table, files_lines, run_time, seconds, styled, waiting_time
+from koala_adapter.cli.tables import (
+    bar,
+    components_table,
+    files_lines,
+    run_time,
+    seconds,
+    styled,
+    sweep_lines,
+    sweep_state,
+    waiting_time,
+)
 from koala_adapter.python.display import one_line
 
 if TYPE_CHECKING:
@@ -107,10 +117,17 @@ def _progress(report: JobReport) -> RenderableType:
     if report.outcome is not None:
         clock = f"cleaning up, {report.placeholders_left} placeholders left"
     head = Text.from_markup(f"job [bold]{report.id}[/] {escape(report.name)}  {styled(report.state)}  {clock}")
-    lines: list[RenderableType] = [Spinner("dots", text=head), components_table(report)]
+    lines: list[RenderableType] = [Spinner("dots", text=head), *_sweep_bar(report), components_table(report)]
     if report.launched_at is None and report.outcome is None:
         lines.append(Text(report.explanation, style="dim"))
     return Group(*lines)
+
+
+def _sweep_bar(report: JobReport) -> list[RenderableType]:
+    sweep = report.sweep
+    if sweep is None:
+        return []
+    return [Text.from_markup(f"{bar(sweep.done + sweep.failed, sweep.total)}{sweep_state(report)}")]
 
 
 def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
@@ -123,7 +140,7 @@ def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     output = f"; output in {escape(report.output_directory)}" if where else ""
     times = f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}"
     console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
-    for line in files_lines(report):
+    for line in (*sweep_lines(report), *files_lines(report)):
         console.print(line, markup=False, soft_wrap=True)
     if report.placeholders_left:
         console.print(

@@ -85,11 +85,12 @@ class JobWords:
             raise ConfigurationError(f"{SOURCE}: an argument is not UTF-8", hint="rename the file it names") from None
         job = session.job_of_text(text, source=SOURCE)
         if self.save is not None:
-            _save(self.save, text)
+            save(self.save, text)
         return job
 
 
-def _save(path: Path, text: str) -> None:
+def save(path: Path, text: str) -> None:
+    """Write a job file that is not there yet. Raises ConfigurationError."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

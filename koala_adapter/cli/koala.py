@@ -23,6 +23,7 @@ COMMANDS = (
     ("init", "init", "Find the batch systems of this host and write a site file that uses them."),
     ("run", "run", "Run a job to its end and exit with its exit code."),
     ("submit", "run", "Hand a job to the service, and start one if none runs."),
+    ("sweep", "sweep", "Run a program with many parameters, each combination once."),
     ("status", "jobs", "Show the jobs, or one job in detail."),
     ("cancel", "jobs", "End a job and everything of it in all batch systems."),
     ("resize", "jobs", "Bring a running malleable job to another size."),

@@ -105,7 +105,27 @@ def job_lines(report: JobReport) -> list[str | Table]:
         ),
         f"output in {escape(report.output_directory)}",
     ]
-    return lines + [escape(line) for line in files_lines(report)]
+    return lines + [escape(line) for line in (*sweep_lines(report), *files_lines(report))]
+
+
+def sweep_lines(report: JobReport) -> list[str]:
+    """Return how far a sweep is, and where its results are."""
+    sweep = report.sweep
+    if sweep is None:
+        return []
+    left = f", about {seconds(sweep.seconds_left)} left" if sweep.seconds_left else ""
+    counted = f"{sweep.done}/{sweep.total} tasks done, {sweep.failed} failed, {sweep.running} running{left}"
+    return [counted, f"results in {sweep.directory}/results.jsonl"]
+
+
+def sweep_state(report: JobReport) -> str:
+    """Return how far a sweep is, in as few words as can be; nothing for other jobs."""
+    sweep = report.sweep
+    if sweep is None:
+        return ""
+    left = f", {seconds(sweep.seconds_left)} left" if sweep.seconds_left and report.outcome is None else ""
+    failed = f", {sweep.failed} failed" if sweep.failed else ""
+    return f" {sweep.done}/{sweep.total}{failed}{left}"
 
 
 def changes_table(report: JobReport) -> Table:
@@ -168,7 +188,7 @@ def jobs_table(reports: Sequence[JobReport]) -> Table:
         table.add_row(
             report.id,
             escape(report.name),
-            styled(report.state),
+            styled(report.state) + sweep_state(report),
             str(sum(component.processors for component in report.components)),
             ", ".join(placed) or "-",
             seconds(waiting_time(report)),

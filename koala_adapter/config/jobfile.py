@@ -20,9 +20,10 @@ from koala_adapter.config.malleablejob import (
     signal_number,
 )
 from koala_adapter.config.mpiresize import mpi_resize, mpi_resize_problems
+from koala_adapter.config.sweepjob import sweep_of, sweep_problems
 from koala_adapter.config.tomlfile import Document, parse_document, read_document
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Retirement
+from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Retirement, RunnerName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,8 +41,11 @@ def load_job(path: Path, *, job_id: JobId, user: str, submitted_at: float, site:
 
     ``submitted_at``: seconds since the epoch. Raises ConfigurationError with all problems of the file, one per line.
     """
-    table, files = _table(read_document(path), path.absolute().parent, site)
-    return _job(table, files, site, name=path.stem, job_id=job_id, user=user, submitted_at=submitted_at)
+    directory = path.absolute().parent
+    table, files = _table(read_document(path), directory, site)
+    return _job(
+        table, files, site, directory=directory, name=path.stem, job_id=job_id, user=user, submitted_at=submitted_at
+    )
 
 
 def load_job_text(
@@ -60,7 +64,16 @@ def load_job_text(
     has none.
     """
     table, files = _table(parse_document(text, source=source), directory.absolute(), site)
-    return _job(table, files, site, name=source, job_id=job_id, user=user, submitted_at=submitted_at)
+    return _job(
+        table,
+        files,
+        site,
+        directory=directory.absolute(),
+        name=source,
+        job_id=job_id,
+        user=user,
+        submitted_at=submitted_at,
+    )
 
 
 def job_of_values(
@@ -72,7 +85,16 @@ def job_of_values(
     The service gives the id. Raises ConfigurationError with all that is wrong, one problem per line.
     """
     table, files = _table(Document(source=source, text="", data=values), directory.absolute(), site)
-    return _job(table, files, site, name=source, job_id=JobId("0"), user=user, submitted_at=0.0)
+    return _job(
+        table,
+        files,
+        site,
+        directory=directory.absolute(),
+        name=source,
+        job_id=JobId("0"),
+        user=user,
+        submitted_at=0.0,
+    )
 
 
 def check_job(job: Job, site: SiteConfig) -> None:
@@ -110,6 +132,9 @@ def _table(
     if header is not None:
         for path, text in malleability_problems(header, components):
             problems.add(path, text)
+    if header is not None:
+        for path, text in sweep_problems(header, components, document.data.get("sweep"), directory):
+            problems.add(path, text)
     if site is not None:
         pinned = [(index, _cluster_name(component)) for index, component in components]
         for path, text in _site_problems(pinned, header.walltime if header else None, site):
@@ -127,7 +152,9 @@ def _table(
 def _valid_parts(data: Mapping[str, object]) -> tuple[JobHeader | None, list[tuple[int, ComponentTable]]]:
     """Return the parts that are valid by themselves, so that what they mean is checked even beside one that is not."""
     try:
-        header = JobHeader.model_validate({key: value for key, value in data.items() if key != "components"})
+        header = JobHeader.model_validate(
+            {key: value for key, value in data.items() if key not in {"components", "sweep"}}
+        )
     except (ValidationError, RecursionError):
         header = None
     components = []
@@ -214,11 +241,13 @@ def _job(
     files: Sequence[tuple[InputFile, ...]],
     site: SiteConfig | None,
     *,
+    directory: Path,
     name: str,
     job_id: JobId,
     user: str,
     submitted_at: float,
 ) -> Job:
+    patience = 0 if table.runner is RunnerName.SWEEP else Retirement().grace
     components = tuple(
         Component(
             name=_component_name(index, component),
@@ -238,7 +267,7 @@ def _job(
             retirement=Retirement(
                 signal=signal_number(component.retire_signal),
                 command=component.retire_command,
-                grace=component.retire_grace,
+                grace=patience if component.retire_grace is None else component.retire_grace,
             ),
         )
         for index, component in enumerate(table.components)
@@ -257,5 +286,6 @@ def _job(
         environment=tuple(table.environment.items()),
         working_directory=table.working_directory,
         runner=table.runner,
+        sweep=None if table.sweep is None else sweep_of(table.sweep, directory),
         mpi_resize=mpi_resize(table.mpi_resize, [component.cluster for component in table.components], site),
     )

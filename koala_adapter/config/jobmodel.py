@@ -33,6 +33,7 @@ from koala_adapter.config.malleablejob import (
 )
 from koala_adapter.config.mpiresize import MpiResizeWanted
 from koala_adapter.config.outputfiles import MOST_PATTERNS, OutputPattern
+from koala_adapter.config.sweepjob import SweepTable
 from koala_adapter.config.tomlfile import LONGEST_SHOWN
 from koala_adapter.model import JobKind, Launcher, RunnerName
 
@@ -139,12 +140,13 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
         description="Command that asks a worker to end instead: it is run on the worker's node, in its environment, "
         "and may take as long as retire_grace.",
     )
-    retire_grace: WholeSeconds = Field(
-        default=30,
+    retire_grace: WholeSeconds | None = Field(
+        default=None,
         ge=0,
         le=LONGEST_GRACE,
         json_schema_extra=SECONDS,
-        description="After so long, a worker that was asked to end is killed.",
+        description="After so long, a worker that was asked to end is killed, and the task of a launcher. Default: 30; "
+        "with runner sweep 0: the task is killed at once, and done again elsewhere.",
     )
     point_patience: WholeSeconds = Field(
         default=60,
@@ -210,7 +212,8 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
         description="What runs the job. ranks: as many processes as there are placeholders, by the launcher. workers: "
         "a head (the components with processors) that decides when the job is over, and workers (those with minimum "
         "and maximum) that come and go while it runs. adaptive: programs whose processes compute in step and use "
-        "koala_app (the components with minimum and maximum); all processes change together.",
+        "koala_app (the components with minimum and maximum); all processes change together. sweep: the command of the "
+        "one component is run with each combination of the values in [sweep], by launchers that come and go.",
     )
     placement: PlacementName | None = Field(
         default=None,
@@ -255,6 +258,10 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
 class JobTable(JobHeader, frozen=True, extra="forbid"):
     """A whole job file."""
 
+    sweep: SweepTable | None = Field(
+        default=None,
+        description="The tasks of a job with runner sweep: see there.",
+    )
     components: tuple[ComponentTable, ...] = Field(
         min_length=1,
         description="The parts of the job, one [[components]] table for each: see there.",

@@ -33,10 +33,13 @@ _OF_MALLEABLE = {
     "done_patience",
 }
 _OF_RUNNERS = {
-    RunnerName.WORKERS: {"retire_signal", "retire_command", "retire_grace"},
-    RunnerName.ADAPTIVE: {"point_patience", "done_patience"},
+    "retire_signal": (RunnerName.WORKERS,),
+    "retire_command": (RunnerName.WORKERS,),
+    "retire_grace": (RunnerName.WORKERS, RunnerName.SWEEP),
+    "point_patience": (RunnerName.ADAPTIVE,),
+    "done_patience": (RunnerName.ADAPTIVE,),
 }
-"""Keys of a component that have a meaning with one runner only."""
+"""Keys of a component that have a meaning with some runners only."""
 _ENDING = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "KILL")
 
 
@@ -112,7 +115,7 @@ def malleability_problems(
     """Yield what does not fit together, by the place in the file."""
     malleable = header.kind is JobKind.MALLEABLE
     if malleable and header.runner is RunnerName.RANKS:
-        text = 'allowed in a malleable job is "workers" or "adaptive": it says how the size of the job can change'
+        text = 'allowed in a malleable job is "workers", "adaptive" or "sweep": it says how its size can change'
         yield ("runner",), text
     if not malleable and header.runner is not RunnerName.RANKS:
         yield ("runner",), f'found "{header.runner}", allowed in a malleable job only: write kind = "malleable"'
@@ -128,8 +131,9 @@ def malleability_problems(
 
 def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys) -> Iterator[tuple[KeyPath, str]]:
     malleable = header.kind is JobKind.MALLEABLE
-    if malleable and header.runner is RunnerName.WORKERS and (component.launcher or header.launcher) is Launcher.MPI:
-        text = 'found "mpi", allowed with runner = "workers" is "process"'
+    alone = header.runner in {RunnerName.WORKERS, RunnerName.SWEEP}
+    if malleable and alone and (component.launcher or header.launcher) is Launcher.MPI:
+        text = f'found "mpi", allowed with runner = "{header.runner}" is "process"'
         yield ("components", index, "launcher"), text
     for key in sorted(_OF_MALLEABLE & component.model_fields_set):
         if not malleable:
@@ -145,7 +149,7 @@ def _problems_with_runner(header: HeaderKeys, index: int, component: ComponentKe
     """Yield the keys of a component that mean nothing to the runner of the job."""
     if header.kind is not JobKind.MALLEABLE or header.runner is RunnerName.RANKS or component.minimum is None:
         return
-    for runner, keys in _OF_RUNNERS.items():
-        if header.runner is not runner:
-            for key in sorted(keys & component.model_fields_set):
-                yield ("components", index, key), f'allowed with runner = "{runner}" only'
+    for key in sorted(_OF_RUNNERS.keys() & component.model_fields_set):
+        if header.runner not in _OF_RUNNERS[key]:
+            names = " or ".join(f'"{runner}"' for runner in _OF_RUNNERS[key])
+            yield ("components", index, key), f"allowed with runner = {names} only"

@@ -100,7 +100,7 @@ class Job:
     kind: str | None = None
     """``rigid``, ``moldable`` or ``malleable``."""
     runner: str | None = None
-    """``ranks``, ``workers`` or ``adaptive``."""
+    """``ranks``, ``workers``, ``adaptive`` or ``sweep``."""
     placement: str | None = None
     walltime: float | str = WALLTIME
     """How long it may run: seconds, or a text such as "10m"."""
@@ -111,6 +111,8 @@ class Job:
     launcher: str | None = None
     """``process``, or ``mpi``: all processes form one MPI world."""
     mpi_resize: str | None = None
+    sweep: Mapping[str, object] = field(default_factory=dict)
+    """The table ``[sweep]`` of a job with runner ``sweep``: its parameters, and how they are combined."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def values(self) -> dict[str, object]:

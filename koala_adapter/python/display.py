@@ -28,6 +28,9 @@ def one_line(report: JobReport) -> str:
     """Return where a job stands, in one line without times, so that it changes only when the job does."""
     parts = [f"{c.name} {c.held} of {c.processors} on {c.cluster or '-'}{in_hold(c)}" for c in report.components]
     text = f"job {report.id} {report.state.value}"
+    if report.sweep is not None and report.sweep.total:
+        tenths = 10 * (report.sweep.done + report.sweep.failed) // report.sweep.total
+        parts.append(f"{10 * tenths} % of {report.sweep.total} tasks")
     return text if report.outcome else f"{text}: {', '.join(parts)}"
 
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from koala_adapter.errors import ConfigurationError, JobFailedError, KoalaError
+from koala_adapter.pull.nodefiles import node_files
 from koala_adapter.python import taskworker
 from koala_adapter.python.description import Component, Job
 from koala_adapter.python.site import Site
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from koala_adapter.python.description import InputFile
     from koala_adapter.python.handle import JobHandle
+
+PROGRAM = "taskworker.py"
+"""What a worker runs."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,8 +87,9 @@ class Executor(AnyExecutor):
         center = self._site.config.control_center
         with TemporaryDirectory(prefix="koala-executor-") as directory:
             self._server, settings = _listening(Path(directory), center.listen, host or center.node_address)
+            programs = _programs(Path(directory))
             worker = Component(
-                [python, Path(taskworker.__file__).name],
+                [python, PROGRAM],
                 name="worker",
                 minimum=minimum,
                 maximum=maximum,
@@ -92,7 +97,7 @@ class Executor(AnyExecutor):
                 flexible=cluster is None,
                 cluster=cluster,
                 environment=environment or {},
-                input_files=[taskworker.__file__, settings, *input_files],
+                input_files=[*programs, settings, *input_files],
                 retire_grace=retire_grace,
             )
             job = Job(
@@ -185,6 +190,14 @@ class Executor(AnyExecutor):
                 return
         with suppress(RuntimeError):  # the event loop has ended meanwhile
             self._server.fail(failure)
+
+
+def _programs(directory: Path) -> list[Path]:
+    """Write what a worker runs into a directory; return the files."""
+    files = node_files("koala_adapter.python", "taskworker", PROGRAM)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    return [directory / name for name in files]
 
 
 def _listening(directory: Path, listen: str, node_address: str) -> tuple[TaskServer, Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.model import EndReason, JobKind, Launcher, TaskEnd
+from koala_adapter.model import EndReason, JobKind, Launcher, RunnerName, TaskEnd
 from koala_adapter.scheduler.actions import CorrectOutcome, FinishJob
 from koala_adapter.scheduler.claiming.lifecycle import drop_if_forgotten, end_placeholder
 from koala_adapter.scheduler.claiming.reorganization import reassign_to_claiming
@@ -87,10 +87,15 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
     if not end.ok:
         record.suspected = record.suspected or _bad_end(record, rank, end)
         settle_suspicion(context, record)
-    elif (record.job.launcher is Launcher.MPI) != (rank is None):
+    elif _speaks_as_one(record) != (rank is None):
         return
     elif rank is None or all_done(record):
         finish(context, record, JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0))
+
+
+def _speaks_as_one(record: JobRecord) -> bool:
+    """Tell whether somebody else than its ranks says when a job is done."""
+    return record.job.launcher is Launcher.MPI or record.job.runner is RunnerName.SWEEP
 
 
 def settle_suspicion(context: Context, record: JobRecord) -> None:
@@ -113,6 +118,8 @@ def _how(end: TaskEnd) -> str:
 
 def _bad_end(record: JobRecord, rank: int | None, end: TaskEnd) -> JobOutcome:
     component = None if rank is None else record.ranks[rank].component
+    if rank is None and record.job.runner is RunnerName.SWEEP:
+        return JobOutcome(state=JobState.FAILED, reason=end.reason, exit_code=end.status, detail=end.detail)
     who = "the MPI application" if rank is None else f"rank {rank} (component {component!r})"
     said = {
         EndReason.EXITED: f"{who} exited with status {end.exit_code}",

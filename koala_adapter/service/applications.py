@@ -23,6 +23,7 @@ from koala_adapter.runners.process import ProcessRunner
 from koala_adapter.runners.restartedmpi import RestartedMpiRunner
 from koala_adapter.runners.runner import AddressedLaunch, Application, Reaction, Runner
 from koala_adapter.runners.sending import Sending
+from koala_adapter.runners.sweep import SweepRunner
 from koala_adapter.runners.workers import WorkersRunner
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord, State
     from koala_adapter.service.resultstore import ResultStore
+    from koala_adapter.service.sweeps import Sweeps
     from koala_adapter.vjm.channel import Launch, Signal, TaskReport
 
 _RUNNERS: dict[tuple[RunnerName, Launcher], type[Runner]] = {
     (RunnerName.RANKS, Launcher.PROCESS): ProcessRunner,
     (RunnerName.RANKS, Launcher.MPI): MpiRunner,
     (RunnerName.WORKERS, Launcher.PROCESS): WorkersRunner,
+    (RunnerName.SWEEP, Launcher.PROCESS): SweepRunner,
     (RunnerName.ADAPTIVE, Launcher.PROCESS): AdaptiveRunner,
     (RunnerName.ADAPTIVE, Launcher.MPI): AdaptiveMpiRunner,
 }
@@ -78,6 +81,7 @@ class Applications:
         launch: Callable[[PlaceholderId, Launch], bool],
         signal: Callable[[PlaceholderId, Signal], bool],
         store: ResultStore,
+        sweeps: Sweeps | None = None,
     ) -> None:
         """``jobs_directory``: output and input files, a directory for each job. ``store``: for files of the ranks.
 
@@ -89,6 +93,7 @@ class Applications:
         self._report = report
         self._launch = launch
         self._signal = signal
+        self._sweeps = sweeps
         self._runners: dict[JobId, Runner] = {}
         self._sending = Sending(self._order)
         self.unwritten = UnwrittenOutput()
@@ -103,6 +108,8 @@ class Applications:
         Raises JobRefusedError, and leaves nothing then.
         """
         try:
+            if self._sweeps is not None:
+                self._sweeps.keep(job)
             for component in job.components:
                 self._keep(job.id, component)
         except OSError as error:
@@ -131,6 +138,8 @@ class Applications:
         self._runners.pop(job_id, None)
         self.unwritten.keep_only(self._state().jobs)
         self._sending.forget(job_id)
+        if self._sweeps is not None:
+            self._sweeps.forget(job_id)
         shutil.rmtree(self.directory / job_id / "input", ignore_errors=True)
 
     def launch(self, job_id: JobId) -> None:
@@ -290,12 +299,12 @@ class Applications:
         return self._runners[job.id]
 
     def _application(self, record: JobRecord) -> Application:
-        """Return a job with the ranks that it has now. Raises OSError, ProtocolError."""
+        """Return a job with the ranks that it has now. Raises OSError, KoalaError."""
         job = record.job
         files = {c.name: self._files(job, c.name) for c in job.components}
         clusters = {claim.component: claim.cluster or "" for claim in record.claims}
         ranks = tuple(rank for rank in record.ranks if rank.rank not in record.departed)
-        return Application(job=job, ranks=ranks, clusters=clusters, files=files, library=_library(job))
+        return Application(job=job, ranks=ranks, clusters=clusters, files=files, library=self._library(job))
 
     def workers(self, record: JobRecord) -> WorkersRunner | None:
         """Return the runner of a job whose workers come and go; None: it is of another kind, or does not run."""
@@ -319,7 +328,7 @@ class Applications:
             return
         try:
             self._send(runner.grow(self._application(record), ranks))
-        except OSError as error:
+        except (OSError, KoalaError) as error:
             self._cannot_launch(f"{record.job.id}:{min(ranks)}", str(error))
 
     def order(self, orders: Iterable[Order]) -> None:
@@ -344,6 +353,14 @@ class Applications:
             files.append(LaunchFile(target=file.target, mode=mode, content=kept.read_bytes()))
         return tuple(files)
 
+    def _library(self, job: Job) -> tuple[LaunchFile, ...]:
+        """Return what a process finds beside its own files. Raises OSError, KoalaError."""
+        if job.runner is RunnerName.SWEEP and self._sweeps is not None:
+            return self._sweeps.library(job)
+        if job.runner is not RunnerName.ADAPTIVE:
+            return ()
+        return (LaunchFile(target=FILE_NAME, mode=0o600, content=library_file().encode()),)
+
     def _input(self, job_id: JobId, component: str, number: int) -> Path:
         return self.directory / job_id / "input" / component / str(number)
 
@@ -353,9 +370,3 @@ def _runner_class(job: Job) -> type[Runner]:
     if (job.runner, job.launcher) == (RunnerName.ADAPTIVE, Launcher.MPI) and restarted:
         return RestartedMpiRunner
     return _RUNNERS[job.runner, job.launcher]
-
-
-def _library(job: Job) -> tuple[LaunchFile, ...]:
-    if job.runner is not RunnerName.ADAPTIVE:
-        return ()
-    return (LaunchFile(target=FILE_NAME, mode=0o600, content=library_file().encode()),)

@@ -39,6 +39,7 @@ from koala_adapter.service.resizing import Resizing, resizable
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.siteparameters import configuration
+from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.service.upkeep import Upkeep
 from koala_adapter.service.workersresizing import WorkersResizing
 
@@ -87,6 +88,9 @@ class Service:
         self._failure: KoalaError | None = None
         self.changed = anyio.Event()
         """Set (and replaced) whenever something changed that a report may show."""
+        self.sweeps = Sweeps(
+            directory, site, state=lambda: self.state, clock=self.now, report=self.post, tell=self.settled
+        )
         self.applications = self._new_applications()
         self.negotiation_port = NegotiationPort(site.control_center.negotiation_listen)
         keeper = NegotiationKeeper(self.journal.negotiations, state=lambda: self.state, clock=self.now)
@@ -144,6 +148,7 @@ class Service:
             launch=self._launch,
             signal=self._signal,
             store=store,
+            sweeps=self.sweeps,
         )
 
     def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
@@ -380,6 +385,7 @@ class Service:
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
                 tasks.start_soon(self._workers.run)
+                tasks.start_soon(self.sweeps.run)
                 tasks.start_soon(self.adaptations.run)
                 task_status.started()
         finally:

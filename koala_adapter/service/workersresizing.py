@@ -14,7 +14,6 @@ import anyio
 import structlog
 
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
-from koala_adapter.model import RunnerName
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
@@ -110,7 +109,7 @@ class WorkersResizing:
     def resume(self) -> None:
         """Go on with what the records say is under way, after a restart."""
         for record in list(self._state().jobs.values()):
-            if record.state is JobState.RUNNING and record.job.runner is RunnerName.WORKERS:
+            if record.state is JobState.RUNNING and record.job.has_workers:
                 for claim in record.claims:
                     self._resume(record, claim)
 

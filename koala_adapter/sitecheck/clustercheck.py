@@ -12,7 +12,7 @@ from koala_adapter.config.sitemodel import shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.commands import login_name
-from koala_adapter.plugin.limits import URGENT_SHARE
+from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.poller import read_cluster
 from koala_adapter.sitecheck.trialplaceholder import Trial
@@ -30,8 +30,8 @@ LISTINGS_AS_OWNER = 30
 """In a minute, by whoever starts all jobs."""
 LEAST_RATE = 60
 """Starts a minute below which an outside scheduler keeps processors idle."""
-START_TIME = 60.0
-"""Seconds that a cluster may take for each step of its check."""
+STEP_TIME = 60.0 + WINDOW
+"""Seconds that each step of a cluster's check may take, its wait for the bound of requests included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class ClusterCheck:
     async def _look(self, lrm: Lrm) -> list[CheckResult]:
         self.tell("starting")
         try:
-            with anyio.fail_after(START_TIME):
+            with anyio.fail_after(STEP_TIME):
                 await lrm.start()
         except (LrmError, TimeoutError) as error:
             start = CheckResult(subject="start", ok=False, found=_said(error), remedy=_hint(error))
@@ -88,7 +88,7 @@ class ClusterCheck:
     async def _plugin_checks(self, lrm: Lrm) -> list[CheckResult]:
         self.tell("looking at commands and libraries")
         try:
-            with anyio.fail_after(2 * START_TIME):
+            with anyio.fail_after(2 * STEP_TIME):
                 return list(await lrm.check())
         except TimeoutError as error:
             return [CheckResult(subject="plugin", ok=False, found=_said(error))]
@@ -96,7 +96,7 @@ class ClusterCheck:
     async def _step(self, subject: str, look: Callable[[], Awaitable[str]]) -> CheckResult:
         self.tell(f"asking for {subject}")
         try:
-            with anyio.fail_after(START_TIME):
+            with anyio.fail_after(STEP_TIME):
                 return CheckResult(subject=subject, ok=True, found=await look())
         except (LrmError, TimeoutError) as error:
             return CheckResult(subject=subject, ok=False, found=_said(error), remedy=_hint(error))
@@ -166,7 +166,7 @@ class ClusterCheck:
 def _said(error: BaseException) -> str:
     if isinstance(error, KoalaError):
         return error.message
-    return f"no answer within {START_TIME:.0f} s"
+    return f"no answer within {STEP_TIME:.0f} s"
 
 
 def _hint(error: BaseException) -> str:

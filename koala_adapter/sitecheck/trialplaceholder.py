@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from koala_adapter.config.sitemodel import shortest_poll_interval
 from koala_adapter.errors import KoalaError, LrmError
 from koala_adapter.model import BatchKey, LrmJobState, PlaceholderId
 from koala_adapter.plugin import CheckResult
 from koala_adapter.plugin.attribution import attribute
 from koala_adapter.plugin.commands import login_name
+from koala_adapter.plugin.limits import PollPace
 from koala_adapter.scheduler.actions import SubmitPlaceholders
 from koala_adapter.scheduler.claiming.holds import HOLDERS
 from koala_adapter.service.scriptmaker import (
@@ -42,12 +44,10 @@ if TYPE_CHECKING:
     from koala_adapter.plugin import Lrm
     from koala_adapter.sitecheck.trialcenter import TrialCenter
 
-LOOK = 1.0
-"""Seconds between two looks at the LRM, at least; the bound of requests may make it more."""
 COMMAND_TIME = 60.0
 """Seconds that a command in the placeholder may take, there and back."""
 GOING_TIME = 60.0
-"""Seconds that a placeholder may take to go once it was told to."""
+"""Seconds that a placeholder may take to go once it was told to; a listing that was asked for later decides."""
 LEAVING_TIME = 30.0
 """The same when we must go ourselves; its lease ends what is slower."""
 PROBE = ("/bin/sh", "-c", 'exec "$(readlink /proc/$PPID/exe)" --version 2>&1')
@@ -80,6 +80,9 @@ class Trial:
         self._ids: dict[PlaceholderId, LrmJobId] = {}
         self._seen: dict[PlaceholderId, LrmJob] = {}
         self._trouble = ""
+        self._left = False
+        shortest = shortest_poll_interval(config.requests_per_minute, lrm.requests_per_poll)
+        self._pace = PollPace(shortest_interval=shortest)
 
     async def run(self) -> tuple[CheckResult, ...]:
         """Submit the placeholders, wait for them, use one, and see them gone. Raises nothing but cancellation."""
@@ -92,9 +95,11 @@ class Trial:
             self._ids = dict(zip(self._visits, await self._submit(), strict=False))
             with anyio.move_on_after(self._timeout):
                 await self._wait_for_agents()
+            if len(self._silent()) == len(self._visits):
+                # The last look may be old, or not have come about at all: the bound of requests puts looks off.
+                await self._look()
             reported = next((id_ for id_, visit in self._visits.items() if visit.agent is not None), None)
             if reported is None:
-                await self._look()  # the last one may have been interrupted, or be from before something started
                 return (await self._silence(),)
             held = await self._use(reported, time.monotonic() - started)
             mpi = [await self._try_mpi(reported)] if held.ok else []
@@ -154,9 +159,13 @@ class Trial:
                 if time.monotonic() > first_at + (SECOND_TIME if self._others_run() else WAITING_TIME):
                     scope.cancel()
             elif len(self._seen) == len(self._visits) and all(job.state in GONE for job in self._seen.values()):
-                await anyio.sleep(LOOK)
+                await self._pause()
                 scope.cancel()
-            await anyio.sleep(LOOK)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until the LRM should be looked at again: check must not use up the requests that it needs itself."""
+        await anyio.sleep(self._pace.pause(anyio.current_time()))
 
     def _silent(self) -> list[PlaceholderId]:
         return [id_ for id_, visit in self._visits.items() if visit.agent is None]
@@ -172,6 +181,9 @@ class Trial:
         except LrmError as error:
             self._trouble = error.message
             return True
+        finally:
+            self._pace.polled(anyio.current_time())
+        self._trouble = ""
         user = login_name()
         jobs = attribute(listing, {id_: self._ids.get(id_) for id_ in self._visits}, user=user).jobs
         self._seen |= jobs
@@ -238,29 +250,41 @@ class Trial:
         return mpiprobe.judged(end, self._center.printed(placeholder, "mpi"), self._config.mpi_resize)
 
     async def _leave(self) -> CheckResult:
-        """See the placeholders gone."""
+        """See the placeholders gone. The bound of requests may put looks off: what they show decides, not when."""
         begun = time.monotonic()
-        with anyio.move_on_after(GOING_TIME):
-            while await self._look():  # noqa: ASYNC110 - the LRM is asked, it does not tell
-                await anyio.sleep(LOOK / 2)
-            self._ids = {}
-            return _good("released", f"gone {time.monotonic() - begun:.1f} s after it was released")
+        while True:
+            asked_after = time.monotonic() - begun
+            if not await self._look():
+                self._left = True
+                return _good("released", f"seen gone {time.monotonic() - begun:.1f} s after it was released")
+            if asked_after >= GOING_TIME:
+                break
+            await self._pause()
         remedy = "it ends by its lease; `koala reap --all` cancels what stays"
-        return _bad("released", f"still listed after {GOING_TIME:.0f} s", remedy)
+        if self._trouble:
+            return _bad("released", f"nobody knows whether it has gone: {self._trouble}", remedy)
+        return _bad("released", f"still listed {asked_after:.0f} s after it was released", remedy)
 
     async def _clean_up(self) -> None:
-        self._release(0.0)
-        with suppress(KoalaError):
-            if await self._look() and self._seen:
-                await self._cancel(self._visits)
-                while await self._look():  # noqa: ASYNC110 - the LRM is asked, it does not tell
-                    await anyio.sleep(LOOK)
+        if not self._left:
+            self._release(0.0)
+            with suppress(KoalaError):
+                await self._see_off()
         for path in self._output_files():
             with suppress(OSError):
                 path.unlink()
             with suppress(OSError):
                 if path.parent.name in {str(id_) for id_ in self._visits}:
                     path.parent.rmdir()
+
+    async def _see_off(self) -> None:
+        """Cancel what is there, and wait until it has gone."""
+        # At once what is known: cancels do not wait for the bound of requests, looks do.
+        await self._cancel(self._visits)
+        if await self._look():
+            await self._cancel(self._visits)
+            while await self._look():
+                await self._pause()
 
     # ---- when nobody reports --------------------------------------------------------------------------------------
 

@@ -149,9 +149,10 @@ class LifeTests:
         if precision is None:
             pytest.skip("this LRM cannot end a job within seconds")
         batch = await trial.submit(walltime=1)
+        await _wait_started(trial, batch)
         await trial.wait_ended(batch, seconds=1 + precision + trial.under_test.patience)
         assert batch.beats() < LONGEST_JOB * BEATS_PER_SECOND, "it came to its own end"
-        for job in await _ends(trial, batch, reported=False):  # where it had no time for its first words
+        for job in await _told_ends(trial, batch):
             assert job.end in {EndReason.WALLTIME, None}
 
     async def test_found_by_a_second_session(self, live_trial: Trial) -> None:
@@ -172,11 +173,29 @@ class LifeTests:
         await trial.wait_ended(batch)
 
 
-async def _ends(trial: Trial, batch: Batch, *, reported: bool = True) -> list[LrmJob]:
-    """Wait for the end of a batch; return what listing and accounting say about it, which may be nothing."""
+async def _wait_started(trial: Trial, batch: Batch) -> None:
+    """Wait until a batch has begun, although on a busy machine its time may be over before it has reported."""
+    before = {trial.waiting, LrmJobState.QUEUED, LrmJobState.STARTING}
+    listed = False
+
+    async def started() -> bool:
+        nonlocal listed
+        jobs = (await trial.jobs(batch)).values()
+        listed = listed or bool(jobs)
+        return bool(batch.reports()) or (listed and not any(job.state in before for job in jobs))
+
+    await trial.until(started, bool, what=f"start of {batch.key}")
+
+
+async def _ends(trial: Trial, batch: Batch) -> list[LrmJob]:
+    """Wait for the end of a batch that has run; return what is told of it."""
     await trial.wait_ended(batch)
-    if reported:
-        await trial.wait_reports(batch, len(batch.ids))
+    await trial.wait_reports(batch, len(batch.ids))
+    return await _told_ends(trial, batch)
+
+
+async def _told_ends(trial: Trial, batch: Batch) -> list[LrmJob]:
+    """Return what listing and accounting say about the ends of a batch, which may be nothing."""
     ends = [job for job in (await trial.jobs(batch)).values() if job.state is LrmJobState.ENDED]
     if trial.lrm.capabilities.accounting:
         kept = await trial.until(

@@ -50,7 +50,7 @@ class LocalSettings(BaseModel):
         description="Seconds from SIGTERM, with which a job is ended, to SIGKILL for what does not listen.",
     )
     answer_seconds: float = Field(
-        default=10.0,
+        default=30.0,
         gt=0,
         description="Seconds within which the daemon must answer; otherwise the cluster counts as out of reach.",
     )

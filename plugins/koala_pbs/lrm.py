@@ -30,7 +30,8 @@ from koala_pbs.checks import Checks
 from koala_pbs.client import PbsCommands
 from koala_pbs.dialects import OPENPBS, TORQUE
 from koala_pbs.directives import problem_of
-from koala_pbs.jobids import SUBMITTED, array_index, array_of, checked, compacted, element_ids, is_array
+from koala_pbs.holding import ARGUMENTS_PER_COMMAND, Holding
+from koala_pbs.jobids import SUBMITTED, array_of, checked, compacted, element_ids, is_array
 from koala_pbs.jobs import INDEX_VARIABLE
 from koala_pbs.movedjobs import MovedJobs
 from koala_pbs.outsidechecks import OutsideChecks
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 CAPABILITIES = Capabilities(hold=True, pin=True, suspend=True, requeue=True, signal=True, modify=True, accounting=True)
 """What PBS can do. For who is no operator, and where the server keeps no history, :class:`PbsLrm` says less."""
 
-ARGUMENTS_PER_COMMAND = 100
 BE_OPERATOR = "set operator = true where koala is an operator of PBS"
 LARGEST_HISTORY_REQUEST = 20
 """Jobs asked for in one history request: each is a command."""
@@ -81,6 +81,7 @@ class PbsLrm(Lrm):
         self._commands = PbsCommands(context.commands, settings)
         self._server: ServerConfig | None = None
         self._queues: Mapping[str, QueueConfig] = {}
+        self._holding = Holding(self._commands, operator=settings.operator)
         self._moved = MovedJobs(self._commands, user=self._user)
         self._sizes: dict[str, int] = {}
         self._suspended: frozenset[LrmJobId] = frozenset()
@@ -293,15 +294,11 @@ class PbsLrm(Lrm):
 
     async def hold(self, ids: Sequence[LrmJobId]) -> None:
         """Put jobs in user hold, or in an operator's if that is what we are; arrays as a whole only."""
-        kinds = "o" if self._settings.operator else "u"
-        for part in portions(await self._holdable(ids), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(control.hold(part, kinds), action="hold")
+        await self._holding.hold(ids)
 
     async def release(self, ids: Sequence[LrmJobId]) -> None:
         """Release held jobs; arrays as a whole only."""
-        kinds = "uo" if self._settings.operator else "u"
-        for part in portions(await self._holdable(ids), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(control.release(part, kinds), action="release")
+        await self._holding.release(ids)
 
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs that have an operator's hold."""
@@ -309,29 +306,7 @@ class PbsLrm(Lrm):
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
         """Take the operator's hold from jobs, and leave their users'; from arrays as a whole."""
-        whole = dict.fromkeys(map(array_of, ids))
-        for part in portions(list(whole), ARGUMENTS_PER_COMMAND):
-            await self._commands.change(control.release(part, "o"), action="release")
-
-    async def _holdable(self, ids: Sequence[LrmJobId]) -> list[str]:
-        """Return jobs, and arrays all of whose waiting elements are named.
-
-        Raises LrmNotFoundError for an element that is not there, and LrmRejectedError for a part of an array.
-        """
-        elements = [job for job in ids if array_index(checked(job)) is not None]
-        if not elements or not self._commands.dialect.only_whole_arrays:
-            return list(ids)
-        listed = await self._commands.jobs()
-        there = {job.id for job in listed if job.state is not LrmJobState.ENDED}
-        waiting = {job.id for job in listed if job.state in {LrmJobState.QUEUED, LrmJobState.HELD}}
-        for job in elements:
-            if job not in there:
-                raise LrmNotFoundError(f"job {job} has gone", hint="it has ended, or never was")
-            left_out = {other for other in waiting if array_of(other) == array_of(job)} - set(elements)
-            if left_out:
-                message = f"PBS holds and releases whole job arrays only, and {min(left_out)} is not among the jobs"
-                raise LrmRejectedError(message, hint="submit jobs singly that are to be held singly")
-        return list(dict.fromkeys(map(array_of, ids)))
+        await self._holding.give_back(ids)
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs; needs operator rights."""

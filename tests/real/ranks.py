@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.scheduler.outcome import JobState
+from tests.real.systems.processes import PATIENCE, wait_until
 from tests.real.user import part
 
 if TYPE_CHECKING:
@@ -97,4 +98,14 @@ def expect_noted_end(user: KoalaUser, job: str, ranks: NotedRanks, report: JobRe
     for component in report.components:
         for rank in range(component.processors):
             for stream in ("out", "err"):
-                assert user.output_of(job, component.name, rank, stream) == ranks.written(stream)
+                expect_output(user, job, (component.name, rank, stream), ranks.written(stream))
+
+
+def expect_output(user: KoalaUser, job: str, place: tuple[str, int, str], written: bytes) -> None:
+    """Insist on what a rank wrote: the job has ended when one has failed, while others are yet to be heard."""
+    wait_until(
+        lambda: user.output_of(job, *place) == written,
+        seconds=PATIENCE,
+        what=f"all that {place} wrote",
+        details=lambda: f"{user.output_of(job, *place)!r}\n{user.details()}",
+    )

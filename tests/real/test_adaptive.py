@@ -180,10 +180,12 @@ def test_the_service_is_killed_while_a_program_grows(
         user.wait(job, lambda report: phase in report.explanation, what=phase)
         user.kill()
         user.serve()
-    user.wait(job, lambda report: size(report) == 5, what="has five")
+    # An offer without an answer counts as declined after a while, and is not made again until more is free.
+    least = 3 if phase == "offered" else 5
+    user.wait(job, lambda report: size(report) >= least, what=f"has {least}")
     sizes = expect_right(user, job)
     assert sizes[0] == 2
-    assert max(sizes) == 5
+    assert max(sizes) >= least
 
 
 @pytest.mark.parametrize(

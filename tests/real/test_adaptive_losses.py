@@ -16,6 +16,7 @@ from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobState
 from tests.local_koala import processes_naming
 from tests.real.lrms import placeholders
+from tests.real.slow_commands import PausedCommand
 from tests.real.systems import SlurmCluster
 from tests.real.systems.processes import SeenProcess, find_processes
 from tests.real.systems.requirements import missing_for_slurm, require
@@ -120,13 +121,18 @@ def agents_directories(system: SlurmCluster) -> set[Path]:
 
 
 @pytest.mark.nightly  # the next one shows by day what a lost node costs
-def test_a_node_dies_before_the_point(new_user: NewUser, two_nodes: SlurmCluster) -> None:
+def test_a_node_dies_before_the_point(new_user: NewUser, two_nodes: SlurmCluster, tmp_path: Path) -> None:
     """The growth is given up, and the program does not notice."""
-    user = new_user(two_nodes, scheduler={"approach": "none"})
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    user = new_user(two_nodes, scheduler={"approach": "none"}, path=commands)
     job = submit(user, two_nodes.name, maximum=2)
     user.wait(job, lambda _: process(user, 0) is not None, what="runs")
+    pause = PausedCommand(commands, "sbatch", when="before")
+    user.client.resize(job, 2)
+    pause.wait_reached()  # it has said that it wants more
     with suspended(user, 0):  # so that the point is not reached meanwhile
-        user.client.resize(job, 2)
+        pause.let_go()
         user.wait(job, lambda _: process(user, 1) is not None, what="has a newcomer")
         disk = agents_directories(two_nodes)
         two_nodes.kill_node(NEWCOMERS_NODE)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from tests.real.systems import CommandError, SlurmCluster, SystemFailedError
 from tests.real.systems.directories import SystemDirectory, remove_abandoned
 from tests.real.systems.ports import Ports
-from tests.real.systems.processes import base_environment, find_processes, run_command, wait_until
+from tests.real.systems.processes import base_environment, find_processes, run_command, wait_reaped, wait_until
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
 
 if TYPE_CHECKING:
@@ -232,6 +233,17 @@ def test_abandoned_system_is_removed() -> None:
     assert not directory.exists()
     assert owned.path.exists()
     owned.remove()
+
+
+def test_the_dead_are_waited_for_until_nobody_takes_them_for_alive() -> None:
+    """A killed process has a number until its parent, or init, has heard of its end."""
+    child = subprocess.Popen(["sleep", "600"])
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(SystemFailedError):
+        wait_reaped({child.pid}, seconds=0.0)
+    child.wait()
+    wait_reaped({child.pid})
 
 
 def test_ports_have_one_owner() -> None:

@@ -154,6 +154,8 @@ def survive(serving: WikiServing, jobs: Mapping[str, str], *, kills: int, betwee
     while left and time.monotonic() < until:
         taken = len(maui.started)
         left = maui.run(left, seconds=between)
+        # Grid Engine closes queues whose host was lost while a job was handed to it, until an operator opens them.
+        cell.run("qmod", "-cq", "*", check=False)
         if left and killed < kills and len(maui.started) > taken:
             killed += 1
             serving.kill()
@@ -164,11 +166,7 @@ def survive(serving: WikiServing, jobs: Mapping[str, str], *, kills: int, betwee
 
 
 def trouble(cell: GridEngineCell, turn: int) -> None:
-    """Queue running jobs again, then lose the host; take errors from the queues as an operator does.
-
-    Grid Engine closes a queue whose host was lost in the very moment in which a job was handed to it.
-    """
-    cell.run("qmod", "-cq", "*", check=False)
+    """Queue running jobs again, then lose the host."""
     if turn == 1:
         for row in cell.qstat("-s", "r").splitlines()[2:]:
             cell.run("qmod", "-rj", row.split()[0], check=False)

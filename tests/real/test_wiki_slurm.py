@@ -46,9 +46,7 @@ def module_cluster() -> Iterator[SlurmCluster]:
 def module_serving(module_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
     """Serve the cluster through the module."""
     directory = tmp_path_factory.mktemp("wiki")
-    with WikiServing(
-        directory, module_cluster, "--dialect", "wiki2", "--cache", "0.2", "--reply-within", "60"
-    ) as serving:
+    with WikiServing(directory, module_cluster, "--dialect", "wiki2", "--cache", "0.2") as serving:
         yield serving
 
 

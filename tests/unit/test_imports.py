@@ -30,7 +30,9 @@ WORKER = f"{CORE}.liveworkload.worker"
 STEPPER = f"{CORE}.liveworkload.stepper"
 LIBRARY = f"{CORE}.application.library"
 TASKWORKER = f"{CORE}.python.taskworker"
-STANDALONE = (AGENT, APPLICATION_SIDE, LIBRARY, WORKER)
+CONNECTION = f"{CORE}.pull.connection"
+LAUNCHER = f"{CORE}.sweeps.launcher"
+STANDALONE = (AGENT, APPLICATION_SIDE, CONNECTION, LAUNCHER, LIBRARY, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
 BOTTOM = (f"{CORE}.__version__", f"{CORE}.adapters", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
@@ -69,7 +71,13 @@ MAY_IMPORT = {
     f"{CORE}.policies.entrypoints": _rooms("policies.definition", "policies.entrypoints"),
     f"{CORE}.batchsystem": _rooms("host", "plugin", "batchsystem"),
     f"{CORE}.config": _rooms(
-        "plugin", "config", "dynaco.decide", "scheduler.parameters", "policies.definition", "policies.entrypoints"
+        "plugin",
+        "config",
+        "dynaco.decide",
+        "scheduler.parameters",
+        "policies.definition",
+        "policies.entrypoints",
+        "sweeps.parameters",
     ),
     f"{CORE}.dynaco": _rooms("dynaco"),
     f"{CORE}.scheduler": _rooms("scheduler"),
@@ -92,7 +100,11 @@ MAY_IMPORT = {
     f"{CORE}.simulation": (*_rooms("scheduler", "driver", "dynaco", "queueing", "simulation"), *FILES),
     f"{CORE}.liveworkload": _rooms("scheduler", "dynaco", "simulation", "liveworkload"),
     STEPPER: (),
-    TASKWORKER: (),
+    f"{CORE}.pull": _rooms("pull", "vjm.certificate"),
+    CONNECTION: (),
+    f"{CORE}.sweeps": _rooms("sweeps"),
+    LAUNCHER: (CONNECTION,),
+    TASKWORKER: (CONNECTION,),
     WORKER: (),
     f"{CORE}.service": _rooms(
         "host",
@@ -106,10 +118,12 @@ MAY_IMPORT = {
         "runners",
         "negotiation",
         "application",
+        "pull",
+        "sweeps",
         "service",
     ),
     f"{CORE}.api": _rooms(
-        "host", "net", "plugin", "config", "scheduler", "driver", "vjm", "negotiation", "service", "api"
+        "host", "net", "plugin", "config", "scheduler", "driver", "vjm", "negotiation", "sweeps", "service", "api"
     ),
     f"{CORE}.dask": (
         *_rooms("plugin", "config", "dask"),
@@ -124,6 +138,7 @@ MAY_IMPORT = {
         "scheduler.outcome",
         "scheduler.knownpolicies",
         "vjm.certificate",
+        "pull",
         "api",
         "discovery",
         "python",
@@ -202,6 +217,7 @@ PURE = (
     f"{CORE}.dynaco",
     f"{CORE}.queueing",
     f"{CORE}.wiki.codec",
+    *(f"{CORE}.sweeps.{part}" for part in ("book", "estimate", "parameters", "progress")),
     *(
         f"{CORE}.negotiation.{part}"
         for part in (
@@ -367,7 +383,7 @@ def agent_violations(module: Module) -> list[str]:
     for item in imports(module):
         top = item.target.partition(".")[0]
         newer = top in STDLIB_SINCE_36 or item.target == "__future__.annotations"
-        travels_along = [AGENT] if within(module.name, [AGENT]) else [LIBRARY, APPLICATION_SIDE]
+        travels_along = [AGENT] if within(module.name, [AGENT]) else [LIBRARY, APPLICATION_SIDE, CONNECTION]
         if newer or not (top in sys.stdlib_module_names or within(item.target, travels_along)):
             found.append(f"{module.path}:{item.line}: what runs alone may not import {item.target}")
     return found

@@ -7,7 +7,7 @@ _koala() {
         word=${COMP_WORDS[i]}
         [[ $word == -- ]] && { compopt -o default; COMPREPLY=(); return; }
         case "$at $word" in
-            "koala init"|"koala run"|"koala submit"|"koala status"|"koala cancel"|"koala resize"|"koala logs"|"koala explain"|"koala plan"|"koala script"|"koala clusters"|"koala check"|"koala reap"|"koala serve"|"koala schedule"|"koala demo"|"koala simulate"|"koala experiment"|"koala experiment list"|"koala experiment run"|"koala negotiations"|"koala negotiation"|"koala negotiation access"|"koala negotiation check"|"koala negotiation schema"|"koala app"|"koala conf"|"koala schema"|"koala docs"|"koala completion"|"koala wiki"|"koala wiki ask"|"koala wiki serve") at="$at $word" ;;
+            "koala init"|"koala run"|"koala submit"|"koala sweep"|"koala status"|"koala cancel"|"koala resize"|"koala logs"|"koala explain"|"koala plan"|"koala script"|"koala clusters"|"koala check"|"koala reap"|"koala serve"|"koala schedule"|"koala demo"|"koala simulate"|"koala experiment"|"koala experiment list"|"koala experiment run"|"koala negotiations"|"koala negotiation"|"koala negotiation access"|"koala negotiation check"|"koala negotiation schema"|"koala app"|"koala conf"|"koala schema"|"koala docs"|"koala completion"|"koala wiki"|"koala wiki ask"|"koala wiki serve") at="$at $word" ;;
         esac
     done
     case "$at,$prev" in
@@ -22,6 +22,13 @@ _koala() {
         "koala submit,--walltime" | "koala submit,-t") words=(-) ;;
         "koala submit,--cluster" | "koala submit,-C") words=(-) ;;
         "koala submit,--save") files=yes; words=(-) ;;
+        "koala sweep,--maximum" | "koala sweep,-n") words=(-) ;;
+        "koala sweep,--repeats") words=(-) ;;
+        "koala sweep,--grace") words=(-) ;;
+        "koala sweep,--walltime" | "koala sweep,-t") words=(-) ;;
+        "koala sweep,--cluster" | "koala sweep,-C") words=(-) ;;
+        "koala sweep,--save") files=yes; words=(-) ;;
+        "koala sweep,--resume") words=(-) ;;
         "koala status,--limit" | "koala status,-n") words=(-) ;;
         "koala resize,--component") words=(-) ;;
         "koala logs,--component" | "koala logs,-c") words=(-) ;;
@@ -77,10 +84,11 @@ _koala() {
         "koala wiki serve,--event-port") words=(-) ;;
     esac
     if ((${#words[@]} == 0)); then case "$at" in
-        "koala") words=(--site --state --verbose --version --help); values=(init run submit status cancel resize logs explain plan script clusters check reap serve schedule demo simulate experiment negotiations negotiation app conf schema docs completion wiki); ;;
+        "koala") words=(--site --state --verbose --version --help); values=(init run submit sweep status cancel resize logs explain plan script clusters check reap serve schedule demo simulate experiment negotiations negotiation app conf schema docs completion wiki); ;;
         "koala init") words=(--yes --output --replace --help); values=(); ;;
         "koala run") words=(--processors --mpi --walltime --cluster --split --save --json --quiet --help); values=(); files=yes; ;;
         "koala submit") words=(--processors --mpi --walltime --cluster --split --save --json --help); values=(); files=yes; ;;
+        "koala sweep") words=(--maximum --together --repeats --grace --walltime --cluster --save --resume --json --quiet --help); values=(); files=yes; ;;
         "koala status") words=(--limit --json --help); values=(); ;;
         "koala cancel") words=(--no-wait --json --help); values=(); ;;
         "koala resize") words=(--component --json --help); values=(); ;;

@@ -4,7 +4,7 @@ function __koala_at
     set -l at koala
     for word in (commandline -opc)[2..]
         switch "$at $word"
-            case 'koala init' 'koala run' 'koala submit' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala check' 'koala reap' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
+            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala check' 'koala reap' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
                 set at "$at $word"
         end
     end
@@ -14,6 +14,7 @@ complete -c koala -n '__koala_at koala' -f
 complete -c koala -n '__koala_at koala' -a 'init' -d 'Find the batch systems of this host and write a site file that uses them'
 complete -c koala -n '__koala_at koala' -a 'run' -d 'Run a job to its end and exit with its exit code'
 complete -c koala -n '__koala_at koala' -a 'submit' -d 'Hand a job to the service, and start one if none runs'
+complete -c koala -n '__koala_at koala' -a 'sweep' -d 'Run a program with many parameters, each combination once'
 complete -c koala -n '__koala_at koala' -a 'status' -d 'Show the jobs, or one job in detail'
 complete -c koala -n '__koala_at koala' -a 'cancel' -d 'End a job and everything of it in all batch systems'
 complete -c koala -n '__koala_at koala' -a 'resize' -d 'Bring a running malleable job to another size'
@@ -64,6 +65,17 @@ complete -c koala -n '__koala_at koala submit' -l split -d 'Several clusters may
 complete -c koala -n '__koala_at koala submit' -l save -r -d 'Write the job file this stands for'
 complete -c koala -n '__koala_at koala submit' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala submit' -s h -l help -d 'Show this message and exit'
+complete -c koala -n '__koala_at koala sweep' -l maximum -s n -x -d 'Most processors'
+complete -c koala -n '__koala_at koala sweep' -l together -d 'The first values are a task, the second ones the next, and so on'
+complete -c koala -n '__koala_at koala sweep' -l repeats -x -d 'New tries of what fails'
+complete -c koala -n '__koala_at koala sweep' -l grace -x -d 'Time for a task to end when others want its processor; then it is killed, and done again elsewhere'
+complete -c koala -n '__koala_at koala sweep' -l walltime -s t -x -d 'How long the sweep may run, such as 10m'
+complete -c koala -n '__koala_at koala sweep' -l cluster -s C -x -d 'The only cluster to run on'
+complete -c koala -n '__koala_at koala sweep' -l save -r -d 'Write the job file too'
+complete -c koala -n '__koala_at koala sweep' -l resume -x -d 'Go on with the sweep of an earlier job - what is not done, or failed'
+complete -c koala -n '__koala_at koala sweep' -l json -d 'Print JSON for programs'
+complete -c koala -n '__koala_at koala sweep' -l quiet -s q -d 'No progress'
+complete -c koala -n '__koala_at koala sweep' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala status' -f
 complete -c koala -n '__koala_at koala status' -l limit -s n -x -d 'Most jobs shown, the latest ones'
 complete -c koala -n '__koala_at koala status' -l json -d 'Print JSON for programs'

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 MOST_DOUBLINGS = 10
 """The pause after workers that ended badly is doubled so often at most."""
+MOST_FAILED_LAUNCHERS = 10
+"""A sweep goes on without launchers until so many have failed."""
 
 
 def is_worker(record: JobRecord, rank: int) -> bool:
     """Tell whether a process is one that may come and go without the others."""
     job = record.job
-    return job.runner is RunnerName.WORKERS and not job.is_head(record.ranks[rank].component)
+    return job.has_workers and not job.is_head(record.ranks[rank].component)
 
 
 def all_done(record: JobRecord) -> bool:
@@ -103,6 +105,8 @@ def _check_over(context: Context, record: JobRecord, end: TaskEnd, *, by_itself:
     """End a job without a head with its last worker; one that ended badly has time to be explained by others."""
     if _workers(record) or not all_done(record) or record.state is not JobState.RUNNING:
         return
+    if record.job.runner is RunnerName.SWEEP:
+        return  # it is over when its tasks are
     if end.ok or not by_itself:
         over = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
         context.outcomes.append((record, over))
@@ -112,7 +116,8 @@ def workers_timer(context: Context, record: JobRecord) -> None:
     """Let a job grow again; or end it, when no worker is left and the last one ended badly."""
     record.growth_rests = False
     end = record.last_worker_end
-    if record.state is JobState.RUNNING and not _workers(record) and end is not None and not end.ok:
+    patient = record.job.runner is RunnerName.SWEEP and record.worker_failures < MOST_FAILED_LAUNCHERS
+    if record.state is JobState.RUNNING and not _workers(record) and end is not None and not end.ok and not patient:
         context.outcomes.append((record, _failed(record, end)))
         return
     context.roster.update(record)

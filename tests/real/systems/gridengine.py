@@ -27,6 +27,7 @@ from tests.real.systems.processes import (
     kill_processes,
     run_command,
     tail,
+    wait_reaped,
     wait_until,
 )
 
@@ -262,7 +263,8 @@ class GridEngineCell:
         self._execd.end(how=signal.SIGKILL)
         self._execd = None
         if with_jobs:
-            kill_processes(lambda: find_processes(self._is_job))
+            # An sge_execd that comes back knows the shepherds of before by their process ids alone.
+            wait_reaped(kill_processes(lambda: find_processes(self._is_job)))
 
     def wait_ready(self, *, seconds: float = READY_SECONDS) -> None:
         """Return when the queue has all its slots and no trouble; raise SystemFailedError when that takes too long."""

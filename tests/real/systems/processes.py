@@ -241,14 +241,16 @@ def find_processes(belongs: Callable[[SeenProcess], bool]) -> list[int]:
     return sorted(found)
 
 
-def kill_processes(find: Callable[[], list[int]], *, seconds: float = 60.0) -> None:
+def kill_processes(find: Callable[[], list[int]], *, seconds: float = 60.0) -> set[int]:
     """SIGKILL what `find` returns, again and again until it returns nothing: the killed may have had time to fork.
 
-    All are stopped before the first is killed, so that none can report the end of another.
+    All are stopped before the first is killed, so that none can report the end of another. Returns their ids.
     """
+    killed: set[int] = set()
 
     def all_gone() -> bool:
         pids = find()
+        killed.update(pids)
         for how in (signal.SIGSTOP, signal.SIGKILL):
             for pid in sorted(pids, reverse=True):  # who is left behind stopped by its parent would hear SIGHUP
                 with contextlib.suppress(ProcessLookupError):
@@ -256,3 +258,20 @@ def kill_processes(find: Callable[[], list[int]], *, seconds: float = 60.0) -> N
         return not pids
 
     wait_until(all_gone, seconds=seconds, what="end of all processes", details=lambda: f"left: {find()}")
+    return killed
+
+
+def wait_reaped(pids: set[int], *, seconds: float = 60.0) -> None:
+    """Return when killed processes have left no trace, as after a power cut.
+
+    An init may take seconds to collect orphans; until then who sends them signal 0 takes them for alive.
+    """
+    wait_until(lambda: not any(map(_is_zombie, pids)), seconds=seconds, what="killed processes collected by init")
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "Z"

@@ -64,7 +64,7 @@ def test_top_of_the_command_line_imports_click_alone(option: str) -> None:
 @pytest.mark.parametrize(
     ("words", "incomplete", "expected"),
     [
-        ([], "s", ["submit", "status", "script", "serve", "schedule", "simulate", "schema"]),
+        ([], "s", ["submit", "sweep", "status", "script", "serve", "schedule", "simulate", "schema"]),
         ([], "--si", ["--site"]),
         (["run"], "--q", ["--quiet"]),
         (["wiki"], "", ["ask", "serve"]),

@@ -143,7 +143,7 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
             HEAD + 'runner = "adaptive"\n' + COMPONENT,
             r"^j.toml:2: runner: found \"adaptive\", allowed in a malleable job",
         ),
-        (ADAPTIVE + "retire_grace = 3", r'retire_grace: allowed with runner = "workers" only'),
+        (ADAPTIVE + "retire_grace = 3", r'retire_grace: allowed with runner = "workers" or "sweep" only'),
         (MALLEABLE + "point_patience = 3", r'point_patience: allowed with runner = "adaptive" only'),
         (MALLEABLE + 'launcher = "mpi"', r'launcher: found "mpi", allowed with runner = "workers" is "process"'),
         (MALLEABLE + "initial = 9", r"initial: found 9, allowed is from minimum \(1\) to maximum \(4\)"),

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on a node, as ``koala_pull.py``: the way to who hands out work, for Python 3.6 or newer and nothing else.
+
+It dials out, compares the fingerprint of the certificate, and shows the token before anything else is said. Then each
+side sends frames: a length and so many bytes.
+"""
+
+import hashlib
+import socket
+import ssl
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
+
+LEAVING = b""
+"""The frame that says that no more work is wanted."""
+CONNECTING = 60.0
+"""Seconds for the connection to come about."""
+LENGTH = struct.Struct(">Q")
+PIECE = 1 << 20
+
+
+def connected(host: str, port: int, fingerprint: str) -> ssl.SSLSocket:
+    """Return a connection. Raises ssl.SSLError when it is somebody else who answers."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nobody has signed it: its fingerprint is compared instead
+    plain = socket.create_connection((host, port), timeout=CONNECTING)
+    try:
+        connection = context.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
+    if hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest() != fingerprint:
+        connection.close()
+        raise ssl.SSLError("the certificate is not the one that was expected")
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def received(connection: ssl.SSLSocket) -> "Optional[bytes]":
+    """Return the next frame; None when there will be none."""
+    head = exactly(connection, LENGTH.size)
+    return None if head is None else exactly(connection, LENGTH.unpack(head)[0])
+
+
+def exactly(connection: ssl.SSLSocket, size: int) -> "Optional[bytes]":
+    """Return so many bytes; None when the connection ends before."""
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = connection.recv(min(size - len(data), PIECE))
+        except OSError:
+            return None
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def sent(connection: ssl.SSLSocket, frame: bytes) -> bool:
+    """Send a frame; False when nobody is there for it any more."""
+    try:
+        connection.sendall(LENGTH.pack(len(frame)) + frame)
+    except OSError:
+        return False
+    return True

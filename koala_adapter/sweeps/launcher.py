@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on a node, as ``koala_sweep.py``: pulls the tasks of a sweep and runs them, one at a time.
+
+Needs Python 3.6 or newer and nothing else. When it is out of contact, as while the service is started anew, it goes on
+with its task and keeps the answer until it can be told. SIGURG, which other programs do not notice, asks it to leave:
+its task has ``grace`` seconds to end, then it is killed, and somebody else does it again.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from koala_adapter.pull.connection import LEAVING, connected, received, sent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from types import FrameType
+    from typing import IO, Any, Dict, List, Optional
+
+SETTINGS = "sweep.json"
+GIVING_UP = 75  # exit status: nobody was found to get tasks from
+LARGEST_STREAM = 32 * 1024 * 1024
+"""Bytes of the output of a task that are kept, of each of its two streams."""
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL, signal.SIGXCPU)
+"""What ends a task together with its launcher, when a batch system or somebody else wants the node."""
+SETTLING = 1.0
+"""Seconds in which a signal that has ended a task must have reached the launcher, too, if it was meant for both."""
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Launcher:
+    """One launcher: its connection, the task that it is at, and the answer that nobody has acknowledged."""
+
+    def __init__(self, settings: "Dict[str, Any]") -> None:
+        self._settings = settings
+        self._connection: "Optional[ssl.SSLSocket]" = None
+        self._answer: "Optional[bytes]" = None
+        self._process: "Optional[subprocess.Popen[bytes]]" = None
+        self._environment = environment_of_tasks()
+        self._at_work = False
+        self._leaving = False
+        self._ended = False  # no task is to be begun or answered for
+        self._sending = False
+
+    def run(self) -> int:
+        """Do tasks until there are no more, or until asked to leave; return the exit status."""
+        signal.signal(signal.SIGURG, self._leave)
+        signal.signal(signal.SIGALRM, self._kill)
+        signal.signal(signal.SIGTERM, self._end)
+        pause = FIRST_PAUSE
+        while not self._leaving:
+            if self._connection is None and not self._connect():
+                return GIVING_UP
+            frame = received(self._connection)  # type: ignore[arg-type] # it was made just before
+            if frame is None:
+                self._disconnect()
+                time.sleep(pause)
+                pause = min(LONGEST_PAUSE, pause * 2)
+                continue
+            pause = FIRST_PAUSE
+            self._answer = None  # whoever sends more has it
+            task = json.loads(frame.decode())
+            if "over" in task:
+                return 0
+            self._at_work = True
+            self._answer = self._done(task)
+            self._at_work = False
+            self._send_answer()
+        self._say(LEAVING)
+        return 0
+
+    def _connect(self) -> bool:
+        """Connect, for as long as it takes; False when nobody is to be found."""
+        until = time.monotonic() + self._settings["patience"]
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                self._connection = connected(self._host(), self._settings["port"], self._settings["fingerprint"])
+                self._connection.sendall(bytes.fromhex(self._settings["token"]))
+                break
+            except (OSError, ValueError) as error:
+                self._disconnect()
+                if time.monotonic() > until:
+                    sys.stderr.write(
+                        "nobody to get tasks from at %s:%s: %s\n" % (self._host(), self._settings["port"], error)
+                    )
+                    return False
+            time.sleep(pause)
+            pause = min(LONGEST_PAUSE, pause * 2)
+        where = {name: os.environ.get("KOALA_" + name.upper(), "") for name in ("cluster", "rank")}
+        where["host"] = os.uname()[1]
+        self._say(json.dumps(where).encode())
+        self._send_answer()
+        return True
+
+    def _host(self) -> str:
+        hosts = self._settings["hosts"]
+        found: str = hosts.get(os.environ.get("KOALA_CLUSTER", ""), hosts[""])
+        return found
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def _send_answer(self) -> None:
+        if self._answer is not None:
+            self._say(self._answer)
+
+    def _say(self, frame: bytes) -> None:
+        """Send a frame; one that nobody takes is no loss here: what matters is sent again."""
+        if self._connection is not None:
+            self._sending = True
+            if not sent(self._connection, frame):
+                self._disconnect()
+            self._sending = False
+
+    # ---- signals ----------------------------------------------------------------------------------------------------
+
+    def _leave(self, _number: int, _frame: "Optional[FrameType]") -> None:
+        """Leave when the task is over, which has so many seconds; at once when there is none."""
+        if self._leaving:
+            return
+        self._leaving = True
+        if not self._sending:
+            self._say(LEAVING)
+            if not self._at_work:
+                sys.exit(0)
+        if self._process is not None:
+            if self._settings["grace"]:
+                signal.alarm(self._settings["grace"])
+            else:
+                self._kill(0, None)
+
+    def _kill(self, _number: int, _frame: "Optional[FrameType]") -> None:
+        self._ended = True
+        if self._process is not None:
+            kill_group(self._process.pid)
+
+    def _end(self, _number: int, _frame: "Optional[FrameType]") -> None:
+        """Everything here is about to be ended: the task gets the same signal, and is somebody else's."""
+        self._leaving = self._ended = True
+        if not self._sending:
+            self._say(LEAVING)
+            if not self._at_work:
+                sys.exit(0)
+
+    # ---- a task -----------------------------------------------------------------------------------------------------
+
+    def _done(self, task: "Dict[str, Any]") -> "Optional[bytes]":
+        """Run a task; return what is to be told of it, None: nothing, as it was not its own end."""
+        begun = time.monotonic()
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            status = self._run(task, out, err)
+            if self._ended:
+                return None
+            seconds = round(time.monotonic() - begun, 6)
+            streams = [read(out), read(err)]
+        head = {
+            "task": task["task"], "attempt": task["attempt"], "status": status, "seconds": seconds,
+            "out": len(streams[0]), "err": len(streams[1]),
+        }  # fmt: skip
+        return b"\n".join([json.dumps(head).encode(), b"".join(streams)])
+
+    def _run(self, task: "Dict[str, Any]", out: "IO[bytes]", err: "IO[bytes]") -> int:
+        if self._ended or self._leaving:
+            self._ended = True
+            return 0
+        environment = dict(self._environment, KOALA_TASK=str(task["task"]), KOALA_ATTEMPT=str(task["attempt"]))
+        try:
+            self._process = started(task["argv"], environment, out, err)
+        except OSError as error:
+            err.write(("%s: %s\n" % (task["argv"][0], error.strerror)).encode())
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        if self._ended or (self._leaving and not self._settings["grace"]):  # asked between the look and the start
+            self._kill(0, None)
+        pid = self._process.pid
+        status = self._process.wait()
+        self._process = None
+        signal.alarm(0)
+        kill_group(pid)  # what it left behind would write into nothing
+        if -status in ENDING and not self._ended:
+            time.sleep(SETTLING)
+        return status
+
+
+def environment_of_tasks() -> "Dict[str, str]":
+    """Return the environment without what was added for the launcher itself."""
+    environment = dict(os.environ)
+    paths = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one and one != HERE]
+    environment.pop("PYTHONPATH", None)
+    if paths:
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def started(
+    argv: "List[str]", environment: "Dict[str, str]", out: "IO[bytes]", err: "IO[bytes]"
+) -> "subprocess.Popen[bytes]":
+    """Start a process in a session, and so a process group, of its own."""
+    return subprocess.Popen(
+        argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+    )
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of a task."""
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def read(file: "IO[bytes]") -> bytes:
+    """Return what a task has written, as far as it is kept."""
+    file.seek(0)
+    data = file.read(LARGEST_STREAM)
+    if file.read(1):
+        data += b"\n[koala: the rest was left out]\n"
+    return data
+
+
+def main() -> int:
+    """Run with the settings that are beside this file."""
+    with open(os.path.join(HERE, SETTINGS), encoding="ascii") as file:
+        return Launcher(json.load(file)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

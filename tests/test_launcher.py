@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher of a sweep as a process, and the running sweep that it pulls from, without any batch system."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
+from koala_adapter.pull.nodefiles import node_files
+from koala_adapter.pull.server import TOKEN_BYTES, listening_socket
+from koala_adapter.service.runningsweep import RunningSweep
+from koala_adapter.service.sweepfiles import Contact, SweepFiles, entries_in
+from koala_adapter.service.sweeps import PROGRAM
+from koala_adapter.sweeps.launcher import SETTINGS
+from koala_adapter.sweeps.parameters import Expansion, list_axis
+from koala_adapter.vjm.certificate import load_or_create
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
+
+LIVENESS = 120.0
+HOST = "127.0.0.1"
+TOKEN = "17" * TOKEN_BYTES
+
+
+@dataclass
+class Place:
+    """A directory with a sweep of shell commands, and launchers."""
+
+    directory: Path
+    scripts: tuple[str, ...]
+    repeats: int = 0
+    grace: int = 0
+    port: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def job(self) -> Job:
+        """The job of the sweep."""
+        component = Component(name="c", command=("sh", "-c", "{script}"), minimum=1, maximum=2)
+        return Job(
+            id=JobId("1"),
+            name="sweep",
+            kind=JobKind.MALLEABLE,
+            components=(component,),
+            walltime=60,
+            user="u",
+            submitted_at=0.0,
+            runner=RunnerName.SWEEP,
+            sweep=Sweep(axes=(list_axis("script", self.scripts),), repeats=self.repeats),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[RunningSweep]:
+        """Have the sweep run during the block; the service is away outside of it."""
+        files = SweepFiles(self.directory / "sweep")
+        files.keep(self.job)
+        assert self.job.sweep is not None
+        sweep = RunningSweep(self.job, files, Expansion(self.job.sweep, {}), changed=self.changed.set)
+        if not self.port:
+            with listening_socket(HOST) as found:
+                self.port = int(found.getsockname()[1])
+        contact = Contact(port=self.port, token=TOKEN)
+        sweep.listen(HOST, contact, load_or_create(self.directory / "certificate"))
+        try:
+            yield sweep
+        finally:
+            await sweep.close()
+
+    def launcher(self) -> subprocess.Popen[bytes]:
+        """Start a launcher as an agent does."""
+        library = self.directory / "library"
+        library.mkdir(exist_ok=True)
+        settings = {
+            "hosts": {"": HOST},
+            "port": self.port,
+            "token": TOKEN,
+            "fingerprint": load_or_create(self.directory / "certificate").fingerprint,
+            "grace": self.grace,
+            "patience": LIVENESS,
+        }
+        files = {**node_files("koala_adapter.sweeps", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
+        for name, content in files.items():
+            (library / name).write_bytes(content)
+        return subprocess.Popen([sys.executable, "-S", "-B", library / PROGRAM], cwd=self.directory)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return what is written down."""
+        return list(entries_in(self.directory / "sweep"))
+
+    async def until_over(self, sweep: RunningSweep) -> None:
+        """Wait until every task is over."""
+        async with asyncio.timeout(LIVENESS):
+            while not sweep.over:
+                await self.changed.wait()
+                self.changed.clear()
+
+
+async def appears(path: Path) -> None:
+    """Wait for a file."""
+    async with asyncio.timeout(LIVENESS):
+        while not await anyio.Path(path).exists():  # noqa: ASYNC110 - a task tells it by nothing else
+            await asyncio.sleep(0.02)
+
+
+async def exits(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process."""
+    return await asyncio.to_thread(process.wait, LIVENESS)
+
+
+async def test_what_becomes_of_tasks(tmp_path: Path) -> None:
+    """Output, status, a program that is not there, and repeats; then the launcher goes."""
+    failing = "echo said >&2; exit 3"
+    place = Place(tmp_path, ("echo one; echo $KOALA_TASK $KOALA_ATTEMPT", failing, "kill -9 $$"), repeats=1)
+    async with place.running() as sweep:
+        launcher = place.launcher()
+        await place.until_over(sweep)
+        assert await exits(launcher) == 0
+        assert (sweep.progress.done, sweep.progress.failed, sweep.progress.first_failed) == (1, 2, (1, 2))
+    found = {(one["task"], one["state"]): one for one in place.entries()}
+    assert {state: found[state]["status"] for state in found} == {
+        (0, "done"): 0,
+        (1, "repeated"): 3,
+        (2, "repeated"): -9,
+        (1, "failed"): 3,
+        (2, "failed"): -9,
+    }
+    assert (tmp_path / "sweep" / found[0, "done"]["stdout"]).read_text() == "one\n0 1\n"
+    assert (tmp_path / "sweep" / found[1, "failed"]["stderr"]).read_text() == "said\n"
+    assert found[0, "done"]["stderr"] is None
+
+
+async def test_a_launcher_that_is_asked_to_leave_kills_its_task(tmp_path: Path) -> None:
+    """At once where there is no grace; another one does the task again, and nobody is blamed."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    place = Place(tmp_path, (f"touch {begun}; while [ ! -e {go} ]; do sleep 0.05; done; echo done",))
+    async with place.running() as sweep:
+        launcher = place.launcher()
+        await appears(begun)
+        launcher.send_signal(signal.SIGURG)
+        assert await exits(launcher) == 0
+        assert sweep.progress.done == 0
+        go.touch()
+        other = place.launcher()
+        await place.until_over(sweep)
+        assert await exits(other) == 0
+    assert [(one["state"], one["attempt"]) for one in place.entries()] == [("done", 2)]
+
+
+async def test_a_task_may_have_time_to_end(tmp_path: Path) -> None:
+    """Its result is taken, and its launcher gets no other task."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    script = f"touch {begun}; while [ ! -e {go} ]; do sleep 0.05; done; echo done"
+    place = Place(tmp_path, (script, "echo second"), grace=int(LIVENESS))
+    async with place.running() as sweep:
+        launcher = place.launcher()
+        await appears(begun)
+        launcher.send_signal(signal.SIGURG)
+        go.touch()
+        assert await exits(launcher) == 0
+        async with asyncio.timeout(LIVENESS):
+            while sweep.progress.running:
+                await place.changed.wait()
+                place.changed.clear()
+        assert (sweep.progress.done, sweep.progress.failed) == (1, 0)
+    assert [(one["task"], one["state"]) for one in place.entries()] == [(0, "done")]
+
+
+async def test_a_launcher_keeps_its_answer_while_the_service_is_away(tmp_path: Path) -> None:
+    """The next one has it, once; the task is not done again."""
+    begun, go, ended = tmp_path / "begun", tmp_path / "go", tmp_path / "ended"
+    script = f"echo x >>{begun}; while [ ! -e {go} ]; do sleep 0.05; done; touch {ended}"
+    place = Place(tmp_path, (script,))
+    async with place.running():
+        launcher = place.launcher()
+        await appears(begun)
+    go.touch()
+    await appears(ended)
+    async with place.running() as sweep:
+        await place.until_over(sweep)
+        assert await exits(launcher) == 0
+    assert [one["state"] for one in place.entries()] == ["done"]
+
+
+async def test_half_a_line_is_dropped(tmp_path: Path) -> None:
+    """It is that of a service that was killed while it wrote; its task is done again."""
+    place = Place(tmp_path, ("echo one", "echo two"))
+    async with place.running() as sweep:
+        launcher = place.launcher()
+        await place.until_over(sweep)
+        await exits(launcher)
+    results = tmp_path / "sweep" / "results.jsonl"
+    results.write_bytes(results.read_bytes()[:-5])
+    async with place.running() as sweep:
+        assert sweep.progress.done == 1
+        launcher = place.launcher()
+        await place.until_over(sweep)
+        await exits(launcher)
+    assert sorted(one["task"] for one in place.entries()) == [0, 1]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps in job files and on command lines: what they mean, and what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.config.commandsweep import CommandSweep, split_words, sweep_file_text
+from koala_adapter.config.jobfile import load_job_text
+from koala_adapter.errors import ConfigurationError
+from koala_adapter.model import Job, JobId, RunnerName
+from koala_adapter.sweeps.parameters import Expansion, filled
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOP = 'walltime = 60\nkind = "malleable"\nrunner = "sweep"\n'
+COMPONENT = '[[components]]\ncommand = ["p", "{a}", "{b}"]\nminimum = 1\nmaximum = 9\n'
+SWEEP = '[sweep.parameters]\na = "1..3"\nb = ["x", "y"]\n'
+
+
+def load(text: str, directory: Path) -> Job:
+    """Read a job file."""
+    return load_job_text(text, directory=directory, job_id=JobId("1"), user="u", submitted_at=0.0)
+
+
+def commands(job: Job) -> list[list[str]]:
+    """Return the commands of all tasks of a sweep whose values stand in its file."""
+    assert job.sweep is not None
+    tasks = Expansion(job.sweep, {})
+    return [list(filled(job.components[0].command, tasks.row(task))) for task in range(len(tasks))]
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    """Its launchers give way at once unless the file says otherwise; numbers are as they are written."""
+    job = load(TOP + COMPONENT + '[sweep]\nrepeats = 0\n[sweep.parameters]\na = [1, 2.5]\nb = "3..4"\n', tmp_path)
+    assert (job.runner, job.components[0].retirement.grace) == (RunnerName.SWEEP, 0)
+    assert job.sweep is not None
+    assert job.sweep.repeats == 0
+    assert commands(job) == [["p", "1", "3"], ["p", "1", "4"], ["p", "2.5", "3"], ["p", "2.5", "4"]]
+
+
+def test_values_in_a_file(tmp_path: Path) -> None:
+    """They are counted, and not read into the job."""
+    (tmp_path / "names").write_text("one\n\ntwo\n")
+    job = load(TOP + COMPONENT + '[sweep.parameters]\na = { file = "names" }\nb = ["x"]\n', tmp_path)
+    assert job.sweep is not None
+    assert (job.sweep.axes[0].file, job.sweep.axes[0].count) == (str(tmp_path / "names"), 2)
+
+
+def test_tables(tmp_path: Path) -> None:
+    """What belongs together stays together."""
+    job = load(TOP + COMPONENT + '[[sweep.table]]\na = 1\nb = "x"\n[[sweep.table]]\nb = "y"\na = 2\n', tmp_path)
+    assert commands(job) == [["p", "1", "x"], ["p", "2", "y"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        (TOP + COMPONENT, r"sweep: the table \[sweep\] is missing"),
+        (TOP + COMPONENT + "[sweep]", "there is none: allowed is at least one"),
+        (TOP + COMPONENT + '[sweep.parameters]\na = "1..3"\nb = ["x"]\nc = ["z"]', r"no argument .* has \{c\}"),
+        (TOP + COMPONENT + '[sweep.parameters]\na = "one"\nb = ["x"]', 'a range such as "1..100"'),
+        (TOP + COMPONENT + '[sweep.parameters]\na = "3..1..1"\nb = ["x"]', "whose step leads"),
+        (TOP + COMPONENT + '[sweep.parameters]\na = { file = "none" }\nb = ["x"]', "cannot be used: No such file"),
+        (TOP + COMPONENT + '[sweep.parameters]\na = "1..2000"\nb = "1..2000"', "4,000,000 tasks, allowed are at most"),
+        (TOP + COMPONENT + '[sweep]\ncombine = "together"\n' + SWEEP, "a 3, b 2 values, allowed with"),
+        (TOP + COMPONENT + "[[sweep.table]]\na = 1\nb = 2\n[[sweep.table]]\na = 1", "the names of the first one: a, b"),
+        (TOP + COMPONENT + SWEEP + "[[sweep.table]]\na = 1", "it is in sweep.table, too"),
+        (TOP + COMPONENT.replace("9", "1") + SWEEP, "a larger maximum than minimum"),
+        (TOP + COMPONENT + 'output_files = ["x"]\n' + SWEEP, "what a task prints is kept"),
+        (TOP + COMPONENT + COMPONENT + SWEEP, "is one component"),
+        (TOP + 'launcher = "mpi"\n' + COMPONENT + SWEEP, 'with runner = "sweep" is "process"'),
+        (TOP.replace("sweep", "workers") + COMPONENT + SWEEP, 'allowed with runner = "sweep" only'),
+        (TOP + COMPONENT + 'retire_signal = "TERM"\n' + SWEEP, 'allowed with runner = "workers" only'),
+    ],
+)  # fmt: skip
+def test_what_is_refused(text: str, refusal: str, tmp_path: Path) -> None:
+    """With what is allowed in its place."""
+    with pytest.raises(ConfigurationError, match=refusal):
+        load(text, tmp_path)
+
+
+def test_a_command_line(tmp_path: Path) -> None:
+    """It stands for the job file that is written."""
+    (tmp_path / "names").write_text("n\n")
+    words = ["prog", "{a}-{b}", "{c}", ":::", "a=1..2", "b=x,1..2", f"c=@{tmp_path}/names"]
+    command, parameters = split_words(words)
+    text = sweep_file_text(
+        CommandSweep(command=command, parameters=parameters, maximum=5, grace=3, working_directory="/w")
+    )
+    job = load(text, tmp_path)
+    assert job.sweep is not None
+    assert [axis.count for axis in job.sweep.axes] == [2, 2, 1]
+    assert (job.components[0].maximum, job.components[0].retirement.grace, job.working_directory) == (5, 3, "/w")
+    assert job.components[0].flexible
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["prog", "{a}"], "nothing says what the parameters are"),
+        ([":::", "a=1"], "no program before"),
+        (["p", "{a}", ":::", "1..3"], "found '1..3' behind"),
+        (["p", "{a}", ":::", "a=1", "a=2"], "there twice"),
+    ],
+)
+def test_a_command_line_that_is_refused(words: list[str], refusal: str) -> None:
+    """With an example of one that is not."""
+    with pytest.raises(ConfigurationError, match=refusal):
+        split_words(words)
