@@ -145,14 +145,14 @@ def same_quantities(one: Template, other: Template) -> bool:
 def _problem_of_change(before: Resource, after: Resource) -> str:
     if after.usage is not before.usage:
         return f"the usage of {after.type} stays as it was"
-    if before.declined and not after.declined:
+    if before.status is Status.REJECTED and after.status is not Status.REJECTED:
         return f"{after.type} was declined, and stays so"
     if before.negotiability is Negotiability.FIXED:
         if after.negotiability is not Negotiability.FIXED or after.quantity != before.quantity:
             return f"{after.type} is fixed"
         return ""
     least, most = before.minimum or 1, before.maximum or after.quantity
-    if not after.declined and not least <= after.quantity <= most:
+    if after.status is not Status.REJECTED and not least <= after.quantity <= most:
         return f"{after.quantity} {after.type} are outside the bounds of the offer"
     return ""
 

@@ -101,7 +101,11 @@ class Obligation(StrEnum):
     """It must be accommodated."""
 
 
-# Each message is looked up by keys of these kinds several times: tuples are made and compared in C.
+# Each message is looked up by keys of these kinds several times: tuples are made and compared in C, if they are made
+# by this; the function that a NamedTuple is called by is one in Python.
+_tuple = tuple.__new__
+
+
 class ResourceKey(NamedTuple):
     """What tells one resource of a template from the others."""
 
@@ -153,7 +157,7 @@ class Resource:
     @property
     def key(self) -> ResourceKey:
         """What tells it from the others."""
-        return ResourceKey(self.type, self.cluster, self.component)
+        return _tuple(ResourceKey, (self.type, self.cluster, self.component))
 
     @property
     def declined(self) -> bool:
@@ -216,7 +220,7 @@ class Template:
     @property
     def key(self) -> NegotiationKey:
         """Which negotiation it belongs to."""
-        return NegotiationKey(self.initiator, self.agreement_id)
+        return _tuple(NegotiationKey, (self.initiator, self.agreement_id))
 
     def quantities(self) -> dict[ResourceKey, int]:
         """Return how much of each resource it is about; those that are declined are left out."""
@@ -257,7 +261,8 @@ def countered(
     changed = []
     for one in offer.resources:
         key = one.key
-        status = Status.REJECTED if one.declined or key in declined else Status.NEGOTIATION
+        out = one.status is Status.REJECTED or (bool(declined) and key in declined)
+        status = Status.REJECTED if out else Status.NEGOTIATION
         quantity = quantities.get(key, one.quantity)
         if not 1 <= quantity <= LARGEST_QUANTITY:
             raise NegotiationError(f"Quantity of {one.type} is {quantity}, not from 1 to {LARGEST_QUANTITY}")
