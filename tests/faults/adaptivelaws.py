@@ -63,7 +63,7 @@ class _Waiting:
     """A change that waits to be begun, or to be given up."""
 
     since: float
-    """When its turn came; while others are ahead of it: when one of them was over last, or was being carried out."""
+    """When it came, or when one ahead of it was over, or was being carried out: the latest of these."""
     ahead: set[int] = field(default_factory=set)
     """Numbers of those that are open and may be made before it."""
 
