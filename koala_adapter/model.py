@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from koala_adapter.endreason import EndReason as EndReason  # noqa: PLC0414 - a noun like those here, only quicker to import
+from koala_adapter.endreason import EndReason as EndReason  # noqa: PLC0414, TC001 - a noun like those here, only quicker to import
+from koala_adapter.taskend import TaskEnd as TaskEnd  # noqa: PLC0414 - likewise
 
 JobId = NewType("JobId", str)
 ClusterName = NewType("ClusterName", str)
@@ -383,30 +384,6 @@ class PlaceholderId:
     def __str__(self) -> str:
         """``BATCH.INDEX``."""
         return f"{self.batch}.{self.index}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskEnd:
-    """How a process that an agent ran came to its end."""
-
-    reason: EndReason
-    exit_code: int | None = None
-    """Exit status when the process exited."""
-    signal: int | None = None
-    """Signal number when it was killed by one."""
-    detail: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """True only for exit status 0."""
-        return self.reason is EndReason.EXITED and self.exit_code == 0
-
-    @property
-    def status(self) -> int:
-        """Exit status as a shell would show it: the code, or 128 + signal; 1 when neither is known."""
-        if self.exit_code is not None:
-            return self.exit_code
-        return 128 + self.signal if self.signal is not None else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -300,7 +300,7 @@ class Koala:
             process.communicate()
         service = self._service()
         if service is not None:
-            os.kill(service, signal.SIGKILL)
+            kill_and_wait(service)
         for name in ("alpha", "beta"):
             cluster = self.state / "clusters" / name
             if cluster.exists() and self._cancel_all(name):
@@ -321,6 +321,17 @@ class Koala:
         except (OSError, ValueError):
             return None
         return pid if os.fsencode(self.state) in arguments else None
+
+
+def kill_and_wait(pid: int) -> None:
+    """Kill a process, which need not be a child, and return once it does nothing any more."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], LIVENESS)
+        finally:
+            os.close(descriptor)
 
 
 def eventually(true: Callable[[], bool]) -> None:

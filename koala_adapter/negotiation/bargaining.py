@@ -6,16 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from koala_adapter.negotiation.template import (
-    Negotiability,
-    Resource,
-    Status,
-    Template,
-    Usage,
-    accepted,
-    countered,
-    rejected,
-)
+from koala_adapter.negotiation.derivedtemplates import accepted, countered, rejected
+from koala_adapter.negotiation.template import Negotiability, Resource, Status, Template, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from koala_adapter.errors import NegotiationError, NegotiationStepError
 from koala_adapter.negotiation import templatexml
 from koala_adapter.negotiation.bargaining import completed, problem_of_closing, problem_of_counter, same_quantities
+from koala_adapter.negotiation.derivedtemplates import expired, faulty, numbered, published
 from koala_adapter.negotiation.events import Complaint, Unreadable, event_of
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.states import (
@@ -30,7 +31,7 @@ from koala_adapter.negotiation.states import (
     Reply,
     State,
 )
-from koala_adapter.negotiation.template import Side, Status, Template, expired, faulty, numbered, published, sayable
+from koala_adapter.negotiation.template import Side, Status, Template, sayable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,18 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from koala_adapter.negotiation.bargaining import Terms, decide
+from koala_adapter.negotiation.derivedtemplates import accepted, committed, consumed, rejected, withdrawn
 from koala_adapter.negotiation.events import Agreed, Ended, OfferAccepted, OfferReceived
 from koala_adapter.negotiation.states import State
-from koala_adapter.negotiation.template import (
-    Direction,
-    NegotiationKey,
-    Status,
-    accepted,
-    committed,
-    consumed,
-    rejected,
-    withdrawn,
-)
+from koala_adapter.negotiation.template import Direction, NegotiationKey, Status
 
 if TYPE_CHECKING:
     from koala_adapter.negotiation.endpoint import Endpoint

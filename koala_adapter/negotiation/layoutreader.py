@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from koala_adapter.negotiation.applicationside.layout import LAYOUT_END, LAYOUT_HEAD, LAYOUT_RESOURCE
+from koala_adapter.negotiation.derivedtemplates import unchecked_resource, unchecked_template
 from koala_adapter.negotiation.template import (
     LARGEST_QUANTITY,
     MOST_RESOURCES,
@@ -23,8 +24,6 @@ from koala_adapter.negotiation.template import (
     Status,
     Template,
     Usage,
-    unchecked_resource,
-    unchecked_template,
 )
 
 _RESOURCE_END = "  </Resource>\n"

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negotiation template as an immutable value, and the functions that make one and change it. Pure.
+"""The negotiation template as an immutable value. Pure.
 
 A template is what both sides pass back and forth: its status says what the message means, its resources what it is
-about. Every function returns a new template; none can make one that the schema refuses.
+about. None can be made that the schema refuses.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 from koala_adapter.errors import NegotiationError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 LARGEST_QUANTITY = 2**31 - 1
 LONGEST_REASON = 500
@@ -30,9 +27,8 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,255}", re.ASCII)
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,62})?", re.ASCII)
-_NOT_IN_REASON = re.compile("[^ -~\\u00a0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+NOT_IN_REASON = re.compile("[^ -~\\u00a0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
-V = TypeVar("V")
 
 CPU = "CPU"
 """Processors."""
@@ -199,7 +195,7 @@ class Template:
             raise NegotiationError(f"AnswerWithin is {self.answer_within}: seconds above 0, in thousandths at most")
         if self.round is not None and not 1 <= self.round <= MOST_ROUNDS:
             raise NegotiationError(f"Round is {self.round}, not from 1 to {MOST_ROUNDS}")
-        if len(self.reason) > LONGEST_REASON or _NOT_IN_REASON.search(self.reason):
+        if len(self.reason) > LONGEST_REASON or NOT_IN_REASON.search(self.reason):
             raise NegotiationError(f"Reason: at most {LONGEST_REASON} characters, on one line")
         self.check_resources()
 
@@ -251,170 +247,6 @@ def _check(pattern: re.Pattern[str], value: str, name: str, allowed: str) -> Non
         raise NegotiationError(f"{name} is {value[:70]!r}", hint=f"allowed: {allowed}")
 
 
-def countered(
-    offer: Template, quantities: Mapping[ResourceKey, int], *, declined: Collection[ResourceKey] = (), reason: str = ""
-) -> Template:
-    """Return a counter-offer: other quantities, and resources that shall not be in the agreement.
-
-    Raises NegotiationError. What the receiver must not change is checked where it is sent.
-    """
-    changed = []
-    for one in offer.resources:
-        key = one.key
-        out = one.status is Status.REJECTED or (bool(declined) and key in declined)
-        status = Status.REJECTED if out else Status.NEGOTIATION
-        quantity = quantities.get(key, one.quantity)
-        if not 1 <= quantity <= LARGEST_QUANTITY:
-            raise NegotiationError(f"Quantity of {one.type} is {quantity}, not from 1 to {LARGEST_QUANTITY}")
-        changed.append(_resource(one, quantity, status, None, None))
-    if reason and (len(reason) > LONGEST_REASON or _NOT_IN_REASON.search(reason)):
-        raise NegotiationError(f"Reason: at most {LONGEST_REASON} characters, on one line")
-    return _changed(offer, Status.NEGOTIATION, tuple(changed), reason=reason)
-
-
-def accepted(offer: Template, *, declined: Collection[ResourceKey] = ()) -> Template:
-    """Return the acceptance of an offer as it stands, without those of its optional resources that are declined."""
-    return _closing(offer, Status.ACCEPTED, declined=declined)
-
-
-def committed(acceptance: Template) -> Template:
-    """Return the commitment to what the peer has accepted: from now on there is an agreement."""
-    return _closing(acceptance, Status.COMMITTED)
-
-
-def consumed(agreement: Template) -> Template:
-    """Return the report that what was agreed on is allocated, or released."""
-    return _closing(agreement, Status.CONSUMED)
-
-
-def rejected(offer: Template, reason: str = "") -> Template:
-    """Return the refusal of an offer; it ends the negotiation."""
-    return _ended(offer, Status.REJECTED, reason)
-
-
-def withdrawn(template: Template, reason: str = "") -> Template:
-    """Return the withdrawal of an own offer, or of an agreement that cannot be kept."""
-    return _ended(template, Status.WITHDRAWN, reason)
-
-
-def expired(template: Template, reason: str = "") -> Template:
-    """Return the message that it is too late for an answer."""
-    return _ended(template, Status.EXPIRED, reason)
-
-
-def faulty(template: Template, reason: str) -> Template:
-    """Return the message that the peer said what it may not say."""
-    return _ended(template, Status.ERROR, reason)
-
-
-def published(template: Template) -> Template:
-    """Return the template with nothing but what the published form has, for a peer that is strict."""
-    plain = tuple(replace(one, minimum=None, maximum=None, cluster="", component="") for one in template.resources)
-    return replace(
-        template, resources=plain, direction=None, obligation=None, answer_within=None, round=None, reason=""
-    )
-
-
 def sayable(reason: str) -> str:
     """Return any text as a reason that can be written: on one line, and not too long."""
-    return _NOT_IN_REASON.sub("?", " ".join(reason.split()))[:LONGEST_REASON]
-
-
-def numbered(template: Template, *, answer_within: float | None, number: int | None) -> Template:
-    """Return a template with the time and the round that it is said with; both are such as may be written."""
-    if template.round == number and template.answer_within == answer_within:
-        return template
-    return unchecked_template(
-        template.agreement_id, template.initiator, template.source, template.dest, template.status, template.resources,
-        template.direction, template.obligation, answer_within, number, template.reason, None,
-    )  # fmt: skip
-
-
-def _closing(template: Template, status: Status, *, declined: Collection[ResourceKey] = ()) -> Template:
-    resources = []
-    for one in template.resources:
-        out = one.declined or (bool(declined) and one.key in declined)
-        resources.append(_resource(one, one.quantity, Status.REJECTED if out else status, one.minimum, one.maximum))
-    return _changed(template, status, tuple(resources), number=template.round)
-
-
-def _ended(template: Template, status: Status, reason: str) -> Template:
-    resources = tuple(_resource(one, one.quantity, status, one.minimum, one.maximum) for one in template.resources)
-    return _changed(template, status, resources, sayable(reason), number=template.round)
-
-
-# A template that is made of another one has most of its fields, which were checked when that was made. They are not
-# checked again, nor taken through the general `replace`: each message of a negotiation is such a template.
-
-
-def _resource(one: Resource, quantity: int, status: Status, minimum: int | None, maximum: int | None) -> Resource:
-    return unchecked_resource(
-        one.type, quantity, one.usage, one.negotiability, status, minimum, maximum, one.cluster, one.component
-    )
-
-
-def _changed(
-    template: Template, status: Status, resources: tuple[Resource, ...], reason: str = "", *, number: int | None = None
-) -> Template:
-    made = unchecked_template(
-        template.agreement_id, template.initiator, template.source, template.dest, status, resources,
-        template.direction, template.obligation, None, number, reason, None,
-    )  # fmt: skip
-    if len(resources) != 1 or resources[0].status is Status.REJECTED:
-        made.check_resources()
-    return made
-
-
-def unchecked_resource(  # noqa: PLR0913, PLR0917 - the fields in their order
-    type_: str, quantity: int, usage: Usage, negotiability: Negotiability, status: Status, minimum: int | None,
-    maximum: int | None, cluster: str, component: str,
-) -> Resource:  # fmt: skip
-    """Return a resource of fields that are known to be right."""
-    made: Any = _Resource()
-    made.type = type_
-    made.quantity = quantity
-    made.usage = usage
-    made.negotiability = negotiability
-    made.status = status
-    made.minimum = minimum
-    made.maximum = maximum
-    made.cluster = cluster
-    made.component = component
-    return _finished(made, Resource)
-
-
-def unchecked_template(  # noqa: PLR0913, PLR0917 - likewise
-    agreement_id: str, initiator: Side, source: str, dest: str, status: Status, resources: tuple[Resource, ...],
-    direction: Direction | None, obligation: Obligation | None, answer_within: float | None, number: int | None,
-    reason: str, bytes_read: bytes | None,
-) -> Template:  # fmt: skip
-    """Return a template of fields that are known to be right, each by itself; see `Template.check_resources`."""
-    made: Any = _Template()
-    made.agreement_id = agreement_id
-    made.initiator = initiator
-    made.source = source
-    made.dest = dest
-    made.status = status
-    made.resources = resources
-    made.direction = direction
-    made.obligation = obligation
-    made.answer_within = answer_within
-    made.round = number
-    made.reason = reason
-    made.bytes_read = bytes_read
-    return _finished(made, Template)
-
-
-# Fields of these can be set; given the class of the value they become one, and nothing can be set any more. That takes
-# half the time of setting each field of a frozen value by its descriptor, and a quarter of object.__setattr__.
-class _Resource:
-    __slots__ = Resource.__slots__
-
-
-class _Template:
-    __slots__ = Template.__slots__
-
-
-def _finished(made: Any, kind: type[V]) -> V:  # noqa: ANN401 - it is no value yet
-    made.__class__ = kind
-    return cast("V", made)
+    return NOT_IN_REASON.sub("?", " ".join(reason.split()))[:LONGEST_REASON]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.dynaco.decide import rule_named
+from koala_adapter.negotiation.derivedtemplates import accepted, committed
 from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
     CPU,
@@ -18,8 +19,6 @@ from koala_adapter.negotiation.template import (
     Status,
     Template,
     Usage,
-    accepted,
-    committed,
 )
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.jointgrowth import parts_of

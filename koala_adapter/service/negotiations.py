@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import NegotiationError
+from koala_adapter.negotiation.derivedtemplates import accepted, committed, consumed, countered, rejected, withdrawn
 from koala_adapter.negotiation.endpoint import Endpoint
 from koala_adapter.negotiation.events import Agreed, Ended, OfferAccepted, OfferReceived, Unreadable
 from koala_adapter.negotiation.framing import FrameBuffer, frame
@@ -26,12 +27,6 @@ from koala_adapter.negotiation.template import (
     Obligation,
     Side,
     Template,
-    accepted,
-    committed,
-    consumed,
-    countered,
-    rejected,
-    withdrawn,
 )
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase

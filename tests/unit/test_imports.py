@@ -35,7 +35,14 @@ LAUNCHER = f"{CORE}.sweeps.launcher"
 STANDALONE = (AGENT, APPLICATION_SIDE, CONNECTION, LAUNCHER, LIBRARY, WORKER)
 """Modules that run alone, with whatever Python a node has."""
 
-BOTTOM = (f"{CORE}.__version__", f"{CORE}.adapters", f"{CORE}.endreason", f"{CORE}.errors", f"{CORE}.model")
+BOTTOM = (
+    f"{CORE}.__version__",
+    f"{CORE}.adapters",
+    f"{CORE}.endreason",
+    f"{CORE}.errors",
+    f"{CORE}.model",
+    f"{CORE}.taskend",
+)
 """What every part may import: nouns, the error tree, what checks values against types, and the version."""
 
 FILES = tuple(f"{CORE}.config.{part}" for part in ("tomlfile", "diagnosis", "fields"))
@@ -63,6 +70,7 @@ MAY_IMPORT = {
     f"{CORE}.endreason": (),
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
+    f"{CORE}.taskend": (f"{CORE}.endreason",),
     f"{CORE}.host": _rooms("host"),
     f"{CORE}.net": _rooms("net"),
     f"{CORE}.plugin": _rooms("host", "plugin"),
@@ -225,6 +233,7 @@ PURE = (
             "endpoint",
             "framing",
             "granting",
+            "derivedtemplates",
             "reservations",
             "states",
             "template",
@@ -233,6 +242,7 @@ PURE = (
         )
     ),
     f"{CORE}.model",
+    f"{CORE}.taskend",
     f"{CORE}.endreason",
     f"{CORE}.errors",
     f"{CORE}.vjm.channel",

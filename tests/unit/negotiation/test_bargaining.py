@@ -18,6 +18,7 @@ from koala_adapter.negotiation.bargaining import (
     problem_of_closing,
     problem_of_counter,
 )
+from koala_adapter.negotiation.derivedtemplates import accepted, committed, consumed, countered, published
 from koala_adapter.negotiation.template import (
     Direction,
     Negotiability,
@@ -26,11 +27,6 @@ from koala_adapter.negotiation.template import (
     ResourceKey,
     Status,
     Usage,
-    accepted,
-    committed,
-    consumed,
-    countered,
-    published,
 )
 from koala_adapter.negotiation.templatexml import build, parse
 from tests.examples import examples

@@ -10,6 +10,17 @@ import pytest
 
 from koala_adapter.errors import NegotiationStepError
 from koala_adapter.negotiation.bargaining import Terms, decide
+from koala_adapter.negotiation.derivedtemplates import (
+    accepted,
+    committed,
+    consumed,
+    countered,
+    expired,
+    faulty,
+    published,
+    rejected,
+    withdrawn,
+)
 from koala_adapter.negotiation.endpoint import Endpoint
 from koala_adapter.negotiation.events import (
     Agreed,
@@ -31,15 +42,6 @@ from koala_adapter.negotiation.template import (
     Side,
     Status,
     Template,
-    accepted,
-    committed,
-    consumed,
-    countered,
-    expired,
-    faulty,
-    published,
-    rejected,
-    withdrawn,
 )
 from koala_adapter.negotiation.templatexml import build, parse
 from tests.unit.negotiation.templates import CPU, MEM, carried, pair, request

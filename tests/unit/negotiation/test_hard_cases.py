@@ -14,12 +14,13 @@ import pytest
 
 from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation import conversation
+from koala_adapter.negotiation.derivedtemplates import accepted, committed, countered, rejected, withdrawn
 from koala_adapter.negotiation.events import Ended, OfferAccepted, OfferReceived
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.negotiation.granting import Granter, Promised
 from koala_adapter.negotiation.reservations import ReservationBook
 from koala_adapter.negotiation.states import State
-from koala_adapter.negotiation.template import Side, Template, accepted, committed, countered, rejected, withdrawn
+from koala_adapter.negotiation.template import Side, Template
 from tests.unit.negotiation.templates import CPU, carried, pair, request
 from tests.unit.negotiation.test_peerlistener import Manager, listening, refused, wish
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 
 from koala_adapter.errors import NegotiationError
+from koala_adapter.negotiation.derivedtemplates import accepted, committed, countered, published, rejected, withdrawn
 from koala_adapter.negotiation.template import (
     Negotiability,
     Resource,
@@ -20,13 +21,7 @@ from koala_adapter.negotiation.template import (
     Status,
     Template,
     Usage,
-    accepted,
-    committed,
-    countered,
-    published,
-    rejected,
     sayable,
-    withdrawn,
 )
 from koala_adapter.negotiation.templatejson import from_json, to_json
 from koala_adapter.negotiation.templatexml import LARGEST_TEMPLATE, NAMESPACE, build, parse

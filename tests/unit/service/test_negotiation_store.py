@@ -11,14 +11,7 @@ import pytest
 from koala_adapter.api.negotiationbuilder import job_negotiations, negotiation_reports
 from koala_adapter.errors import JournalBlockedError, NegotiationError
 from koala_adapter.model import JobId
-from koala_adapter.negotiation.template import (
-    CPU,
-    Direction,
-    NegotiationKey,
-    Obligation,
-    Resource,
-    Side,
-    Template,
+from koala_adapter.negotiation.derivedtemplates import (
     accepted,
     committed,
     consumed,
@@ -27,6 +20,7 @@ from koala_adapter.negotiation.template import (
     rejected,
     withdrawn,
 )
+from koala_adapter.negotiation.template import CPU, Direction, NegotiationKey, Obligation, Resource, Side, Template
 from koala_adapter.negotiation.templatexml import build
 from koala_adapter.scheduler.records import State
 from koala_adapter.service import negotiationstore
