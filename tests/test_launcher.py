@@ -8,7 +8,7 @@ import json
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ import anyio
 import pytest
 
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
+from koala_adapter.pull import server
+from koala_adapter.pull.connection import connected, received, sent
 from koala_adapter.pull.nodefiles import node_files
 from koala_adapter.pull.server import TOKEN_BYTES, listening_socket
 from koala_adapter.service.runningsweep import RunningSweep
@@ -26,7 +28,8 @@ from koala_adapter.sweeps.parameters import Expansion, list_axis
 from koala_adapter.vjm.certificate import load_or_create
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import ssl
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(400)]
@@ -97,14 +100,31 @@ class Place:
             (library / name).write_bytes(content)
         return subprocess.Popen([sys.executable, "-S", "-B", library / PROGRAM], cwd=self.directory)
 
+    async def returned(self, answer: bytes) -> ssl.SSLSocket:
+        """Connect as a launcher does that has lost its connection, with the answer that it has kept."""
+        certificate = load_or_create(self.directory / "certificate")
+
+        def connect() -> ssl.SSLSocket:
+            line = connected(HOST, self.port, certificate.fingerprint)
+            line.sendall(bytes.fromhex(TOKEN))
+            assert sent(line, b'{"cluster": "alpha", "host": "node"}')
+            assert sent(line, answer)
+            return line
+
+        return await asyncio.to_thread(connect)
+
     def entries(self) -> list[dict[str, Any]]:
         """Return what is written down."""
         return list(entries_in(self.directory / "sweep"))
 
     async def until_over(self, sweep: RunningSweep) -> None:
         """Wait until every task is over."""
+        await self.until(lambda: sweep.over)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something has become true that the sweep tells of."""
         async with asyncio.timeout(LIVENESS):
-            while not sweep.over:
+            while not true():
                 await self.changed.wait()
                 self.changed.clear()
 
@@ -193,6 +213,38 @@ async def test_a_launcher_keeps_its_answer_while_the_service_is_away(tmp_path: P
         await place.until_over(sweep)
         assert await exits(launcher) == 0
     assert [one["state"] for one in place.entries()] == ["done"]
+
+
+async def test_who_returns_with_an_answer_gets_one_task(tmp_path: Path) -> None:
+    """However quickly the one follows the other; what it was given is back when it goes."""
+    place = Place(tmp_path, ("true",) * 5)
+    async with place.running() as sweep:
+        with await place.returned(
+            b'{"task": 0, "attempt": 1, "status": 0, "seconds": 1, "out": 0, "err": 0}\n'
+        ) as line:
+            given = await asyncio.to_thread(received, line)
+            assert given is not None
+            await place.until(lambda: sweep.progress.done == 1)
+            assert sweep.progress.running == 1
+        await place.until(lambda: sweep.progress.running == 0)
+
+
+async def test_who_shows_no_token_is_one_of_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that only connect some are let in, for half a minute; who has the token gets work beside them."""
+    monkeypatch.setattr(server, "MOST_UNPROVEN", 3)
+    place = Place(tmp_path, ("true",))
+    async with place.running() as sweep, AsyncExitStack() as connections:
+        idle = [await asyncio.open_connection(HOST, place.port) for _ in range(4)]
+        for _, writer in idle:
+            connections.callback(writer.close)
+        turned_away = [asyncio.create_task(reader.read(1)) for reader, _ in idle]
+        async with asyncio.timeout(LIVENESS):
+            done, waiting = await asyncio.wait(turned_away, return_when=asyncio.FIRST_COMPLETED)
+        assert (len(done), len(waiting)) == (1, 3)
+        idle[turned_away.index(waiting.pop())][1].close()
+        launcher = place.launcher()
+        await place.until_over(sweep)
+        assert await exits(launcher) == 0
 
 
 async def test_half_a_line_is_dropped(tmp_path: Path) -> None:

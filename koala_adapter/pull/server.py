@@ -23,7 +23,11 @@ TOKEN_BYTES = 32
 CLOSING_STEPS = 5
 """Turns of the event loop in which connections that were closed let go of their sockets."""
 PROVING = 30.0
-"""Seconds in which who connects must show the token."""
+"""Seconds in which TLS must be there, and then the token."""
+ACCEPTING_PAUSE = 0.5
+"""Seconds until it is tried again to accept a connection."""
+MOST_UNPROVEN = 256
+"""Connections that may be on their way to that at once; whoever comes then is sent away, and comes again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +61,8 @@ class Board(Protocol):
 class _Present:
     idle: deque[Puller] = field(default_factory=deque)
     proven: set[Puller] = field(default_factory=set)
-    conversing: dict[asyncio.Task[None], Puller] = field(default_factory=dict)
-    """Those, and whoever has not shown the token yet."""
+    conversing: set[asyncio.Task[None]] = field(default_factory=set)
+    """With those, and with whoever has not shown the token yet."""
 
 
 class PullServer:
@@ -70,7 +74,8 @@ class PullServer:
         self._token = token
         self._largest = largest_frame
         self._present = _Present()
-        self._server: asyncio.Server | None = None
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._accepting: asyncio.Task[None] | None = None
         self.port = 0
 
     @property
@@ -80,13 +85,13 @@ class PullServer:
 
     async def listen(self, listening: socket.socket, certificate: Certificate) -> None:
         """Accept connections on a listening socket, which is closed with this. Raises OSError."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate.path)
-        self._server = await asyncio.start_server(self._accepted, sock=listening, ssl=context)
+        self._tls.load_cert_chain(certificate.path)
+        listening.setblocking(False)  # noqa: FBT003 - its only parameter has no name
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listening))
 
     def free(self, puller: Puller) -> None:
-        """Note that somebody waits for work."""
-        if not puller.leaving:
+        """Note that somebody waits for work; once, however often it is said."""
+        if not puller.leaving and puller not in self._present.idle:
             self._present.idle.append(puller)
             self.dispatch()
 
@@ -101,40 +106,41 @@ class PullServer:
 
     async def close(self) -> None:
         """Listen no more, end all connections, and return when nobody is at them."""
-        if self._server is not None:
-            self._server.close()
-        ours = self._present.conversing
-        while ours:
-            for puller in ours.values():
-                puller.writer.transport.abort()
-            await asyncio.wait(set(ours))
+        ours = {*self._present.conversing, *((self._accepting,) if self._accepting is not None else ())}
+        for one in ours:
+            one.cancel()
+        if ours:
+            await asyncio.wait(ours)
         for _ in range(CLOSING_STEPS):
             await asyncio.sleep(0)
 
-    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        puller = Puller(writer)
-        conversation = asyncio.get_running_loop().create_task(self._converse(puller, reader))
-        self._present.conversing[conversation] = puller
-        conversation.add_done_callback(self._present.conversing.pop)
+    async def _accept(self, listening: socket.socket) -> None:
+        """Let in who comes; those that only connect are counted from their first moment on."""
+        loop, present = asyncio.get_running_loop(), self._present
+        with listening:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError:  # it has gone again, or there are no descriptors left
+                    await asyncio.sleep(ACCEPTING_PAUSE)
+                    continue
+                if len(present.conversing) - len(present.proven) >= MOST_UNPROVEN:
+                    connection.close()
+                    continue
+                conversation = loop.create_task(self._converse(connection))
+                present.conversing.add(conversation)
+                conversation.add_done_callback(present.conversing.discard)
 
-    async def _converse(self, puller: Puller, reader: asyncio.StreamReader) -> None:
+    async def _converse(self, connection: socket.socket) -> None:
         try:
             async with asyncio.timeout(PROVING):
-                shown = await reader.readexactly(TOKEN_BYTES)
-            if not hmac.compare_digest(shown, self._token):
-                return
-            self._present.proven.add(puller)
-            self._board.came(puller)
-            while True:
-                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                if self._largest is not None and size > self._largest:
-                    return
-                frame = await reader.readexactly(size)
-                if frame == LEAVING:
-                    puller.leaving = True
-                    self._forget(puller)
-                else:
-                    self._board.heard(puller, frame)
+                reader, writer = await self._with_tls(connection)
+        except (OSError, TimeoutError):
+            connection.close()
+            return
+        puller = Puller(writer)
+        try:
+            await self._hear(puller, reader)
         except (OSError, EOFError, TimeoutError):
             pass
         finally:
@@ -142,7 +148,34 @@ class PullServer:
             if puller in self._present.proven:
                 self._present.proven.discard(puller)
                 self._board.gone(puller)
-            puller.writer.close()
+            writer.transport.abort()
+
+    async def _with_tls(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _hear(self, puller: Puller, reader: asyncio.StreamReader) -> None:
+        """Hear what somebody says until the end. Raises OSError, EOFError and TimeoutError."""
+        async with asyncio.timeout(PROVING):
+            shown = await reader.readexactly(TOKEN_BYTES)
+        if not hmac.compare_digest(shown, self._token):
+            return
+        self._present.proven.add(puller)
+        self._board.came(puller)
+        while True:
+            (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+            if self._largest is not None and size > self._largest:
+                return
+            frame = await reader.readexactly(size)
+            if frame == LEAVING:
+                puller.leaving = True
+                self._forget(puller)
+            else:
+                self._board.heard(puller, frame)
 
     def _forget(self, puller: Puller) -> None:
         if puller in self._present.idle:

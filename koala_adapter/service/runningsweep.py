@@ -143,13 +143,14 @@ class RunningSweep:
         try:
             if not isinstance(launcher, _Launcher):
                 said = json.loads(frame)
-                puller.work = _Launcher(cluster=str(said["cluster"]), host=str(said["host"]))
+                puller.work = launcher = _Launcher(cluster=str(said["cluster"]), host=str(said["host"]))
             else:
                 self._answered(launcher, _answer(frame))
         except (ValueError, KeyError, TypeError, OSError) as error:
             log.warning("the answer of a launcher is not taken", directory=str(self._files.directory), error=str(error))
             raise ConnectionError(str(error)) from error
-        if not self.over and self._server is not None:
+        # One that returns with the answer of a task of before has been given the next one when it said who it is.
+        if not self.over and self._server is not None and launcher.given is None:
             self._server.free(puller)
 
     def _answered(self, launcher: _Launcher, answer: _Answer) -> None:
