@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation.template import (
     LARGEST_QUANTITY,
-    LONGEST_REASON,
-    NOT_IN_REASON,
     Direction,
     Negotiability,
     Obligation,
@@ -23,6 +21,7 @@ from koala_adapter.negotiation.template import (
     Status,
     Template,
     Usage,
+    check_reason,
     sayable,
 )
 
@@ -48,8 +47,8 @@ def countered(
         if not 1 <= quantity <= LARGEST_QUANTITY:
             raise NegotiationError(f"Quantity of {one.type} is {quantity}, not from 1 to {LARGEST_QUANTITY}")
         changed.append(_resource(one, quantity, status, None, None))
-    if reason and (len(reason) > LONGEST_REASON or NOT_IN_REASON.search(reason)):
-        raise NegotiationError(f"Reason: at most {LONGEST_REASON} characters, on one line")
+    if reason:
+        check_reason(reason)
     return _changed(offer, Status.NEGOTIATION, tuple(changed), reason=reason)
 
 

@@ -27,7 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,255}", re.ASCII)
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,62})?", re.ASCII)
-NOT_IN_REASON = re.compile("[^ -~\\u00a0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+_NOT_IN_REASON = re.compile("[^ -~\\u00a0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
 CPU = "CPU"
@@ -195,8 +195,7 @@ class Template:
             raise NegotiationError(f"AnswerWithin is {self.answer_within}: seconds above 0, in thousandths at most")
         if self.round is not None and not 1 <= self.round <= MOST_ROUNDS:
             raise NegotiationError(f"Round is {self.round}, not from 1 to {MOST_ROUNDS}")
-        if len(self.reason) > LONGEST_REASON or NOT_IN_REASON.search(self.reason):
-            raise NegotiationError(f"Reason: at most {LONGEST_REASON} characters, on one line")
+        check_reason(self.reason)
         self.check_resources()
 
     def check_resources(self) -> None:
@@ -247,6 +246,12 @@ def _check(pattern: re.Pattern[str], value: str, name: str, allowed: str) -> Non
         raise NegotiationError(f"{name} is {value[:70]!r}", hint=f"allowed: {allowed}")
 
 
+def check_reason(reason: str) -> None:
+    """Raise NegotiationError for a reason that cannot be written."""
+    if len(reason) > LONGEST_REASON or _NOT_IN_REASON.search(reason):
+        raise NegotiationError(f"Reason: at most {LONGEST_REASON} characters, on one line")
+
+
 def sayable(reason: str) -> str:
     """Return any text as a reason that can be written: on one line, and not too long."""
-    return NOT_IN_REASON.sub("?", " ".join(reason.split()))[:LONGEST_REASON]
+    return _NOT_IN_REASON.sub("?", " ".join(reason.split()))[:LONGEST_REASON]

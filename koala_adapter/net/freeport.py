@@ -7,9 +7,17 @@ import random
 import socket
 from contextlib import closing, suppress
 
+LASTING_PORTS = range(20_000, 32_768)
+"""For who must be found at the same port after a restart: below the range from which Linux serves outgoing connections
+(ip_local_port_range, ip(7)), so that nobody gets it by chance meanwhile."""
 UNLIKELY_PORTS = range(10_000, 20_000)
 """Below the ports that Linux gives to outgoing connections and to who asks for any (ip_local_port_range, ip(7)), and
 those of control centers: one of these may be somebody else's before whoever needs it comes to take it."""
+
+
+def lasting_ports() -> list[int]:
+    """Return ports to be tried, in this order, by who must be found at the same one after a restart."""
+    return random.SystemRandom().sample(LASTING_PORTS, 20)
 
 
 def free_port() -> int:

@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.pull.connection import LEAVING, LENGTH
@@ -76,18 +77,18 @@ class PullServer:
         self._present = _Present()
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._accepting: asyncio.Task[None] | None = None
-        self.port = 0
 
     @property
     def pullers(self) -> set[Puller]:
         """Who is there now and has shown the token."""
         return self._present.proven
 
-    async def listen(self, listening: socket.socket, certificate: Certificate) -> None:
-        """Accept connections on a listening socket, which is closed with this. Raises OSError."""
+    def listen(self, listening: socket.socket, certificate: Certificate, loop: asyncio.AbstractEventLoop) -> None:
+        """Accept connections on a listening socket, which is closed with this, while a loop runs. Raises OSError."""
         self._tls.load_cert_chain(certificate.path)
         listening.setblocking(False)  # noqa: FBT003 - its only parameter has no name
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(listening))
+        self._accepting = loop.create_task(self._accept(listening))
+        self._accepting.add_done_callback(lambda _: listening.close())
 
     def free(self, puller: Puller) -> None:
         """Note that somebody waits for work; once, however often it is said."""
@@ -117,26 +118,29 @@ class PullServer:
     async def _accept(self, listening: socket.socket) -> None:
         """Let in who comes; those that only connect are counted from their first moment on."""
         loop, present = asyncio.get_running_loop(), self._present
-        with listening:
-            while True:
-                try:
-                    connection, _ = await loop.sock_accept(listening)
-                except OSError:  # it has gone again, or there are no descriptors left
-                    await asyncio.sleep(ACCEPTING_PAUSE)
-                    continue
-                if len(present.conversing) - len(present.proven) >= MOST_UNPROVEN:
-                    connection.close()
-                    continue
-                conversation = loop.create_task(self._converse(connection))
-                present.conversing.add(conversation)
-                conversation.add_done_callback(present.conversing.discard)
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError:  # it has gone again, or there are no descriptors left
+                await asyncio.sleep(ACCEPTING_PAUSE)
+                continue
+            if len(present.conversing) - len(present.proven) >= MOST_UNPROVEN:
+                connection.close()
+                continue
+            conversation = loop.create_task(self._converse(connection))
+            present.conversing.add(conversation)
+            conversation.add_done_callback(partial(self._end, connection))
+
+    def _end(self, connection: socket.socket, conversation: asyncio.Task[None]) -> None:
+        """Let go of a connection, also of one whose conversation was cancelled before its first word."""
+        self._present.conversing.discard(conversation)
+        connection.close()
 
     async def _converse(self, connection: socket.socket) -> None:
         try:
             async with asyncio.timeout(PROVING):
                 reader, writer = await self._with_tls(connection)
         except (OSError, TimeoutError):
-            connection.close()
             return
         puller = Puller(writer)
         try:

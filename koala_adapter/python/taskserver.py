@@ -65,7 +65,7 @@ class TaskServer:
         self._loop = asyncio.new_event_loop()
         listening = listening_socket(host)
         self.port = int(listening.getsockname()[1])
-        self._loop.run_until_complete(self._server.listen(listening, certificate))
+        self._server.listen(listening, certificate, self._loop)
         self._thread = threading.Thread(target=self._run, name="koala.Executor", daemon=True)
         self._thread.start()
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import anyio
 import structlog
 
 from koala_adapter.errors import ConfigurationError
+from koala_adapter.net.freeport import lasting_ports
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import PlaceholderState
 from koala_adapter.vjm import agentevents as agents
@@ -35,9 +35,6 @@ RELEASE_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL when an application is ended."""
 REJECTION_LOG_INTERVAL = 10.0
 """Seconds between two lines in the log about peers that did not prove themselves."""
-LIKELY_PORTS = range(20_000, 32_768)
-"""Below the range from which Linux serves outgoing connections (ip_local_port_range, ip(7)): nobody gets such a port by
-chance while the service is away."""
 PORT_PATIENCE = 60.0
 PORT_PAUSE = 2.0
 
@@ -135,7 +132,7 @@ class Reception:
         kept = int(self._journal.value("port") or "0")
         if settings.port or (kept and self._state().placeholders):
             return await self._insist(tasks, settings.listen, settings.port or kept)
-        likely = random.SystemRandom().sample(LIKELY_PORTS, 20)
+        likely = lasting_ports()
         for port in (kept, *likely) if kept else likely:
             with suppress(ConfigurationError):
                 return int(await tasks.start(self._center.serve, settings.listen, port))

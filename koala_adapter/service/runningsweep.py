@@ -18,7 +18,6 @@ from koala_adapter.sweeps.parameters import filled
 from koala_adapter.sweeps.progress import MOST_NAMED, SweepProgress
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from koala_adapter.model import Job
@@ -68,7 +67,6 @@ class RunningSweep:
         if job.sweep.continues is not None and job.id not in files.resumed_by:
             self._enter(0, Entry.RESUMED, {"job": job.id})
         self._server: PullServer | None = None
-        self._listening: asyncio.Task[None] | None = None
         self._saved = False
 
     # ---- as the service sees it -------------------------------------------------------------------------------------
@@ -77,11 +75,7 @@ class RunningSweep:
         """Be there for launchers. Raises OSError when the port is taken."""
         listening = listening_socket(host, contact.port)
         self._server = PullServer(self, bytes.fromhex(contact.token), largest_frame=LARGEST_FRAME)
-        self._listening = asyncio.get_running_loop().create_task(self._serve(listening, certificate))
-
-    async def _serve(self, listening: socket.socket, certificate: Certificate) -> None:
-        if self._server is not None:
-            await self._server.listen(listening, certificate)
+        self._server.listen(listening, certificate, asyncio.get_running_loop())
 
     def save(self) -> None:
         """Take in nothing more, and keep how far the sweep is."""
@@ -95,8 +89,6 @@ class RunningSweep:
     async def close(self) -> None:
         """Be there no more."""
         self.save()
-        if self._listening is not None:
-            await self._listening
         if self._server is not None:
             await self._server.close()
 

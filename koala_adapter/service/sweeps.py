@@ -8,7 +8,6 @@ was; and it lies where nobody gets a port by chance meanwhile.
 from __future__ import annotations
 
 import json
-import random
 import secrets
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import structlog
 
 from koala_adapter.errors import JobRefusedError, KoalaError
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
+from koala_adapter.net.freeport import lasting_ports
 from koala_adapter.pull.nodefiles import node_files
 from koala_adapter.pull.server import TOKEN_BYTES
 from koala_adapter.scheduler.events import RankEnded
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from koala_adapter.sweeps.progress import SweepProgress
 
 PROGRAM = "koala_sweep.py"
-LIKELY_PORTS = range(20_000, 32_768)
-"""Below the range from which Linux serves outgoing connections (ip_local_port_range, ip(7))."""
-PORTS_TRIED = 20
 TELLING = 0.5
 """Seconds between two times that who watches is told of further tasks."""
 
@@ -124,7 +121,7 @@ class Sweeps:
     def _listen(self, sweep: RunningSweep, files: SweepFiles) -> None:
         known = files.contact()
         token = secrets.token_hex(TOKEN_BYTES) if known is None else known.token
-        ports = [*([] if known is None else [known.port]), *random.SystemRandom().sample(LIKELY_PORTS, PORTS_TRIED)]
+        ports = [*([] if known is None else [known.port]), *lasting_ports()]
         ours = certificate.load_or_create(self._certificates)
         for port in ports:
             contact = Contact(port=port, token=token)

@@ -116,6 +116,7 @@ MAY_IMPORT = {
     WORKER: (),
     f"{CORE}.service": _rooms(
         "host",
+        "net",
         "plugin",
         "batchsystem",
         "config",
