@@ -92,8 +92,8 @@ class OutsideScheduler:
         due = mirror.next_due(self._observed_at)
         mirror.observe(listing)
         self._observed_at = listing.read_at
-        for job_id in mirror.to_take_back():
-            await self._starter.take_back(job_id)
+        for job_id in mirror.starts_to_undo():
+            await self._starter.undo_start(job_id)
         for job_id in self._starter.to_confirm():
             tasks.start_soon(self._starter.confirm, job_id)
         starts: list[Start] = []
