@@ -95,6 +95,20 @@ class Starter:
         """Put all starts on record; on return that is on disk. Raises JournalError: then nothing may be asked for."""
         self._record.store(self.starts.pins)
 
+    def note_before(self, starting: Sequence[LrmJobId]) -> bool:
+        """Put all starts on record before ``starting`` are asked for; where that fails these count as refused.
+
+        Returns whether they may be asked for.
+        """
+        try:
+            self.note()
+        except JournalError as error:
+            log.warning("nothing is started as long as that cannot be put on record", error=str(error))
+            for job_id in starting:
+                self.starts.advance(job_id, Stage.REFUSED, self._clock(), error=LrmUnavailableError(str(error)))
+            return False
+        return True
+
     async def ask(self, pin: Pin) -> tuple[Stage, LrmError | None]:
         """Ask for a start that is on record; return whether it is accepted, perhaps accepted, or refused, and why."""
         job_id = pin.job_id
