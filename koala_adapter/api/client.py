@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.negotiationreports import NegotiationAccess, NegotiationReport
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
+    from koala_adapter.service.cleanreport import CleanReport
     from koala_adapter.service.samplesubmission import SampleSubmission
 
 TIMEOUT = 30.0
@@ -131,6 +132,13 @@ class Client:
         """Return what is to be told of the events on which koala failed of late."""
         return [str(one) for one in self._ask(protocol.Request(operation="defects"))]
 
+    def clean(self, older: float, *, dry_run: bool) -> CleanReport:
+        """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell; takes its time."""
+        from koala_adapter.service.cleanreport import CleanReport  # noqa: PLC0415 - most clients do not clean
+
+        request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
+        return from_json(CleanReport, self._ask(request, timeout=None))
+
     def stop(self) -> None:
         """Ask the service to end; its jobs go on and are found again by the next one."""
         self._ask(protocol.Request(operation="stop"))
@@ -174,7 +182,7 @@ class Client:
                 request, last = b"", reply.last
                 yield from_json(JobReport, reply.result)
 
-    def _ask(self, request: Request, *, timeout: float = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
+    def _ask(self, request: Request, *, timeout: float | None = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
         with self._connect(timeout=timeout) as connection, connection.makefile("rb") as lines:
             try:
                 connection.sendall(protocol.encode(request))

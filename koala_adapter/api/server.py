@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import structlog
+from anyio import to_thread
 from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.adapters import adapter_of
 from koala_adapter.api import protocol
+from koala_adapter.api.cleaned import require_not_cleaned
 from koala_adapter.api.clusterreports import ClusterReport, PlanReport
 from koala_adapter.api.livereports import live_report
 from koala_adapter.api.negotiationbuilder import negotiation_reports
@@ -26,6 +28,7 @@ from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.net.unixsocket import same_user
+from koala_adapter.service.cleaning import Cleaning
 from koala_adapter.service.samplesubmission import SampleSubmission
 from koala_adapter.service.scriptmaker import sample_submissions
 
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from koala_adapter.api.protocol import Request
     from koala_adapter.model import Job
+    from koala_adapter.service.cleanreport import CleanReport
     from koala_adapter.service.service import Service
 
 WATCH_PAUSE = 0.1
@@ -99,6 +103,9 @@ class Server:
             if request.operation == "negotiate":
                 access = await self._service.negotiators.access(self._service.scheduler.job(request.job_id))
                 await stream.send(protocol.encode(protocol.Reply(result=asdict(access))))
+                return
+            if request.operation == "clean":
+                await stream.send(protocol.encode(protocol.Reply(result=asdict(await self._clean(request)))))
                 return
             if request.operation in CHANGING:
                 await self._service.ready()
@@ -175,6 +182,7 @@ class Server:
         except JobNotFoundError:
             archived = self._service.journal.archived(job_id)
             if archived is None:
+                require_not_cleaned(self._service.journal, job_id, self._service.clock.offset)
                 raise
             return of_the_past(adapter_of(JobReport).validate_json(archived))
 
@@ -195,6 +203,16 @@ class Server:
                 return
             await changed.wait()
             await anyio.sleep(WATCH_PAUSE)
+
+    async def _clean(self, request: Request) -> CleanReport:
+        service = self._service
+        await service.ready()
+        cleaning = Cleaning(service.directory, service.journal, service.state, older=request.older, now=service.now())
+        chosen = cleaning.choose()
+        if request.dry_run:
+            return await to_thread.run_sync(cleaning.tell, chosen)
+        cleaning.give_up(chosen, service.forget)
+        return await to_thread.run_sync(cleaning.remove, chosen)
 
     def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service
