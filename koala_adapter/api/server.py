@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
 
+JOBS_PAUSE = 0.5
+"""Seconds between two replies of a watch of all jobs at least."""
+
 CHANGING = frozenset({"submit", "cancel"})
 """Requests that change something; all others are answered at any time."""
 
@@ -60,6 +63,7 @@ class Server:
         self._service = service
         self.stop_wanted = anyio.Event()
         self._ending = False
+        self._leaving = False
         self._conversations = 0
         self._ended = anyio.Event()
 
@@ -69,6 +73,8 @@ class Server:
 
     async def quiet(self, patience: float = 1.0) -> None:
         """Wait until no client is connected, at most ``patience`` seconds."""
+        self._leaving = True
+        self._service.settled()  # whoever watches all jobs is told that this is the end
         with anyio.move_on_after(patience):
             while self._conversations:
                 await self._ended.wait()
@@ -97,7 +103,7 @@ class Server:
         try:
             request = protocol.decode_request(line)
             if request.operation == "watch":
-                async for reply in self._watch(request):
+                async for reply in self._watch(request) if request.job_id else self._watch_jobs(request):
                     await stream.send(protocol.encode(reply))
                 return
             if request.operation == "negotiate":
@@ -203,6 +209,17 @@ class Server:
                 return
             await changed.wait()
             await anyio.sleep(WATCH_PAUSE)
+
+    async def _watch_jobs(self, request: Request) -> AsyncIterator[protocol.Reply]:
+        while True:
+            changed = self._service.changed
+            reports = [_json(report) for report in self._reports(request.limit)]
+            yield protocol.Reply(result=reports, last=self._leaving)
+            if self._leaving:
+                return
+            await changed.wait()
+            if not self._leaving:
+                await anyio.sleep(JOBS_PAUSE)
 
     async def _clean(self, request: Request) -> CleanReport:
         service = self._service

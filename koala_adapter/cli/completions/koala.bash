@@ -90,7 +90,7 @@ _koala() {
         "koala run") words=(--processors --mpi --walltime --cluster --split --save --json --quiet --help); values=(); files=yes; ;;
         "koala submit") words=(--processors --mpi --walltime --cluster --split --save --json --help); values=(); files=yes; ;;
         "koala sweep") words=(--maximum --together --repeats --grace --walltime --cluster --save --resume --json --quiet --help); values=(); files=yes; ;;
-        "koala status") words=(--limit --json --help); values=(); ;;
+        "koala status") words=(--limit --watch --json --help); values=(); ;;
         "koala cancel") words=(--no-wait --json --help); values=(); ;;
         "koala resize") words=(--component --json --help); values=(); ;;
         "koala logs") words=(--follow --component --rank --stderr --help); values=(); ;;

@@ -79,6 +79,7 @@ complete -c koala -n '__koala_at koala sweep' -l quiet -s q -d 'No progress'
 complete -c koala -n '__koala_at koala sweep' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala status' -f
 complete -c koala -n '__koala_at koala status' -l limit -s n -x -d 'Most jobs shown, the latest ones'
+complete -c koala -n '__koala_at koala status' -l watch -s w -d 'Show it anew at each change - one job to its end, all until Ctrl-C'
 complete -c koala -n '__koala_at koala status' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala status' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala cancel' -f
