@@ -168,9 +168,9 @@ class Executor(AnyExecutor):
         with self._lock:
             left = list(self._futures)
         wait(left)
-        self._server.close()
         with suppress(KoalaError):
-            self.job.cancel()
+            self.job.cancel()  # first: workers that lose their connection end, and the job with them, by themselves
+        self._server.close()
         with suppress(KoalaError):
             self._site.__exit__(None, None, None)
 
