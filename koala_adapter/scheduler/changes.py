@@ -109,6 +109,8 @@ class ClusterStep:
     """Processors that it began with."""
     withheld: int = 0
     """Processors that were free, too, and more than one step may give out."""
+    lapsed: bool = False
+    """An application could not answer in time: what is left over may be wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
+from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
@@ -66,10 +67,20 @@ def give_time(state: State, timetable: Timetable, now: float) -> None:
     """Put off what fell due while the service was down, as long as an agent has for its first report.
 
     An agent that could not report is not MISSING, ranks may have ended well in time, and the last processor may be
-    there: first let them say so.
+    there: first let them say so. What an application was asked is asked again when its agents are back: from then on it
+    has all of its time for the answer.
     """
     _move_timers(state, lambda kind, at, placeholder: _after_downtime(state, kind, at, placeholder, now))
+    _await_answers(state, now + state.parameters.registration_timeout + state.parameters.answer_timeout)
     timetable.rebuild()
+
+
+def _await_answers(state: State, until: float) -> None:
+    """Take nothing for declined before that."""
+    changes = (claim.change for job in state.jobs.values() for claim in job.claims)
+    for change in changes:
+        if change is not None and change.phase is ChangePhase.ASKED and change.due is not None:
+            change.due = change.due._replace(at=max(change.due.at, until))
 
 
 def postpone(state: State, timetable: Timetable, now: float, seconds: float) -> None:

@@ -239,6 +239,8 @@ class OfferAnswered(Event):
     """Why it declines, as it says."""
     memory_declined: bool = False
     """It takes the processors without the memory that was offered with them."""
+    lapsed: bool = False
+    """It has not declined: its time ran out as the service was down, and it may be asked anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,8 @@ class Negotiations:
         """By job and rank: of thousands of jobs, what happens to one must not cost a look at all."""
         self._agreements: defaultdict[JobId, dict[int, _Agreement]] = defaultdict(dict)
         """By job and number of the change."""
+        self._offered_before: defaultdict[JobId, set[int]] = defaultdict(set)
+        """Numbers of changes whose offers were out when this process began: their time may have run out meanwhile."""
 
     # ---- what the scheduler wants -----------------------------------------------------------------------------------
 
@@ -132,8 +134,7 @@ class Negotiations:
         first = party.speaker(claim.component)
         if first is None or not party.ready(claim.component):
             return  # it is said when all have come
-        host = host_of(record, first)
-        template = offer_of(record, party, claim, change, host, answer_within=self._answer_within)
+        template = offer_of(record, party, claim, change, host_of(record, first), answer_within=self._answer_within)
         if template is None:
             reason = "the first process bears the others, and stays" if change.processors < 0 else "no size of its fits"
             self._decline(record.job.id, change.number, reason)
@@ -245,6 +246,7 @@ class Negotiations:
         """A job is over."""
         self._endpoints.pop(job_id, None)
         self._agreements.pop(job_id, None)
+        self._offered_before.pop(job_id, None)
 
     def _take(self, record: JobRecord, party: Party, rank: int, event: Event) -> None:
         if isinstance(event, Unreadable):
@@ -263,14 +265,13 @@ class Negotiations:
             if number is not None and event.was_agreed:
                 self._give_up(record.job.id, number, event.reason)
             elif number is not None:
-                self._decline(record.job.id, number, event.reason)
+                lapsed = event.state is State.EXPIRED and number in self._offered_before[record.job.id]
+                self._decline(record.job.id, number, event.reason, lapsed=lapsed)
                 self._give_up(record.job.id, number, event.reason or "the application has not committed to it")
 
     def _number_of(self, job_id: JobId, rank: int, key: NegotiationKey) -> int | None:
-        for number, one in self._agreements[job_id].items():
-            if (one.rank, one.key) == (rank, key):
-                return number
-        return None
+        agreements = self._agreements[job_id].items()
+        return next((number for number, one in agreements if (one.rank, one.key) == (rank, key)), None)
 
     def _answer_offer(self, record: JobRecord, party: Party, rank: int, event: OfferReceived) -> None:
         endpoint = self._endpoint(record.job.id, rank)
@@ -331,9 +332,9 @@ class Negotiations:
             rank = change.asker if change.agreement else party.speaker(claim.component) if kept is None else kept.rank
             if rank is None or change.number in self._agreements[record.job.id]:
                 continue
-            host = host_of(record, rank)
-            found = restored(record, claim, change, host, kept, carried_out=party.carries_out(change))
+            found = restored(record, claim, change, host_of(record, rank), kept, carried_out=party.carries_out(change))
             if found is None:
+                self._offered_before[record.job.id].add(change.number)
                 continue  # it is offered again
             said, state = found
             self._agreements[record.job.id][change.number] = _Agreement(
@@ -374,8 +375,9 @@ class Negotiations:
             )
         )
 
-    def _decline(self, job_id: JobId, number: int, reason: str) -> None:
-        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=reason))
+    def _decline(self, job_id: JobId, number: int, why: str, *, lapsed: bool = False) -> None:
+        now = self._clock()
+        self._report(ev.OfferAnswered(time=now, job_id=job_id, number=number, accepted=0, reason=why, lapsed=lapsed))
 
     def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
         self._agreements[job_id].pop(number, None)

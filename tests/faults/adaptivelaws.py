@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import JobKind, RunnerName
@@ -15,14 +15,17 @@ from tests.unit.scheduler.scheduler_site import component
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from koala_adapter.model import ClusterName, Component, Job, TaskEnd
+    from koala_adapter.model import ClusterName, Component, Job, JobId, TaskEnd
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import JobRecord, State
 
 PATIENCE = 30
 """Seconds in which the processes of a component must meet."""
 LONGEST_CHANGE = 4.0 * PATIENCE
-"""Seconds within which a change that nobody can be brought to is given up, while nothing happens to the service."""
+"""Seconds within which a change that nobody can be brought to is given up, while nothing happens to the service.
+
+The changes of a component are made one after the other: they count from when the one before it is over.
+"""
 _MOVING = (ChangePhase.TAKING, ChangePhase.RELEASING)
 
 
@@ -55,32 +58,48 @@ def adaptive_job(one: Job, clusters: Sequence[ClusterName], *, seed: int, spread
     )
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A change that waits to be begun, or to be given up."""
+
+    since: float
+    """When it came, or when one ahead of it was over, or was being carried out: the latest of these."""
+    ahead: set[int] = field(default_factory=set)
+    """Numbers of those that are open and may be made before it."""
+
+    def look(self, number: int, changes: Mapping[int, Change], now: float) -> None:
+        """Take note of the changes of the component that are open, of which it is one."""
+        over = self.ahead - changes.keys()
+        self.ahead = (self.ahead & changes.keys()) | {other for other in changes if other < number}
+        if over or any(changes[one].adaptation for one in (number, *self.ahead)):
+            self.since = now
+
+
 class AdaptiveLaws:
     """What must hold for adaptive jobs, from one moment to the next."""
 
     def __init__(self) -> None:
         """Know of no change yet."""
-        self._since: dict[tuple[str, int], float] = {}
-        """When changes were seen first that are still open."""
+        self._waiting: dict[tuple[JobId, int], _Waiting] = {}
+        """Of the changes that are open."""
 
     def check(self, state: State, now: float, undisturbed_since: float) -> None:
         """Check what must hold now. ``undisturbed_since``: when something happened to the service last."""
-        open_: dict[tuple[str, int], float] = {}
+        waiting: dict[tuple[JobId, int], _Waiting] = {}
         for record in state.jobs.values():
             if record.job.runner is not RunnerName.ADAPTIVE or record.state is not JobState.RUNNING:
                 continue
             _check_placeholders(record)
             for part in record.job.components:
                 _check_size(record, part)
-                changes = _moving(record, part)
-                for number, change in enumerate(changes, start=1):
-                    which = record.job.id, change.number
-                    open_[which] = self._since.get(which, now)
-                    since = max(open_[which], undisturbed_since)
-                    if not any(one.adaptation for one in changes):
-                        late = f"job {record.job.id}: change {change.number} is neither made nor given up"
-                        assert now < since + number * LONGEST_CHANGE, late
-        self._since = open_
+                changes = {one.number: one for one in _moving(record, part) if not one.made}
+                for number in sorted(changes):
+                    which = record.job.id, number
+                    waiting[which] = one = self._waiting.get(which) or _Waiting(now, changes.keys() - {number})
+                    one.look(number, changes, now)
+                    late = f"job {record.job.id}: change {number} is neither made nor given up"
+                    assert now < max(one.since, undisturbed_since) + LONGEST_CHANGE, late
+        self._waiting = waiting
 
 
 def _moving(record: JobRecord, part: Component) -> list[Change]:

@@ -40,6 +40,9 @@ def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
             if event.memory_declined:
                 for part in parts_of(record, change):
                     part.change.memory_mib = 0
+            step = cluster_of(context, record, number).step
+            if event.lapsed and change.in_step and step is not None:
+                step.lapsed = True
             take_answer(context, record, number, change, event.accepted)
             return
 

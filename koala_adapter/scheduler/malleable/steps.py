@@ -90,7 +90,7 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
     cluster.step = None
     context.scan_wanted = True
     if grows:
-        cluster.unwanted = step.remaining + current.withheld if step.remaining > 0 else 0
+        _note_unwanted(context, cluster, current)
         if policy.rebalances and step.rounds:
             # What one application declines leaves the others unequal, which would begin it all again at this instant.
             cluster.levelled_until = context.now + max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
@@ -101,6 +101,15 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
         pause(context, cluster, Direction.SHRINK, seconds)
     else:
         jobs_have_shrunk(context, cluster)
+
+
+def _note_unwanted(context: Context, cluster: ClusterRecord, over: ClusterStep) -> None:
+    """Take note of what was left over by a step, so that it is not offered again."""
+    left = over.step.remaining
+    cluster.unwanted = left + over.withheld if left > 0 else 0
+    if over.lapsed:  # not at once: a peer that lets everything run out would be asked without end
+        cluster.unwanted = None
+        pause(context, cluster, Direction.GROW, max(SHORTEST_PAUSE, context.state.parameters.scan_interval))
 
 
 def settle(context: Context, record: JobRecord, number: int, change: Change, accepted: int) -> None:

@@ -137,11 +137,11 @@ class Coordinator:
             return ([(rank, self._welcome(rank))] if lost else []) + self._gathered()
         if self.phase == "asked":
             return self._recovered() if all(one in self.hellos for one in self._expected()) else []
-        if self.phase == "forming":
+        if self.phase == "forming" or rank not in self._expected():  # one that is early will be needed later
             return []
         # Somebody has come back, and what was said to it may not have arrived.
         hellos, self.phase = self.hellos, "asked"
-        self.hellos = {one: hellos[one] for one in hellos if one == rank}
+        self.hellos = {one: hellos[one] for one in hellos if one == rank or one not in self._expected()}
         return [(one, note_payload("who")) for one in self._expected() if one != rank] or self._recovered()
 
     def _welcome(self, rank: int) -> bytes:

@@ -151,6 +151,20 @@ def test_done_in_the_last_moment() -> None:
     assert list(world.members) == [0, 1, 2, 3]
 
 
+def test_a_change_in_line_has_all_of_its_time() -> None:
+    """However long the one before it takes: its time begins when that one is over."""
+    world = in_the_middle_of_a_change()
+    world.grow(1)
+    world.wait(DONE_PATIENCE - 1)
+    world.go_on(1)
+    world.hear(1)
+    assert world.made == [1]
+    world.wait(PATIENCE - 1)
+    assert world.given_up == []
+    world.wait(1)
+    assert world.given_up == [f"the new process 4 has not joined within {PATIENCE:g} s"]
+
+
 def test_time_without_an_agent_does_not_count() -> None:
     """How long an agent may be away is for its lease to say; then the process has all of its time again."""
     world = in_the_middle_of_a_change()

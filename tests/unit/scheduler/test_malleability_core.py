@@ -128,6 +128,22 @@ def test_no_answer_declines() -> None:
     assert submissions(site.pass_time(61.0)) == {"a": 5}
 
 
+@pytest.mark.parametrize("down", [1.0, 59.0, 300.0], ids=["for a moment", "almost till then", "for long"])
+def test_an_application_that_could_not_answer_has_not_declined(down: float) -> None:
+    """After a restart its agents have time to come back, and it has all of its time for the answer; then no more."""
+    for answers in (True, False):
+        site, offer = growing()
+        site.now += down
+        site.post(ev.Configured(time=site.now, parameters=site.parameters, clusters=site.clusters))
+        site.pass_time(site.parameters.registration_timeout + site.parameters.answer_timeout - 1.0)
+        if answers:
+            assert submissions(site.answer(offer)) == {"a": 6}
+        else:
+            site.pass_time(1.0)
+            assert site.answer(offer) == []
+            assert site.record("1").claims[0].change is None
+
+
 def test_more_than_offered_is_never_taken() -> None:
     """An application that accepts more than it was offered gets what it was offered."""
     site, offer = growing()

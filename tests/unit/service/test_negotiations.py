@@ -14,6 +14,7 @@ from koala_adapter.negotiation.template import Side, Status, Template
 from koala_adapter.negotiation.templatexml import build, parse
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.runner import Application
+from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.approaches import Approach
@@ -270,6 +271,32 @@ def test_a_restart_before_the_answer() -> None:
     stage.deliver()
     assert stage.heard[-1].kind == "agreed"
     assert stage.phase is ChangePhase.GATHERING
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_offer_that_ran_out_as_the_service_was_down(known: bool) -> None:  # noqa: FBT001 - drawn
+    """It is made anew after a while, whether the application had accepted it (``known``) or says nothing: once."""
+    stage = Stage(5)
+    stage.go_on()
+    offer = stage.latest()
+    if known:
+        stage.application.send(nt.accepted(offer), stage.site.now)
+        stage.application.data_to_send()  # it gets lost
+    stage.site.now += 31.0
+    stage.application.time_passed(stage.site.now)
+    stage.application.data_to_send()
+    stage.site.post(ev.Configured(time=stage.site.now, parameters=stage.site.parameters, clusters=stage.site.clusters))
+    stage.start()
+    stage.go_on()
+    for again in (True, False):
+        stage.deliver()
+        stage.site.now += 21.0
+        stage.manager.time_passed(stage.site.now, lambda _: (stage.site.record("1"), stage.party))
+        assert stage.phase is None
+        stage.site.pass_time(2 * stage.site.parameters.scan_interval)
+        stage.go_on()
+        assert (stage.phase is ChangePhase.ASKED) == again
+    assert len({template.agreement_id for sender, template in stage.kept if sender is Side.RMS}) == 2
 
 
 def test_a_restart_before_the_commitment_has_arrived() -> None:
