@@ -174,7 +174,7 @@ def _libraries() -> str:
     rows = {
         "system": [library.system for library in known],
         "seen": [library.seen for library in known],
-        "always asked for": [f"`{library.native}`" for library in known],
+        "always asked for": [", ".join(f"`{option}`" for option in library.native) for library in known],
         "walltime": [f"`{library.walltime}`" for library in known],
         "queue": [f"`{library.queue}`" for library in known],
         "memory": [f"`{library.memory}`" for library in known],
