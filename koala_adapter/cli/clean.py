@@ -20,27 +20,26 @@ MOST_NAMED = 20
 """Jobs in one line."""
 
 
-class Age(click.ParamType[float]):
-    """A duration such as 30d, in seconds."""
+def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Return the seconds of a duration such as 30d. Raises click's error for what is no duration."""
+    from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
 
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds. Raises click's error for what is no duration."""
-        from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
-
-        try:
-            found = parse_duration(value)
-        except NotAllowedError as error:
-            self.fail(f"found {str(value)!r}, allowed is {error}", param, ctx)
-        if not isinstance(found, int | float) or found < 0:
-            self.fail(f"found {str(value)!r}, allowed is {DURATION_WORDS}", param, ctx)
-        return float(found)
+    try:
+        found = parse_duration(value)
+    except NotAllowedError as error:
+        raise click.BadParameter(f"found {value!r}, allowed is {error}", ctx, param) from error
+    if not isinstance(found, int | float) or found < 0:
+        raise click.BadParameter(f"found {value!r}, allowed is {DURATION_WORDS}", ctx, param)
+    return float(found)
 
 
 @click.command()
 @click.option(
-    "--older", required=True, metavar="TIME", type=Age(), help="Time since the end of a job, at least, such as 30d."
+    "--older",
+    required=True,
+    metavar="TIME",
+    callback=_seconds,
+    help="Time since the end of a job, at least, such as 30d.",
 )
 @click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")
 @json_option
