@@ -321,6 +321,10 @@ class Service:
         record = self.scheduler.job(job_id)
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
 
+    def forget(self, job_ids: tuple[JobId, ...]) -> None:
+        """Drop the records of jobs that are over. Raises JournalBlockedError and DefectError: then nothing changed."""
+        self._loop.enter(ev.JobsForgotten(time=self.now(), job_ids=job_ids))
+
     def resize(self, job_id: str, component: str, processors: int) -> None:
         """Have a component of a malleable job brought to a size, as far as processors can be had.
 
