@@ -131,6 +131,10 @@ class Client:
         """Return what is to be told of the events on which koala failed of late."""
         return [str(one) for one in self._ask(protocol.Request(operation="defects"))]
 
+    def metrics(self) -> str:
+        """Return what the service has counted, as OpenMetrics text."""
+        return str(self._ask(protocol.Request(operation="metrics")))
+
     def stop(self) -> None:
         """Ask the service to end; its jobs go on and are found again by the next one."""
         self._ask(protocol.Request(operation="stop"))

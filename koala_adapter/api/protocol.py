@@ -27,6 +27,7 @@ OPERATIONS = frozenset(
         "negotiate",
         "negotiations",
         "defects",
+        "metrics",
         "ping",
         "stop",
         "stop-if-idle",
@@ -41,7 +42,8 @@ class Request:
     ``submit`` (job: text of a job as JSON), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
     ``watch`` (a reply at each change until the job is over), ``clusters``, ``plan``, ``script``, ``negotiate`` (how a
     program gets to do so for a job), ``negotiations`` (of the job, if one is named; number, if one is), ``defects`` (of
-    koala itself, one sentence each), ``ping``, ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
+    koala itself, one sentence each), ``metrics`` (OpenMetrics text), ``ping``, ``stop``, ``stop-if-idle`` (``stops``
+    tells whether it does).
     """
 
     operation: str
