@@ -354,7 +354,7 @@ class LrmJob:
     elsewhere: str = ""
     """Where its LRM has moved it, such as ``workq@other``: it waits or runs there, not on this cluster's nodes."""
     tied: bool = False
-    """It waits, and is still tied to the nodes on which we started it: see ``Lrm.take_back``."""
+    """It waits, and is still tied to the nodes on which we started it: see ``Lrm.undo_start``."""
 
     @property
     def node_bounds(self) -> tuple[int, int | None]:

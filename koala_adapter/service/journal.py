@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import sqlite3
 from contextlib import closing, suppress
 from functools import cache
@@ -316,6 +317,14 @@ class Journal:
     def set_value(self, key: str, value: str) -> None:
         """Store a single value."""
         self._execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+
+    def instance(self) -> str:
+        """Return the short random name of this state directory, which is given when it is asked for first."""
+        found = self.value("instance")
+        if found is None:
+            found = secrets.token_hex(4)
+            self.set_value("instance", found)
+        return found
 
     def probe(self) -> None:
         """Write something. Raises JournalBlockedError when that cannot be."""

@@ -7,7 +7,6 @@ replays the journal, and then compares with what the LRMs and the agents say. Al
 
 from __future__ import annotations
 
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -230,11 +229,7 @@ class Service:
     @property
     def instance(self) -> str:
         """Short random name of this state directory; part of every LRM job name of ours."""
-        found = self.journal.value("instance")
-        if found is None:
-            found = secrets.token_hex(4)
-            self.journal.set_value("instance", found)
-        return found
+        return self.journal.instance()
 
     def now(self) -> float:
         """Return the time by the service clock."""
