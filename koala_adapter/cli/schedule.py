@@ -21,7 +21,7 @@ from koala_adapter.cli import ordertext
 from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.queuepolicy import QueuePolicy
 from koala_adapter.cli.session import command_body, json_option, pass_session
-from koala_adapter.cli.stopping import stop_on_signal
+from koala_adapter.cli.stopping import stop_on_signal, under_supervision
 from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
@@ -269,6 +269,8 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)
             await tell_metrics(tasks, session, meter.meter, plan.metrics_port)
+            # Also while the batch system does not answer: that is no reason to be started again.
+            under_supervision(tasks).ready()
             await start_plugin(lrm, on_trouble=screen.trouble)
             if plan.shadow:
                 await _shadow(PacedWatcher(lrm, pace, on_trouble=screen.trouble), plan, screen)

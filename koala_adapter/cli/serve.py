@@ -15,7 +15,7 @@ from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import ownership, wait_until_unowned
 from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.session import command_body, pass_session
-from koala_adapter.cli.stopping import stop_on_signal
+from koala_adapter.cli.stopping import stop_on_signal, under_supervision
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -73,10 +73,12 @@ async def _serve(
 ) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal, tasks.cancel_scope)
+        supervisor = under_supervision(tasks)
         server = await tasks.start(_host, session, idle_limit, tasks.cancel_scope)
         await tell_metrics(tasks, session, server.meter, metrics_port)
         text = f"koala serves {len(session.site.clusters)} clusters from {session.directory} (pid {os.getpid()})"
         session.progress.print(text, markup=False, soft_wrap=True)
+        supervisor.ready()
         if ready_descriptor is not None:
             os.write(ready_descriptor, READY)
             os.close(ready_descriptor)

@@ -17,7 +17,7 @@ from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.schedule import schedule_directory
 from koala_adapter.cli.session import command_body, json_option, pass_session
-from koala_adapter.cli.stopping import stop_on_signal
+from koala_adapter.cli.stopping import stop_on_signal, under_supervision
 from koala_adapter.cli.wikiexplain import explained
 from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
@@ -294,11 +294,13 @@ async def _run(
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)
+            supervisor = under_supervision(tasks)
             await tell_metrics(tasks, session, meter.meter, metrics_port)
             if isinstance(source, LrmSource):
                 order = schedule_directory(session, source.name)
                 await tasks.start(ExplainServer(partial(explained, resource.inventory), order).serve)
             port = await tasks.start(serve_wiki, resource)
+            supervisor.ready()
             session.progress.print(
                 f"{source.name} is served to {options.dialect} on {options.listen} port {port}",
                 markup=False,
