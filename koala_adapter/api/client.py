@@ -139,6 +139,10 @@ class Client:
         request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
         return from_json(CleanReport, self._ask(request, timeout=None))
 
+    def metrics(self) -> str:
+        """Return what the service has counted, as OpenMetrics text."""
+        return str(self._ask(protocol.Request(operation="metrics")))
+
     def stop(self) -> None:
         """Ask the service to end; its jobs go on and are found again by the next one."""
         self._ask(protocol.Request(operation="stop"))

@@ -26,6 +26,7 @@ from koala_adapter.api.reports import JobReport, in_order, of_the_past
 from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
+from koala_adapter.metrics.exposition import openmetrics
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.net.unixsocket import same_user
 from koala_adapter.service.cleaning import Cleaning
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from anyio.abc import Listener, SocketStream
 
     from koala_adapter.api.protocol import Request
+    from koala_adapter.metrics.meter import Meter
     from koala_adapter.model import Job
     from koala_adapter.service.cleanreport import CleanReport
     from koala_adapter.service.service import Service
@@ -66,6 +68,11 @@ class Server:
         self._leaving = False
         self._conversations = 0
         self._ended = anyio.Event()
+
+    @property
+    def meter(self) -> Meter:
+        """What the service counts."""
+        return self._service.meter.meter
 
     async def serve(self, listener: Listener[SocketStream]) -> None:
         """Serve whoever connects, and has connected before, until cancelled."""
@@ -126,7 +133,7 @@ class Server:
             log.exception("a request failed", request=line[:200])
             await stream.send(protocol.encode(protocol.refusal(KoalaError(f"the service failed: {error!r}"))))
 
-    def _result(self, request: Request) -> Any:  # noqa: ANN401, C901, PLR0911 - JSON of many shapes, one return for each
+    def _result(self, request: Request) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - JSON of many shapes, one return for each
         service = self._service
         match request.operation:
             case "submit":
@@ -157,6 +164,8 @@ class Server:
                 return self._negotiations(request)
             case "defects":
                 return service.journal.defects_told(service.now())
+            case "metrics":
+                return openmetrics(self.meter).decode()
             case "stop-if-idle":
                 # Noted at once, so that no job comes in between the answer and the end.
                 self._ending = self._ending or not service.busy

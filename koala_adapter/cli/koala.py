@@ -32,6 +32,7 @@ COMMANDS = (
     ("plan", "plan", "Show where a job would go now."),
     ("script", "plan", "Show exactly what would be submitted to a cluster."),
     ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
+    ("metrics", "metrics", "Print what a service counts, in the form of OpenMetrics."),
     ("check", "check", "Check this host, the site file and each cluster."),
     ("reap", "reap", "Find placeholders that no job owns any more, and cancel them."),
     ("clean", "clean", "Remove what is left of jobs that ended long ago."),

@@ -67,7 +67,7 @@ def _ranged(value: str) -> str:
     return value
 
 
-class ValuesFile(BaseModel, frozen=True, extra="forbid"):
+class ValuesFile(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A file with a value on each line."""
 
     file: Annotated[str, StringConstraints(min_length=1)] = Field(
@@ -82,7 +82,7 @@ Values: TypeAlias = (
 )
 
 
-class SweepTable(BaseModel, frozen=True, extra="forbid"):
+class SweepTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The tasks of a sweep."""
 
     parameters: dict[ParameterName, Values] = Field(

@@ -98,6 +98,16 @@ class SharedWindow:
         """Largest number of requests seen in any 60 seconds, those of other processes counted."""
         return max(self._largest, self._own.largest)
 
+    def recent(self) -> int:
+        """Return the number of requests in the last 60 seconds, those of other processes counted where that can be."""
+        now = self._clock()
+        own = sum(1 for time in self._own.times if time > now - WINDOW)
+        if self._path is None:
+            return own
+        with suppress(OSError), self._path.open("rb") as file:
+            return max(own, len(_read(file.fileno(), now)))
+        return own
+
     def take(self, *, urgent: bool = False) -> float:
         """Count one request and return 0.0 when it may go now, else the seconds to wait before asking again."""
         now = self._clock()

@@ -257,6 +257,11 @@ def test_adaptive_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
     assert world.service.effector.adaptive.adapted
 
 
+def test_a_job_is_asked_for_what_its_owner_no_longer_wants_while_others_are_asked_for_a_local_user() -> None:
+    """Only what the step asks for is bounded by what the local user waits for, who may have gone meanwhile."""
+    World(910154, **KINDS["crowded-adaptive"]).run()
+
+
 @pytest.mark.parametrize("seed", [129, 135])
 def test_schedules_of_adaptive_jobs_that_once_broke_an_invariant(seed: int) -> None:
     """An offer that had run out while a snapshot was being written was made again."""
