@@ -241,6 +241,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
     reading = answer.reading
     # Some batch systems go on listing jobs that have ended.
     states = [] if reading is None else [job.state for job in reading.jobs if job.state is not LrmJobState.ENDED]
+    down = 0 if reading is None else reading.down
     return ClusterReport(
         name=answer.config.name,
         plugin=answer.config.plugin,
@@ -248,7 +249,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         closed=None if reading is not None else f"out of reach: {answer.trouble}",
         processors=None if reading is None else reading.processors,
         idle=None if reading is None else reading.idle,
-        others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours),
+        others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours - down),
         threshold=answer.config.parameters.threshold,
         placeholders=len(states),
         placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
@@ -257,6 +258,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         requests=answer.requests,
         largest_requests_per_minute=answer.requests,
         requests_per_minute=answer.config.requests_per_minute,
+        down=down,
     )
 
 
