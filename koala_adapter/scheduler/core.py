@@ -96,6 +96,7 @@ class Scheduler:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
         if isinstance(event, ev.Configured):
             self.policies.require_malleability(event.parameters, *event.clusters)
+        self._roster.touched.clear()
         now = advance(self.state, self.timetable, event.time)
         context = self._context(now, recorded)
         if isinstance(event, ev.Configured):
@@ -111,6 +112,14 @@ class Scheduler:
         JobManagement(RecordedSites(context)).decide()
         wake_for_scan(context)
         return context.effects.actions()
+
+    def touched(self, event: ev.Event) -> dict[JobId, None]:
+        """Return the jobs that the latest event, which is given, names, and the malleable ones that it has changed.
+
+        In the records of no other malleable job is anything new that concerns its size or its processes.
+        """
+        named = getattr(event, "job_id", None)
+        return self._roster.touched | ({} if named is None else {named: None})
 
     def plan(self, job: Job, now: float) -> PlacementResult:
         """Return where a job would go now, without submitting it."""

@@ -44,7 +44,7 @@ from koala_adapter.service.upkeep import Upkeep
 from koala_adapter.service.workersresizing import WorkersResizing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskStatus
@@ -252,10 +252,15 @@ class Service:
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
         self.meter.handled(event)
-        self.adaptations.handled()
-        self.negotiators.handled()
+        self._follow(self._loop.scheduler.touched(event))
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
+
+    def _follow(self, touched: Iterable[JobId]) -> None:
+        """Have the applications of jobs follow the records."""
+        following = list(touched)  # what they report may be handled, and touch others, before they are through
+        self.adaptations.handled(following)
+        self.negotiators.handled(following)
 
     def settled(self) -> None:
         """See LoopOwner."""
@@ -278,6 +283,7 @@ class Service:
         else:
             self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
         self._doubt("an event was set aside", in_contact=self._in_contact)
+        self._follow(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
