@@ -15,6 +15,7 @@ import anyio
 
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt, tellers
+from koala_adapter.dynaco.sizerules import SizeRules
 from koala_adapter.errors import JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import JobId
@@ -30,7 +31,7 @@ from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, ma
 from koala_adapter.service.driverstart import drivers_needed, start_drivers
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
-from koala_adapter.service.neededpolicies import WithPolicies, check_placement
+from koala_adapter.service.neededpolicies import WithPolicies, check_policies
 from koala_adapter.service.negotiationkeeper import NegotiationKeeper
 from koala_adapter.service.negotiationport import NegotiationPort
 from koala_adapter.service.negotiators import Negotiators
@@ -93,6 +94,7 @@ class Service:
         )
         self.applications = self._new_applications()
         self.negotiation_port = NegotiationPort(site.control_center.negotiation_listen)
+        rules = SizeRules(policies.sizes)
         keeper = NegotiationKeeper(self.journal.negotiations, state=lambda: self.state, clock=self.now)
         self.adaptations = Adaptations(
             self.applications,
@@ -102,8 +104,11 @@ class Service:
             tell=self._tell_application,
             keeper=keeper,
             negotiators=self.negotiation_port,
+            rules=rules,
         )
-        self._workers = WorkersResizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
+        self._workers = WorkersResizing(
+            self.applications, state=lambda: self.state, clock=self.now, report=self.post, rules=rules
+        )
         self.negotiators = Negotiators(
             self.negotiation_port, adaptations=self.adaptations, workers=self._workers, state=lambda: self.state
         )
@@ -299,7 +304,7 @@ class Service:
         """
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
-        check_placement(job, self.scheduler.policies)
+        check_policies(job, self.scheduler.policies)
         self.applications.keep_input(job)
         try:
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
@@ -333,7 +338,7 @@ class Service:
         the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
         """
         record = self.scheduler.job(job_id)
-        found = resizable(record, component, processors)
+        found = resizable(record, component, processors, SizeRules(self.scheduler.policies.sizes))
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
         for driver in self.clusters.values():
