@@ -14,6 +14,7 @@ import anyio
 
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt, tellers
+from koala_adapter.dynaco.sizerules import SizeRules
 from koala_adapter.errors import JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import JobId
@@ -28,7 +29,7 @@ from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, ma
 from koala_adapter.service.driverstart import drivers_needed, start_drivers
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
-from koala_adapter.service.neededpolicies import WithPolicies, check_placement
+from koala_adapter.service.neededpolicies import WithPolicies, check_policies
 from koala_adapter.service.reception import Reception
 from koala_adapter.service.resizing import resizable
 from koala_adapter.service.resultstore import ResultStore
@@ -96,6 +97,7 @@ class Service:
             clock=self.now,
             report=self.post,
             tell=self._tell_application,
+            rules=SizeRules(policies.sizes),
         )
         self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
@@ -289,7 +291,7 @@ class Service:
         """
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
-        check_placement(job, self.scheduler.policies)
+        check_policies(job, self.scheduler.policies)
         self.applications.keep_input(job)
         try:
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
@@ -327,7 +329,7 @@ class Service:
         the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
         """
         record = self.scheduler.job(job_id)
-        found = resizable(record, component, processors)
+        found = resizable(record, component, processors, SizeRules(self.scheduler.policies.sizes))
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
         for driver in self.clusters.values():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from koala_adapter.dynaco.sizerules import SizeRules
     from koala_adapter.model import JobId, PlaceholderId
     from koala_adapter.scheduler import events as ev
     from koala_adapter.scheduler.records import JobRecord, State
@@ -38,10 +39,12 @@ class SizeChanges:
         clock: Callable[[], float],
         report: Callable[[ev.Event], None],
         tell: Callable[[PlaceholderId, str, bytes], bool],
+        rules: SizeRules,
     ) -> None:
         """``listen``: address for programs that negotiate; ``store`` keeps what was negotiated.
 
-        ``report`` takes events in; ``tell`` sends a frame to the process of a task, which it may not reach.
+        ``report`` takes events in; ``tell`` sends a frame to the process of a task, which it may not reach; ``rules`` say
+        which sizes a component takes.
         """
         self._port = NegotiationPort(listen)
         self._adaptations = Adaptations(
@@ -52,8 +55,9 @@ class SizeChanges:
             tell=tell,
             keeper=NegotiationKeeper(store, state=state, clock=clock),
             negotiators=self._port,
+            rules=rules,
         )
-        self._workers = WorkersResizing(applications, state=state, clock=clock, report=report)
+        self._workers = WorkersResizing(applications, state=state, clock=clock, report=report, rules=rules)
         self._negotiators = Negotiators(self._port, adaptations=self._adaptations, workers=self._workers, state=state)
         self.resizing = Resizing(workers=self._negotiators, adaptive=self._adaptations, state=state)
 
