@@ -18,7 +18,7 @@ class ClusterReport:
     processors: int | None
     idle: int | None
     others: int | None
-    """Processors that nobody of ours occupies and that are not idle: jobs of others, and nodes that are down."""
+    """Processors that jobs of others occupy."""
     threshold: int
     placeholders: int
     """All of ours that have not ended."""
@@ -32,6 +32,8 @@ class ClusterReport:
     """The bound on them."""
     others_waiting: int = 0
     """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
+    down: int = 0
+    """Processors that nobody has and nobody could get, as their nodes are not up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

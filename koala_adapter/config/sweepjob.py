@@ -100,7 +100,7 @@ def _ranged(value: str) -> str:
     return value
 
 
-class ValuesFile(BaseModel, frozen=True, extra="forbid"):
+class ValuesFile(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A file with a value on each line."""
 
     file: Annotated[str, StringConstraints(min_length=1)] = Field(
@@ -118,7 +118,7 @@ Values: TypeAlias = Annotated[
 ]
 
 
-class SweepTable(BaseModel, frozen=True, extra="forbid"):
+class SweepTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The tasks of a sweep."""
 
     parameters: dict[ParameterName, Values] = Field(

@@ -32,7 +32,7 @@ from koala_adapter.scheduler.claiming.waiting import (
 from koala_adapter.scheduler.clockchanges import advance, give_time, postpone
 from koala_adapter.scheduler.clusterrecord import ClusterRecord
 from koala_adapter.scheduler.context import Context
-from koala_adapter.scheduler.finishing import finish, rank_ended
+from koala_adapter.scheduler.finishing import finish, forget_jobs, rank_ended
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.ledger import Ledger
 from koala_adapter.scheduler.malleable.adapting import change_given_up, change_made, point_reached
@@ -175,6 +175,8 @@ class Scheduler:
                 _job_submitted(context, event)
             case ev.CancelRequested():
                 _cancel_requested(context, event)
+            case ev.JobsForgotten():
+                forget_jobs(context, event.job_ids)
             case ev.ClusterPolled():
                 _cluster_polled(context, event)
             case ev.ClusterUnavailable():

@@ -146,6 +146,15 @@ def test_a_growth_that_is_given_up() -> None:
     assert site.record("1").state is JobState.COMPLETED
 
 
+def test_a_newcomer_without_contact_is_not_told_to_cost_the_job() -> None:
+    """Only the growth is given up with it; with one of the others, the job is lost."""
+    site, taken = growing()
+    for rank, said in ((taken.ranks[0].rank, "the growth that they are for is given up"), (0, "the job is lost")):
+        placeholder = site.record("1").ranks[rank].placeholder
+        site.post(ev.PlaceholderSilent(time=site.now, placeholder=placeholder, detail="reset"))
+        assert f", {said}." in explain(site.state, None, site.record("1"), site.now)
+
+
 @pytest.mark.parametrize("lost", ["process", "placeholder"])
 def test_a_newcomer_that_is_lost_before_the_point(lost: str) -> None:
     """The growth is given up; the job goes on."""
