@@ -270,6 +270,23 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
         return self
 
 
+class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
+    """Where metrics are told in the form of OpenMetrics."""
+
+    listen: Host = Field(
+        default="127.0.0.1",
+        description="Address on which `koala serve`, `koala schedule` and `koala wiki serve` tell their metrics to "
+        "whoever asks: there is no password. By default only this host can.",
+    )
+    port: Whole | None = Field(
+        default=None,
+        ge=0,
+        le=65_535,
+        description="TCP port on which `koala serve` tells them; 0: any free one. Default: none. The others have "
+        "`--metrics-port`.",
+    )
+
+
 class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A whole site file."""
 
@@ -280,6 +297,10 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     scheduler: SchedulerConfig = Field(
         default=SchedulerConfig(),
         description="How jobs are placed: see [scheduler].",
+    )
+    metrics: MetricsConfig = Field(
+        default=MetricsConfig(),
+        description="Where metrics are told: see [metrics].",
     )
     clusters: tuple[ClusterConfig, ...] = Field(
         min_length=1,

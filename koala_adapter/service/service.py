@@ -7,7 +7,6 @@ replays the journal, and then compares with what the LRMs and the agents say. Al
 
 from __future__ import annotations
 
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,13 +37,14 @@ from koala_adapter.service.reception import Reception
 from koala_adapter.service.resizing import Resizing, resizable
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker
+from koala_adapter.service.servicemeter import ServiceMeter
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.service.upkeep import Upkeep
 from koala_adapter.service.workersresizing import WorkersResizing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskStatus
@@ -108,6 +108,7 @@ class Service:
             self.negotiation_port, adaptations=self.adaptations, workers=self._workers, state=lambda: self.state
         )
         self.resizing = Resizing(workers=self.negotiators, adaptive=self.adaptations, state=lambda: self.state)
+        self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
         self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
@@ -153,6 +154,7 @@ class Service:
 
     def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
         lrm, commands = make_lrm(config, plugins, self.directory)
+        self.meter.watch(config.name, commands)
         surroundings = DriverContext(
             state=lambda: self.state,
             clock=self.now,
@@ -210,6 +212,7 @@ class Service:
             applications=self.applications,
             resizing=self.resizing,
             archive=self.archive,
+            meter=self.meter,
             scripts=lambda: self._scripts,
         )
 
@@ -226,11 +229,7 @@ class Service:
     @property
     def instance(self) -> str:
         """Short random name of this state directory; part of every LRM job name of ours."""
-        found = self.journal.value("instance")
-        if found is None:
-            found = secrets.token_hex(4)
-            self.journal.set_value("instance", found)
-        return found
+        return self.journal.instance()
 
     def now(self) -> float:
         """Return the time by the service clock."""
@@ -252,10 +251,16 @@ class Service:
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
-        self.adaptations.handled()
-        self.negotiators.handled()
+        self.meter.handled(event)
+        self._follow(self._loop.scheduler.touched(event))
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
+
+    def _follow(self, touched: Iterable[JobId]) -> None:
+        """Have the applications of jobs follow the records."""
+        following = list(touched)  # what they report may be handled, and touch others, before they are through
+        self.adaptations.handled(following)
+        self.negotiators.handled(following)
 
     def settled(self) -> None:
         """See LoopOwner."""
@@ -272,11 +277,13 @@ class Service:
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """Have told again what is not known any more; as after a restart, if the state is another one than it was."""
+        self.meter.set_aside(len(set_aside))
         if len(set_aside) > 1:
             self.reception.disconnect_all("events were set aside: tell again how things stand")
         else:
             self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
         self._doubt("an event was set aside", in_contact=self._in_contact)
+        self._follow(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
@@ -325,6 +332,10 @@ class Service:
         """
         record = self.scheduler.job(job_id)
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
+
+    def forget(self, job_ids: tuple[JobId, ...]) -> None:
+        """Drop the records of jobs that are over. Raises JournalBlockedError and DefectError: then nothing changed."""
+        self._loop.enter(ev.JobsForgotten(time=self.now(), job_ids=job_ids))
 
     def resize(self, job_id: str, component: str, processors: int) -> None:
         """Have a component of a malleable job brought to a size, as far as processors can be had.

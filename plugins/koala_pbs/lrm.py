@@ -362,9 +362,9 @@ class PbsLrm(Lrm):
         """Have a job that runs come back in hold."""
         await self._starting.confirm(checked(job))
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that waits after it was started, and untie it."""
-        await self._starting.take_back(checked(job))
+        await self._starting.undo_start(checked(job))
 
     # -- checking ----------------------------------------------------------------------------------------------------
 
