@@ -22,11 +22,19 @@ from docs.commandtree import command_tree
 from docs.completions import completions
 from docs.manpages import man_pages
 from docs.statediagram import drawing
+from docs.variables import table as variables_table
 from koala_adapter.config.inputfiles import InputFileTable
 from koala_adapter.config.jobmodel import ComponentTable, JobHeader
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
-from koala_adapter.config.sitemodel import ClusterConfig, ControlCenterConfig, DirectivesConfig, SchedulerConfig
+from koala_adapter.config.sitemodel import (
+    ClusterConfig,
+    ControlCenterConfig,
+    DirectivesConfig,
+    MetricsConfig,
+    SchedulerConfig,
+)
 from koala_adapter.config.sweepjob import SweepTable
+from koala_adapter.metrics import catalogue
 from koala_adapter.negotiation.states import RECEIVED, SENT
 from koala_adapter.plugin import Capabilities, PluginDefinition
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
@@ -42,7 +50,7 @@ from koala_adapter.simulation.platform import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pydantic import BaseModel
 
@@ -56,10 +64,13 @@ HELP = re.compile(r"(<!-- help: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRMAA = re.compile(r"(<!-- drmaa: libraries -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
+VARIABLES = re.compile(r"(<!-- variables: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+METRICS = re.compile(r"(<!-- metrics: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 STATES = re.compile(r"(<!-- transitions: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS: dict[str, type[BaseModel]] = {
     "control_center": ControlCenterConfig,
     "scheduler": SchedulerConfig,
+    "metrics": MetricsConfig,
     "clusters": ClusterConfig,
     "clusters.directives": DirectivesConfig,
     "job": JobHeader,
@@ -112,6 +123,14 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8")
     )
     contents[DOCS / "_static" / "negotiation.svg"] = drawing()
+    page = DOCS / "environment.md"
+    contents[page] = VARIABLES.sub(
+        lambda mark: f"{mark[1]}{variables_table(mark[2])}{mark[3]}", page.read_text(encoding="utf-8")
+    )
+    page = DOCS / "metrics.md"
+    contents[page] = METRICS.sub(
+        lambda mark: f"{mark[1]}{_metrics(getattr(catalogue, mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
+    )
     page = DOCS / "drmaa.md"
     contents[page] = DRMAA.sub(lambda mark: f"{mark[1]}{_libraries()}{mark[2]}", page.read_text(encoding="utf-8"))
     page = DOCS / "plugins.md"
@@ -122,6 +141,16 @@ def generated() -> dict[Path, str]:
     contents |= {MAN / name: text for name, text in man_pages(tree).items()}
     contents |= {COMPLETIONS / name: text for name, text in completions(tree).items()}
     return contents
+
+
+def _metrics(told: Sequence[catalogue.Metric]) -> str:
+    """Return the table of what one command tells."""
+    rows = [
+        f"| `{one.name}{'_total' if one.kind is catalogue.Kind.COUNTER else ''}` | {one.kind} "
+        f"| {', '.join(f'`{label}`' for label in one.labels)} | {one.help} |"
+        for one in told
+    ]
+    return "\n".join(["", "| metric | kind | labels | meaning |", "|---|---|---|---|", *rows, "", ""])
 
 
 def _capabilities(plugins: Mapping[str, PluginDefinition]) -> str:
@@ -168,7 +197,7 @@ def _libraries() -> str:
     rows = {
         "system": [library.system for library in known],
         "seen": [library.seen for library in known],
-        "always asked for": [f"`{library.native}`" for library in known],
+        "always asked for": [", ".join(f"`{option}`" for option in library.native) for library in known],
         "walltime": [f"`{library.walltime}`" for library in known],
         "queue": [f"`{library.queue}`" for library in known],
         "memory": [f"`{library.memory}`" for library in known],

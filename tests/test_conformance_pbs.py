@@ -150,7 +150,7 @@ class TestAsOperator(FakeConformance):
         with pytest.raises(LrmRejectedError, match="where 0 are idle"):
             await trial.lrm.start_on(batch.ids[0], [node])
         for _ in range(2):
-            await trial.lrm.take_back(batch.ids[0])
+            await trial.lrm.undo_start(batch.ids[0])
             await trial.wait_states(batch, LrmJobState.HELD)
         full.go()
         await trial.wait_ended(full)

@@ -107,7 +107,7 @@ class TestByScheduler:
         assert seen.tied
         assert (seen.node_bounds, seen.requested_nodes) == (before.node_bounds, ())
         assert list((context.state_directory / "tied").iterdir())
-        await user.take_back(job)
+        await user.undo_start(job)
         seen = await job_of(user, job)
         assert (seen.tied, seen.hold, seen.node_bounds) == (False, before.hold, before.node_bounds)
         assert not list((context.state_directory / "tied").iterdir())
@@ -169,7 +169,7 @@ class TestByOperator:
             return (await job_of(operator, job)).state
 
         await eventually(state, lambda now: now is LrmJobState.HELD, what="it is held again", seconds=120)
-        await operator.take_back(job)
+        await operator.undo_start(job)
         assert (await job_of(operator, job)).requeues == 1
 
     async def test_nothing_is_put_where_there_is_no_room(self, operator: Lrm, fake: FakePbs) -> None:

@@ -187,7 +187,7 @@ async def test_a_start_that_fails_leaves_what_the_user_asked_for(
     else:
         with pytest.raises(LrmUnavailableError):
             await lrm.start_on(job, entries(**counts))
-    await lrm.take_back(job)
+    await lrm.undo_start(job)
     assert Counter(job.state for job in await lrm.jobs())[LrmJobState.RUNNING] == len(blocking)
     assert_as_asked(fake, job, options)
 
@@ -259,7 +259,7 @@ async def test_killed_before_any_request_of_a_start(fake: FakeSlurm, tmp_path: P
     steps = {
         "to start": partial(doomed.start_on, job, entries(**counts)),
         "to confirm": partial(doomed.confirm_start, job),
-        "to take back": partial(doomed.take_back, job),
+        "to take back": partial(doomed.undo_start, job),
     }
     runner.dies_at = word
     with pytest.raises(Killed):

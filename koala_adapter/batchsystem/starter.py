@@ -47,7 +47,7 @@ class StartingSystem(Protocol):
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
         """Hear that jobs were seen to run; return those of which that is to be told again, or was refused, and why."""
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that did not start, or waits again, and free it from its nodes."""
 
     async def requeue(self, job: LrmJobId) -> None:
@@ -69,9 +69,9 @@ class LrmStarts:
         """See StartingSystem."""
         return await self._lrm.confirm_starts(jobs)
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """See StartingSystem."""
-        await self._lrm.take_back(job)
+        await self._lrm.undo_start(job)
 
     async def requeue(self, job: LrmJobId) -> None:
         """See StartingSystem."""
@@ -94,6 +94,20 @@ class Starter:
     def note(self) -> None:
         """Put all starts on record; on return that is on disk. Raises JournalError: then nothing may be asked for."""
         self._record.store(self.starts.pins)
+
+    def note_before(self, starting: Sequence[LrmJobId]) -> bool:
+        """Put all starts on record before ``starting`` are asked for; where that fails these count as refused.
+
+        Returns whether they may be asked for.
+        """
+        try:
+            self.note()
+        except JournalError as error:
+            log.warning("nothing is started as long as that cannot be put on record", error=str(error))
+            for job_id in starting:
+                self.starts.advance(job_id, Stage.REFUSED, self._clock(), error=LrmUnavailableError(str(error)))
+            return False
+        return True
 
     async def ask(self, pin: Pin) -> tuple[Stage, LrmError | None]:
         """Ask for a start that is on record; return whether it is accepted, perhaps accepted, or refused, and why."""
@@ -126,13 +140,13 @@ class Starter:
             return Stage.UNCERTAIN, LrmUnavailableError(f"its plugin failed: {defect!r}")
         return Stage.ACCEPTED, None
 
-    async def take_back(self, job_id: LrmJobId) -> bool:
+    async def undo_start(self, job_id: LrmJobId) -> bool:
         """Hold a job and free it from its nodes; return False when that is to be tried again."""
         if job_id in self._in_hand:
             return False
         self._in_hand.add(job_id)
         try:
-            await self._system.take_back(job_id)
+            await self._system.undo_start(job_id)
         except (LrmNotFoundError, LrmUnsupportedError):
             pass
         except LrmError as error:
@@ -202,7 +216,7 @@ class Starter:
         back = {*self.starts.in_stage(*UNDONE_LATER), *(job.id for job in jobs if job.tied)}
         for job_id in back:
             log.warning("a job is taken back", job=job_id)
-            await self.take_back(job_id)
+            await self.undo_start(job_id)
         if running := self.to_confirm():
             await self.confirm(*running)
         self._put_away([id_ for id_ in self.starts.attempts if self.starts.is_over(id_)])
@@ -229,6 +243,6 @@ class Starter:
         running = self.starts.in_stage(Stage.RUNS)
         with anyio.CancelScope(shield=True), anyio.move_on_after(TO_LEAVE):
             for job_id in unfinished:
-                await self.take_back(job_id)
+                await self.undo_start(job_id)
             if running:
                 await self.confirm(*running)

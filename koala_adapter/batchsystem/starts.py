@@ -2,7 +2,7 @@
 """The starts of one batch system's held jobs: how far each has come, judged by what is listed. Pure.
 
 Every start that was asked for comes to one end: the job is seen to run and the plugin is told so (``confirm_start``),
-or the job is taken back (``take_back``). The plugin gives back with either what it had reserved for the start.
+or the job is taken back (``undo_start``). The plugin gives back with either what it had reserved for the start.
 """
 
 from __future__ import annotations

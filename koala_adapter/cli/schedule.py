@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,13 +18,15 @@ from koala_adapter.batchsystem.starter import LrmStarts, Starter
 from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.batchsystem.starts import PATIENCE, Patience, Starts
 from koala_adapter.cli import ordertext
+from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.queuepolicy import QueuePolicy
 from koala_adapter.cli.session import command_body, json_option, pass_session
-from koala_adapter.cli.stopping import stop_on_signal
+from koala_adapter.cli.stopping import stop_on_signal, under_supervision
 from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
+from koala_adapter.metrics.process import watch_commands
 from koala_adapter.ordering.entries import JobEvent
 from koala_adapter.ordering.explainserver import ExplainServer, explained_by
 from koala_adapter.ordering.explanations import overview
@@ -31,6 +34,7 @@ from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.outsidescheduler import OutsideScheduler
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher, start_plugin
+from koala_adapter.ordering.queuemeter import QueueMeter
 from koala_adapter.ordering.schedulingpass import MisfitRules
 from koala_adapter.ordering.shadow import Shadow, ShadowReport
 from koala_adapter.ordering.timeofday import as_read, report_as_read
@@ -69,6 +73,7 @@ class Plan:
     shadow: bool
     once: bool
     as_json: bool
+    metrics_port: int | None
     make_queue: MakeQueue | None
     """Makes the queue, where the policy is none of koala's own."""
 
@@ -161,6 +166,7 @@ def parse_weights(text: str) -> PriorityWeights:
     metavar="SECONDS",
     help="A start that has not shown after so long is taken back.",
 )
+@metrics_port_option
 @json_option
 @pass_session
 @command_body
@@ -177,6 +183,7 @@ def schedule(
     user_holds: bool | None,
     default_walltime: int,
     patience: float,
+    metrics_port: int | None,
     as_json: bool,
 ) -> None:
     r"""Schedule one cluster's whole queue in the place of its own scheduler.
@@ -223,6 +230,7 @@ def schedule(
         shadow=shadow,
         once=once,
         as_json=as_json,
+        metrics_port=metrics_port,
     )
     prepare_directory(session.directory)
     prepare_directory(session.directory / "schedule")
@@ -251,13 +259,18 @@ def _cluster(session: Session, name: str) -> ClusterConfig:
 
 
 async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: Path) -> None:
-    lrm, _ = make_lrm(config, session.plugins, session.directory, owner=True)
-    screen = Screen(session, config.name, plan)
+    lrm, commands = make_lrm(config, session.plugins, session.directory, owner=True)
+    meter = QueueMeter(config.name)
+    watch_commands(meter.meter, config.name, commands)
+    screen = Screen(session, config.name, plan, meter)
     shortest = max(SHORTEST, shortest_poll_interval(config.requests_as_owner, 2 * lrm.requests_per_poll))
     pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)
+            await tell_metrics(tasks, session, meter.meter, plan.metrics_port)
+            # Also while the batch system does not answer: that is no reason to be started again.
+            under_supervision(tasks).ready()
             await start_plugin(lrm, on_trouble=screen.trouble)
             if plan.shadow:
                 await _shadow(PacedWatcher(lrm, pace, on_trouble=screen.trouble), plan, screen)
@@ -290,6 +303,7 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
     record.note_clock(watcher.clock.reading())
     starts = Starts(plan.patience, pins=record.pins)
     mirror = Mirror(plan.make_scheduler, plan.rules, starts)
+    screen.meter.read_queue(partial(overview, mirror))
     starter = Starter(LrmStarts(lrm), starts, record, clock=watcher.clock.now)
     try:
 
@@ -310,6 +324,7 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
 
 async def _shadow(watcher: PacedWatcher, plan: Plan, screen: Screen) -> None:
     shadow = Shadow(plan.make_scheduler, plan.rules)
+    screen.meter.read_shadow(shadow.report)
     try:
         with screen:
             while True:
@@ -329,10 +344,11 @@ async def _shadow(watcher: PacedWatcher, plan: Plan, screen: Screen) -> None:
 class Screen:
     """Shows what goes on: lines of what happened, and on a terminal where the queue stands."""
 
-    def __init__(self, session: Session, cluster: str, plan: Plan) -> None:
+    def __init__(self, session: Session, cluster: str, plan: Plan, meter: QueueMeter) -> None:
         """Nothing is shown yet."""
         self._session = session
         self.cluster = cluster
+        self.meter = meter
         self._plan = plan
         self._status: Status | None = None
         self._failing = False
@@ -352,7 +368,8 @@ class Screen:
             self._status.stop()
 
     def tell(self, happened: Sequence[JobEvent]) -> None:
-        """Show what happened."""
+        """Show what happened, and count it."""
+        self.meter.tell(happened)
         for one in happened:
             if self._plan.as_json:
                 click.echo(HAPPENING.dump_json(one).decode())

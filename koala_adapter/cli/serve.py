@@ -13,8 +13,9 @@ from koala_adapter.api.backgroundservice import READY
 from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import ownership, wait_until_unowned
+from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.session import command_body, pass_session
-from koala_adapter.cli.stopping import stop_on_signal
+from koala_adapter.cli.stopping import stop_on_signal, under_supervision
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="End when no job was unfinished for so long.",
 )
+@metrics_port_option
 @click.option("--ready-descriptor", type=int, hidden=True)
 @click.option("--lock-descriptor", type=int, hidden=True)
 @pass_session
@@ -39,6 +41,7 @@ def serve(
     session: Session,
     stop: bool,
     end_when_idle: float | None,
+    metrics_port: int | None,
     ready_descriptor: int | None,
     lock_descriptor: int | None,
 ) -> None:
@@ -59,17 +62,23 @@ def serve(
         unfinished = f"; unfinished jobs: {', '.join(left)}" if left else ""
         session.console.print(f"stopped the service in {session.directory}{unfinished}", markup=False, soft_wrap=True)
         return
-    _ = session.site  # where nobody has written a site file, batch systems are looked for in an event loop of its own
+    # Here: where nobody has written a site file, batch systems are looked for in an event loop of its own.
+    port = session.site.metrics.port if metrics_port is None else metrics_port
     with ownership(session.directory, inherited=lock_descriptor):
-        anyio.run(_serve, session, end_when_idle, ready_descriptor)
+        anyio.run(_serve, session, end_when_idle, port, ready_descriptor)
 
 
-async def _serve(session: Session, idle_limit: float | None, ready_descriptor: int | None) -> None:
+async def _serve(
+    session: Session, idle_limit: float | None, metrics_port: int | None, ready_descriptor: int | None
+) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signal, tasks.cancel_scope)
-        await tasks.start(_host, session, idle_limit, tasks.cancel_scope)
+        supervisor = under_supervision(tasks)
+        server = await tasks.start(_host, session, idle_limit, tasks.cancel_scope)
+        await tell_metrics(tasks, session, server.meter, metrics_port)
         text = f"koala serves {len(session.site.clusters)} clusters from {session.directory} (pid {os.getpid()})"
         session.progress.print(text, markup=False, soft_wrap=True)
+        supervisor.ready()
         if ready_descriptor is not None:
             os.write(ready_descriptor, READY)
             os.close(ready_descriptor)

@@ -6,6 +6,7 @@ In a wheel they are below ``koala_adapter/shipped``; in a source tree they are w
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,10 @@ def shown_name(file: Path) -> str:
 
 def summary(file: Path) -> str:
     """Return what a file says of itself: its heading, or the first sentence of its comments."""
-    text = " ".join(_opening(file.read_text(encoding="utf-8")))
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".json":
+        return str(json.loads(text)["description"]).partition("; ")[0].rstrip(".")
+    text = " ".join(_opening(text))
     return text.partition(". ")[0].rstrip(".:")
 
 

@@ -14,12 +14,15 @@ import click
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.startlog import StartLog
+from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.schedule import schedule_directory
 from koala_adapter.cli.session import command_body, json_option, pass_session
-from koala_adapter.cli.stopping import stop_on_signal
+from koala_adapter.cli.stopping import stop_on_signal, under_supervision
 from koala_adapter.cli.wikiexplain import explained
 from koala_adapter.errors import ConfigurationError, LrmError
 from koala_adapter.host.clock import seconds_since_boot
+from koala_adapter.metrics.process import watch_commands
+from koala_adapter.net.loopback import is_loopback
 from koala_adapter.ordering.explainserver import ExplainServer
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
@@ -29,12 +32,12 @@ from koala_adapter.wiki.codec.words import Dialect
 from koala_adapter.wiki.earliernotes import take_over_notes
 from koala_adapter.wiki.keyfile import load_key
 from koala_adapter.wiki.koalasource import KoalaSource
-from koala_adapter.wiki.listener import is_loopback
 from koala_adapter.wiki.options import DEFAULT_PORT, ServerOptions
 from koala_adapter.wiki.resource import WikiResource
 from koala_adapter.wiki.runningjobsfile import RunningJobsFile
 from koala_adapter.wiki.server import serve as serve_wiki
 from koala_adapter.wiki.sources import LrmSource
+from koala_adapter.wiki.wikimeter import WikiMeter
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
@@ -118,6 +121,7 @@ def wiki() -> None:
     help="Also start jobs in user hold. Default: only where the batch system does not tell whose a hold is.",
 )
 @click.option("--event-host", default="", metavar="HOST", help="Where events go. Default: whoever sends INITIALIZE.")
+@metrics_port_option
 @click.option("--event-port", type=click.IntRange(0, 65535), default=0, help="Port for events (wiki2).")
 @pass_session
 @command_body
@@ -127,6 +131,7 @@ def serve(
     cluster: str | None,
     everything: bool,
     key_file: Path,
+    metrics_port: int | None,
     **settings: Any,  # noqa: ANN401 - of click
 ) -> None:
     r"""Serve one cluster, or all, to a WIKI scheduler until stopped.
@@ -163,7 +168,7 @@ def serve(
             prepare_directory(session.directory / "schedule")
             order = schedule_directory(session, config.name)
             stack.enter_context(ownership(order, f"koala wiki serve {what}", way_out=way_out))
-        anyio.run(_serve, session, config, directory, key, options)
+        anyio.run(_serve, session, config, directory, key, options, metrics_port)
 
 
 @wiki.command()
@@ -240,13 +245,20 @@ def _cluster(session: Session, name: str) -> ClusterConfig:
 
 
 async def _serve(
-    session: Session, config: ClusterConfig | None, directory: Path, key: Key, options: ServerOptions
+    session: Session,
+    config: ClusterConfig | None,
+    directory: Path,
+    key: Key,
+    options: ServerOptions,
+    metrics_port: int | None,
 ) -> None:
+    meter = WikiMeter()
     configs = session.site.enabled_clusters if config is None else (config,)
     async with AsyncExitStack() as stack:
         lrms = []
         for one in configs:
-            lrm, _ = make_lrm(one, session.plugins, session.directory, owner=config is not None)
+            lrm, commands = make_lrm(one, session.plugins, session.directory, owner=config is not None)
+            watch_commands(meter.meter, one.name, commands)
             stack.push_async_callback(close_lrm, lrm)
             await lrm.start()
             lrms.append((one, lrm))
@@ -255,10 +267,18 @@ async def _serve(
             source = KoalaSource([(one.cluster_name, lrm) for one, lrm in lrms], session.client)
         else:
             source = LrmSource(config.cluster_name, lrms[0][1], queue=config.queue)
-        await _run(session, source, directory, key, options)
+        await _run(session, source, directory, key, options, meter, metrics_port)
 
 
-async def _run(session: Session, source: Source, directory: Path, key: Key, options: ServerOptions) -> None:
+async def _run(
+    session: Session,
+    source: Source,
+    directory: Path,
+    key: Key,
+    options: ServerOptions,
+    meter: WikiMeter,
+    metrics_port: int | None,
+) -> None:
     starts = StartLog(directory / "starts.sqlite")
     try:
         take_over_notes(directory / "starts", starts)
@@ -270,13 +290,17 @@ async def _run(session: Session, source: Source, directory: Path, key: Key, opti
             clock=time.time,
             steady=seconds_since_boot,
             memory=RunningJobsFile(directory / "running.json"),
+            meter=meter,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop_on_signal, tasks.cancel_scope)
+            supervisor = under_supervision(tasks)
+            await tell_metrics(tasks, session, meter.meter, metrics_port)
             if isinstance(source, LrmSource):
                 order = schedule_directory(session, source.name)
                 await tasks.start(ExplainServer(partial(explained, resource.inventory), order).serve)
             port = await tasks.start(serve_wiki, resource)
+            supervisor.ready()
             session.progress.print(
                 f"{source.name} is served to {options.dialect} on {options.listen} port {port}",
                 markup=False,

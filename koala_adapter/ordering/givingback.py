@@ -69,7 +69,7 @@ async def _untied(
     for job in ours:
         tell(f"untying {job} from its nodes")
         try:
-            await lrm.take_back(job)
+            await lrm.undo_start(job)
         except LrmUnavailableError:
             raise
         except LrmError:

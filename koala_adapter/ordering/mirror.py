@@ -299,7 +299,7 @@ class Mirror:
             for other in self.entries.values()
         )
 
-    def to_take_back(self) -> list[LrmJobId]:
+    def starts_to_undo(self) -> list[LrmJobId]:
         """Return the jobs to be held and untied: they did not start in time, were queued again, or are gone."""
         returning = (entry for entry in self.entries.values() if entry.phase is Phase.RETURNING)
         found = [entry.job.id for entry in returning if entry.job.state is LrmJobState.QUEUED or self._is_tied(entry)]

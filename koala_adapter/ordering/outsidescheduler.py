@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
+import structlog
 
+from koala_adapter.errors import JournalError
 from koala_adapter.ordering.entries import Phase
 from koala_adapter.ordering.schedulingpass import decide
 from koala_adapter.ordering.timeofday import as_read
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from koala_adapter.ordering.mirror import Mirror
     from koala_adapter.ordering.pacedwatcher import PacedWatcher
     from koala_adapter.ordering.schedulingpass import MisfitRules
+
+log = structlog.get_logger()
 
 
 class OutsideScheduler:
@@ -57,8 +61,7 @@ class OutsideScheduler:
     async def run(self, *, once: bool = False) -> None:
         """Schedule until cancelled; ``once``: one pass, and return when what it started has shown.
 
-        What does not run when it is cancelled is held again. Raises JournalError when starts cannot be put on record:
-        nothing is started without.
+        What does not run when it is cancelled is held again. While starts cannot be put on record nothing is started.
         """
         try:
             await self._run(once=once)
@@ -88,21 +91,28 @@ class OutsideScheduler:
         """Take in a listing and do what follows from it."""
         mirror = self.mirror
         if self._watcher.clock.step():
-            self._record.note_clock(self._watcher.clock.reading())
+            self._note_clock()
         due = mirror.next_due(self._observed_at)
         mirror.observe(listing)
         self._observed_at = listing.read_at
-        for job_id in mirror.to_take_back():
-            await self._starter.take_back(job_id)
+        for job_id in mirror.starts_to_undo():
+            await self._starter.undo_start(job_id)
         for job_id in self._starter.to_confirm():
             tasks.start_soon(self._starter.confirm, job_id)
         starts: list[Start] = []
         if deciding and (mirror.dirty or (due is not None and due <= listing.read_at)):
             starts = decide(mirror, self._misfit_rules, listing.read_at)
-        self._starter.note()
-        for start in starts:
-            tasks.start_soon(self._start, start)
+        if self._starter.note_before([start.job_id for start in starts]):
+            for start in starts:
+                tasks.start_soon(self._start, start)
         self._tell_all()
+
+    def _note_clock(self) -> None:
+        try:
+            self._record.note_clock(self._watcher.clock.reading())
+        except JournalError as error:
+            # What is lost is that the time of day was set, should this process end before it is noted again.
+            log.warning("the clock's reading cannot be put on record", error=str(error))
 
     async def _start(self, start: Start) -> None:
         """Have one job started; what came of it shows in the next looks."""

@@ -11,17 +11,18 @@ import os
 import pwd
 import signal
 import subprocess
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
-from koala_adapter.errors import LrmUnavailableError, LrmUnreachableError
+from koala_adapter.errors import LrmError, LrmUnavailableError, LrmUnreachableError
 from koala_adapter.plugin.sharedwindow import SharedWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import ByteReceiveStream
@@ -78,6 +79,18 @@ def login_name() -> str:
         return getpass.getuser()
 
 
+@dataclass(slots=True)
+class _Request:
+    """A request that is being made."""
+
+    failure: str = ""
+    """How it failed: ``status``, ``timeout`` or ``absent``."""
+
+
+def _unobserved(_name: str, _seconds: float, _failure: str) -> None:
+    """Nobody wants to know."""
+
+
 class CommandRunner:
     """Runs the commands of one cluster within its stated bound of requests per minute."""
 
@@ -89,15 +102,41 @@ class CommandRunner:
         ``shared``: file by which all processes that ask this cluster keep within the bound together.
         """
         self.window = SharedWindow(per_minute, shared)
+        self.put_off = 0.0
+        """Seconds for which requests have waited for the bound, all in all."""
         self._environment = dict(environment or {})
+        self.observer: Callable[[str, float, str], None] = _unobserved
+        """Told of each request: program or name, seconds, and how it failed (empty: it did not)."""
 
     async def admit(self, *, urgent: bool = False) -> None:
         """Wait until one more request to the LRM is within the bound, and count it.
 
         For requests that are no commands (DRMAA calls); ``run`` does it by itself.
         """
-        while (wait := self.window.take(urgent=urgent)) > 0:  # noqa: ASYNC110 - time is the event
-            await anyio.sleep(wait)
+        while (wait := self.window.take(urgent=urgent)) > 0:
+            begun = anyio.current_time()
+            try:
+                await anyio.sleep(wait)
+            finally:
+                self.put_off += anyio.current_time() - begun
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[_Request]:
+        """Have the observer told of a request by its name; ``run`` does it by itself."""
+        begun, request = time.monotonic(), _Request()
+        try:
+            yield request
+        except LrmUnreachableError:
+            request.failure = "absent"
+            raise
+        except LrmUnavailableError:
+            request.failure = "timeout"
+            raise
+        except LrmError:
+            request.failure = "status"
+            raise
+        finally:
+            self.observer(name, time.monotonic() - begun, request.failure)
 
     async def run(
         self,
@@ -114,6 +153,14 @@ class CommandRunner:
         within ``timeout`` seconds (it is killed then, and what it did is unknown).
         """
         await self.admit(urgent=urgent)
+        with self.timed(argv[0]) as request:
+            result = await self._run(argv, stdin, environment, timeout)
+            request.failure = "status" if result.returncode else ""
+        return result
+
+    async def _run(
+        self, argv: Sequence[str], stdin: bytes, environment: Mapping[str, str] | None, timeout: float
+    ) -> CommandResult:
         built = child_environment({**self._environment, **(environment or {})})
         try:
             with anyio.fail_after(timeout):

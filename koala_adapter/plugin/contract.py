@@ -226,8 +226,8 @@ class Lrm(ABC):
 
         ``nodes`` has one entry for each processor, equal ones adjacent: ``n4 n4 n4 n2`` is three processors of n4 and
         one of n2. Nothing is waited for: whoever asks sees in a listing whether the job runs, and ends each start with
-        :meth:`confirm_start` or :meth:`take_back`. Raises LrmRejectedError, with the job still held and as it was, when
-        the LRM cannot be made to start it so; after LrmUnavailableError the job is taken back if it still waits.
+        :meth:`confirm_start` or :meth:`undo_start`. Raises LrmRejectedError, with the job still held and as it was,
+        when the LRM cannot be made to start it so; after LrmUnavailableError it is undone if the job still waits.
         """
         self._unsupported("start_on", (job, *nodes))
 
@@ -247,7 +247,7 @@ class Lrm(ABC):
                 errors[job] = error
         return errors
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that waits after ``start_on``, and untie it from its nodes. Needs ``hold``.
 
         It did not start, or ran and was queued again, or is gone by now; whatever was reserved for its start is given

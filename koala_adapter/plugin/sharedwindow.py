@@ -47,12 +47,26 @@ def prepare_directory(directory: Path, *, now: float) -> None:
     ``now``: the time of day.
     """
     make_private_directory(directory)
+    for path in unused_windows(directory, now=now):
+        with suppress(OSError):
+            remove_window(path)
+
+
+def unused_windows(directory: Path, *, now: float) -> list[Path]:
+    """Return the files in the directory of windows that are out of use; ``now``: the time of day."""
+    found = []
     for path in directory.glob(f"*{SUFFIX}"):
         with suppress(OSError):
             if path.stat().st_mtime < now - UNUSED_AFTER:
-                with _locked(path) as descriptor:
-                    if descriptor is not None:
-                        path.unlink()
+                found.append(path)
+    return found
+
+
+def remove_window(path: Path) -> None:
+    """Remove the file of a window unless a process uses it at this moment. Raises OSError."""
+    with _locked(path) as descriptor:
+        if descriptor is not None:
+            path.unlink()
 
 
 class SharedWindow:
@@ -83,6 +97,16 @@ class SharedWindow:
     def largest(self) -> int:
         """Largest number of requests seen in any 60 seconds, those of other processes counted."""
         return max(self._largest, self._own.largest)
+
+    def recent(self) -> int:
+        """Return the number of requests in the last 60 seconds, those of other processes counted where that can be."""
+        now = self._clock()
+        own = sum(1 for time in self._own.times if time > now - WINDOW)
+        if self._path is None:
+            return own
+        with suppress(OSError), self._path.open("rb") as file:
+            return max(own, len(_read(file.fileno(), now)))
+        return own
 
     def take(self, *, urgent: bool = False) -> float:
         """Count one request and return 0.0 when it may go now, else the seconds to wait before asking again."""

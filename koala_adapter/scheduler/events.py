@@ -64,6 +64,13 @@ class CancelRequested(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobsForgotten(Event):
+    """The user wants nothing more to be known of jobs that ended long ago; one that goes on is left as it is."""
+
+    job_ids: tuple[JobId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPolled(Event):
     """A cluster as seen by one poll of its nodes and jobs."""
 
@@ -344,6 +351,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     TimersPostponed,
     JobSubmitted,
     CancelRequested,
+    JobsForgotten,
     ClusterPolled,
     ClusterUnavailable,
     HoldsSeen,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.service.reception import Reception
     from koala_adapter.service.resizing import Resizing
     from koala_adapter.service.scriptmaker import ScriptMaker
+    from koala_adapter.service.servicemeter import ServiceMeter
 
 log = structlog.get_logger()
 
@@ -47,6 +48,7 @@ class LiveEffector:
         applications: Applications,
         resizing: Resizing,
         archive: Archive,
+        meter: ServiceMeter,
         scripts: Callable[[], ScriptMaker | None],
     ) -> None:
         """``directory``: of the service's state. ``scripts``: None before the control center listens."""
@@ -60,6 +62,7 @@ class LiveEffector:
         self._applications = applications
         self._resizing = resizing
         self._archive = archive
+        self._meter = meter
         self._scripts = scripts
         self.with_secrets: set[BatchKey] = set(journal.batches_with_secrets())
         """Submissions whose secrets are kept."""
@@ -128,6 +131,7 @@ class LiveEffector:
     def launch_job(self, action: act.LaunchJob) -> None:
         """See Effector."""
         self._applications.launch(action.job_id)
+        self._meter.launched(action.job_id)
 
     def offer_processors(self, action: act.OfferProcessors) -> None:
         """See Effector."""
@@ -156,6 +160,7 @@ class LiveEffector:
         outcome = action.outcome
         log.info("job ended", job=action.job_id, state=outcome.state.value, detail=outcome.detail)
         self._archive.ended(action.job_id)
+        self._meter.ended(action.job_id, outcome.state)
 
     def report_refused_answer(self, action: act.ReportRefusedAnswer) -> None:
         """See Effector."""

@@ -209,30 +209,28 @@ class Negotiations:
     # ---- what the applications say --------------------------------------------------------------------------------
 
     def heard(self, record: JobRecord, party: Party, rank: int, data: bytes) -> None:
-        """Take in a frame with a template."""
+        """Take in a frame with a template. Raises NegotiationError when it is none; the process is told so, too."""
         endpoint = self._endpoint(record.job.id, rank)
-        for event in endpoint.receive(data, self._clock()):
-            self._take(record, party, rank, event)
-        endpoint.unreadable = False  # frames are cut by the agent: what follows can be told apart
+        try:
+            for event in endpoint.receive(data, self._clock()):
+                self._take(record, party, rank, event)
+        finally:
+            endpoint.unreadable = False  # frames are cut by the agent: what follows can be told apart
+            self._flush(record.job.id)
         self.follow(record, party)
-        self._flush(record.job.id)
 
     def in_contact(self, job_id: JobId, rank: int) -> None:
         """A process has come back: say again what may not have arrived."""
         self._endpoint(job_id, rank).resumed()
         self._flush(job_id)
 
-    def time_passed(self, now: float, found: Callable[[JobId], tuple[JobRecord, Party] | None]) -> None:
-        """End what was not answered in time. ``found`` returns a job as it is now; None: it does not run any more."""
-        for job_id, endpoints in list(self._endpoints.items()):
-            party = found(job_id)
-            if party is None:
-                self.forget(job_id)
-                continue
-            for rank, endpoint in list(endpoints.items()):
-                for event in endpoint.time_passed(now):
-                    self._take(*party, rank, event)
-            self._flush(job_id)
+    def time_passed(self, record: JobRecord, party: Party) -> None:
+        """End what was not answered in time."""
+        now = self._clock()
+        for rank, endpoint in list(self._endpoints[record.job.id].items()):
+            for event in endpoint.time_passed(now):
+                self._take(record, party, rank, event)
+        self._flush(record.job.id)
 
     def out_of_contact(self, record: JobRecord, party: Party, rank: int) -> None:
         """A connection has ended that was no agent's: what was not agreed on by it is lost."""
@@ -240,9 +238,9 @@ class Negotiations:
             self._take(record, party, rank, event)
         self.follow(record, party)
 
-    def next_deadline(self) -> float | None:
-        """Return when `time_passed` is to be called at the latest; None: not for now."""
-        times = (one.next_deadline() for endpoints in self._endpoints.values() for one in endpoints.values())
+    def next_deadline(self, job_id: JobId) -> float | None:
+        """Return when `time_passed` is to be called for a job at the latest; None: not for now."""
+        times = [one.next_deadline() for one in self._endpoints.get(job_id, {}).values()]
         return min((one for one in times if one is not None), default=None)
 
     def forget(self, job_id: JobId) -> None:

@@ -7,7 +7,6 @@ replays the journal, and then compares with what the LRMs and the agents say. Al
 
 from __future__ import annotations
 
-import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,6 @@ from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.service.adaptations import Adaptations
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
 from koala_adapter.service.askingagain import AskingAgain
@@ -32,17 +30,15 @@ from koala_adapter.service.driverstart import drivers_needed, start_drivers
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
 from koala_adapter.service.neededpolicies import WithPolicies, check_policies
-from koala_adapter.service.negotiationkeeper import NegotiationKeeper
-from koala_adapter.service.negotiationport import NegotiationPort
-from koala_adapter.service.negotiators import Negotiators
 from koala_adapter.service.reception import Reception
-from koala_adapter.service.resizing import Resizing, resizable
+from koala_adapter.service.resizing import resizable
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker
+from koala_adapter.service.servicemeter import ServiceMeter
 from koala_adapter.service.siteparameters import configuration
+from koala_adapter.service.sizechanges import SizeChanges
 from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.service.upkeep import Upkeep
-from koala_adapter.service.workersresizing import WorkersResizing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -93,26 +89,17 @@ class Service:
             directory, site, state=lambda: self.state, clock=self.now, report=self.post, tell=self.settled
         )
         self.applications = self._new_applications()
-        self.negotiation_port = NegotiationPort(site.control_center.negotiation_listen)
-        rules = SizeRules(policies.sizes)
-        keeper = NegotiationKeeper(self.journal.negotiations, state=lambda: self.state, clock=self.now)
-        self.adaptations = Adaptations(
+        self.sizes = SizeChanges(
+            site.control_center.negotiation_listen,
             self.applications,
+            self.journal.negotiations,
             state=lambda: self.state,
             clock=self.now,
             report=self.post,
             tell=self._tell_application,
-            keeper=keeper,
-            negotiators=self.negotiation_port,
-            rules=rules,
+            rules=SizeRules(policies.sizes),
         )
-        self._workers = WorkersResizing(
-            self.applications, state=lambda: self.state, clock=self.now, report=self.post, rules=rules
-        )
-        self.negotiators = Negotiators(
-            self.negotiation_port, adaptations=self.adaptations, workers=self._workers, state=lambda: self.state
-        )
-        self.resizing = Resizing(workers=self.negotiators, adaptive=self.adaptations, state=lambda: self.state)
+        self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
         self._asking_again = AskingAgain(clock=self.now, disconnect=self.reception.disconnect)
@@ -158,6 +145,7 @@ class Service:
 
     def _new_driver(self, config: ClusterConfig, plugins: Mapping[str, PluginDefinition]) -> ClusterDriver:
         lrm, commands = make_lrm(config, plugins, self.directory)
+        self.meter.watch(config.name, commands)
         surroundings = DriverContext(
             state=lambda: self.state,
             clock=self.now,
@@ -213,8 +201,9 @@ class Service:
             clusters=self.clusters,
             reception=self.reception,
             applications=self.applications,
-            resizing=self.resizing,
+            resizing=self.sizes.resizing,
             archive=self.archive,
+            meter=self.meter,
             scripts=lambda: self._scripts,
         )
 
@@ -231,11 +220,7 @@ class Service:
     @property
     def instance(self) -> str:
         """Short random name of this state directory; part of every LRM job name of ours."""
-        found = self.journal.value("instance")
-        if found is None:
-            found = secrets.token_hex(4)
-            self.journal.set_value("instance", found)
-        return found
+        return self.journal.instance()
 
     def now(self) -> float:
         """Return the time by the service clock."""
@@ -257,8 +242,8 @@ class Service:
         if isinstance(event, ev.PlaceholderEnded):
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
-        self.adaptations.handled()
-        self.negotiators.handled()
+        self.meter.handled(event)
+        self.sizes.follow(self._loop.scheduler.touched(event))
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
 
@@ -277,11 +262,13 @@ class Service:
 
     def state_rebuilt(self, set_aside: Sequence[ev.Event]) -> None:
         """Have told again what is not known any more; as after a restart, if the state is another one than it was."""
+        self.meter.set_aside(len(set_aside))
         if len(set_aside) > 1:
             self.reception.disconnect_all("events were set aside: tell again how things stand")
         else:
             self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
         self._doubt("an event was set aside", in_contact=self._in_contact)
+        self.sizes.follow(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
@@ -330,6 +317,10 @@ class Service:
         """
         record = self.scheduler.job(job_id)
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
+
+    def forget(self, job_ids: tuple[JobId, ...]) -> None:
+        """Drop the records of jobs that are over. Raises JournalBlockedError and DefectError: then nothing changed."""
+        self._loop.enter(ev.JobsForgotten(time=self.now(), job_ids=job_ids))
 
     def resize(self, job_id: str, component: str, processors: int) -> None:
         """Have a component of a malleable job brought to a size, as far as processors can be had.
@@ -380,18 +371,16 @@ class Service:
             async with anyio.create_task_group() as tasks:
                 self.archive.catch_up()
                 await self.reception.open(tasks)
-                negotiators = self.negotiators
-                self.negotiation_port.open(tasks, heard=negotiators.heard, came=negotiators.came, went=negotiators.went)
+                self.sizes.open(tasks)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
-                self.resizing.resume()
+                self.sizes.resizing.resume()
                 await start_drivers(drivers_needed(self.clusters.values(), self.state), tasks)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
-                tasks.start_soon(self._workers.run)
+                self.sizes.start(tasks)
                 tasks.start_soon(self.sweeps.run)
-                tasks.start_soon(self.adaptations.run)
                 task_status.started()
         finally:
             self.journal.close()

@@ -165,7 +165,7 @@ class ControlTests:
         await trial.lrm.start_on(batch.ids[0], [node])
         assert await trial.states(batch) == [LrmJobState.QUEUED]
         for _ in range(2):
-            await trial.lrm.take_back(batch.ids[0])
+            await trial.lrm.undo_start(batch.ids[0])
             await trial.wait_states(batch, LrmJobState.HELD)
         full.go()
         await trial.wait_ended(full)
@@ -187,7 +187,7 @@ class ControlTests:
             await trial.lrm.confirm_start(batch.ids[0])
         if trial.lrm.capabilities.hold:
             with suppress(LrmRejectedError):  # where what runs cannot be put in hold
-                await trial.lrm.take_back(batch.ids[0])
+                await trial.lrm.undo_start(batch.ids[0])
         assert await trial.states(batch) == [LrmJobState.RUNNING]
 
     async def test_suspend_and_resume(self, live_trial: Trial) -> None:

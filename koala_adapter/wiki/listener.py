@@ -53,13 +53,6 @@ def networks(peers: Iterable[str]) -> tuple[Network, ...]:
     return tuple(found)
 
 
-def is_loopback(address: str) -> bool:
-    """Tell whether only this machine can connect to an address."""
-    with suppress(ValueError):
-        return ipaddress.ip_address(address).is_loopback
-    return address == "localhost"
-
-
 class Listener:
     """Accepts connections, reads a frame from each, and has it answered."""
 

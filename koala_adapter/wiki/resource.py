@@ -25,6 +25,7 @@ from koala_adapter.wiki.notifier import Notifier
 from koala_adapter.wiki.recordbuilder import ReportingRules
 from koala_adapter.wiki.startchecks import estimate_start
 from koala_adapter.wiki.verbs import Verbs, refusing
+from koala_adapter.wiki.wikimeter import WikiMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,17 +57,19 @@ class WikiResource:
         clock: Callable[[], float],
         steady: Callable[[], float] | None = None,
         memory: RunningJobsFile | None = None,
+        meter: WikiMeter | None = None,
     ) -> None:
         """``key`` None: requests need no signature, and get none; only for tests of an AUTHTYPE=NONE.
 
         ``clock``: the time of day, in which peers and batch systems speak; ``steady``: a clock that nobody sets, by
         which is counted how long something is so; None: ``clock`` serves for both.
-        ``memory``: where the running jobs are kept for the next server.
+        ``memory``: where the running jobs are kept for the next server. ``meter``: counts the requests; None: its own.
         """
         self.options = options
         self._source = source
         self._key = key
         self._clock = clock
+        self._meter = meter or WikiMeter()
         words = ReportingRules(
             dialect=options.dialect,
             user_holds=options.user_holds,
@@ -125,8 +128,13 @@ class WikiResource:
         return seal(message, key=self._key, timestamp=int(self._clock()), user=self.options.user)
 
     async def _message(self, payload: bytes, peer: str) -> bytes:
-        envelope = open_request(payload, key=self._key, now=self._clock(), skew=self.options.skew)
-        request = parse_request(envelope.message, self.options.dialect)
+        with self._meter.request() as asked:
+            envelope = open_request(payload, key=self._key, now=self._clock(), skew=self.options.skew)
+            request = parse_request(envelope.message, self.options.dialect)
+            asked.verb = request.verb
+            return await self._answered(request, peer)
+
+    async def _answered(self, request: Request, peer: str) -> bytes:
         try:
             with anyio.fail_after(2 * self.options.reply_within):
                 return await self._carry_out(request, peer)

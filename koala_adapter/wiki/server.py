@@ -10,8 +10,9 @@ import anyio
 import structlog
 
 from koala_adapter.errors import LrmError
+from koala_adapter.net.loopback import is_loopback
 from koala_adapter.wiki.codec.words import Dialect
-from koala_adapter.wiki.listener import Listener, is_loopback
+from koala_adapter.wiki.listener import Listener
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -67,7 +67,7 @@ class Source(ABC):
     async def cancel(self, job: LrmJobId) -> None:
         """End a job, whatever its state."""
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that did not start, or waits again, and untie it from its nodes."""
         self._cannot("hold jobs", job)
 
@@ -143,9 +143,9 @@ class LrmSource(Source):
         """End a job."""
         await self._lrm.cancel([job])
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that did not start, or waits again, and untie it from its nodes."""
-        await self._lrm.take_back(job)
+        await self._lrm.undo_start(job)
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
         """Hear that started jobs run, which are to come back in hold, should they be queued again; return errors."""

@@ -156,7 +156,8 @@ class DrmaaClient:
         await self._commands.admit(urgent=urgent)
         async with self._turn():
             await self._ready(urgent=urgent)
-            return _expect(await self._exchange(request), wanted)
+            with self._commands.timed(type(request).__name__):
+                return _expect(await self._exchange(request), wanted)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

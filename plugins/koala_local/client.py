@@ -63,12 +63,13 @@ class DaemonClient:
         """
         await self._commands.admit(urgent=urgent)
         request = encode({"operation": operation, **(fields or {})})
-        try:
-            answer = await self._exchange(request)
-        except _NoDaemonError:
-            await self._start()
-            answer = await self._exchange(request)
-        raise_failure(answer)
+        with self._commands.timed(operation):
+            try:
+                answer = await self._exchange(request)
+            except _NoDaemonError:
+                await self._start()
+                answer = await self._exchange(request)
+            raise_failure(answer)
         return answer
 
     async def _exchange(self, request: bytes) -> Fields:

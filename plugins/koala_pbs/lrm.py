@@ -24,7 +24,7 @@ from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.plugin.commandsystem import only_id, portions
 from koala_drmaa.libraries import PBS
-from koala_drmaa.transport import chosen_transport
+from koala_drmaa.transportchoice import chosen_transport
 from koala_pbs import control
 from koala_pbs.checks import Checks
 from koala_pbs.client import PbsCommands
@@ -362,9 +362,9 @@ class PbsLrm(Lrm):
         """Have a job that runs come back in hold."""
         await self._starting.confirm(checked(job))
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that waits after it was started, and untie it."""
-        await self._starting.take_back(checked(job))
+        await self._starting.undo_start(checked(job))
 
     # -- checking ----------------------------------------------------------------------------------------------------
 

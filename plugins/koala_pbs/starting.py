@@ -45,7 +45,7 @@ class Starting(Protocol):
     async def confirm(self, job: str) -> None:
         """Hear that a job was seen to run."""
 
-    async def take_back(self, job: str) -> None:
+    async def undo_start(self, job: str) -> None:
         """Hold a job that did not start, or waits again, and untie it from its vnodes."""
 
     def as_asked(self, jobs: Iterable[LrmJob]) -> tuple[LrmJob, ...]:
@@ -94,7 +94,7 @@ class ByScheduler:
         """See Starting: it is held while it runs."""
         await self._hold(job)
 
-    async def take_back(self, job: str) -> None:
+    async def undo_start(self, job: str) -> None:
         """See Starting."""
         note = self._notes.notes.get(job)
         try:
@@ -167,13 +167,13 @@ class ByOperator:
     async def confirm(self, job: str) -> None:
         """See Starting: the job still has the hold that it was in."""
 
-    async def take_back(self, job: str) -> None:
+    async def undo_start(self, job: str) -> None:
         """See Starting: nothing ties it, and it is held unless somebody has released it meanwhile."""
         try:
             seen, _ = await _look(self._commands, job)
             if seen.state is LrmJobState.QUEUED:
                 held = array_of(job) if self._commands.dialect.only_whole_arrays else job
-                await self._commands.change(control.hold([held], SITES), action="take_back")
+                await self._commands.change(control.hold([held], SITES), action="undo_start")
         except LrmNotFoundError:
             return
 

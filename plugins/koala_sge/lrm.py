@@ -297,7 +297,7 @@ class SgeLrm(Lrm):
         """Hold a running job: it comes back in hold when it is queued again (``qmod -rj``, exit status 99)."""
         await self.hold([job])
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that waits again, and let it run in the queues it asked for. Tasks of one array go together."""
         await self.hold([job])
         _, everything = await self._listing()

@@ -22,7 +22,7 @@ from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.plugin.commandsystem import portions
 from koala_drmaa.libraries import SLURM
-from koala_drmaa.transport import chosen_transport
+from koala_drmaa.transportchoice import chosen_transport
 from koala_slurm import control
 from koala_slurm.accounting import parse_history, sacct_command
 from koala_slurm.checks import Checks
@@ -111,7 +111,7 @@ class SlurmLrm(Lrm):
         self._config = config
         self._outside.limits_enforced = config.limits_enforced
         for note in self._notes.left():
-            await self._starting(note.job, note.nodes).take_back(note, after_kill=True)
+            await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
 
     async def close(self) -> None:
         """End the DRMAA helper, where there is one."""
@@ -277,7 +277,7 @@ class SlurmLrm(Lrm):
         if self._config is None:
             self._config = await self._read_config()
         if self._notes.is_open(job):
-            await self.take_back(job)
+            await self.undo_start(job)
         try:
             await self._starting(job, nodes).begin(self._outside.known(job))
         except LrmRejectedError:
@@ -317,13 +317,13 @@ class SlurmLrm(Lrm):
         with suppress(LrmRejectedError, LrmNotFoundError):
             await self._commands.change(control.job_command(verb, jobs), action="confirm_start")
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold a job that waits after it was started, and give it back what it had before it was tied."""
         note = self._notes.of(job)
         if note is None:
             await self.hold([job])
             return
-        await self._starting(job, note.nodes).take_back(note)
+        await self._starting(job, note.nodes).undo_start(note)
         self._outside.forget(job)
 
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:

@@ -97,7 +97,7 @@ class Starting:
         """End the start of a job that runs, and has been put in hold. Raises LrmError."""
         await self._close(ran_before=True, free=False)
 
-    async def take_back(self, note: StartNote, *, after_kill: bool = False) -> None:
+    async def undo_start(self, note: StartNote, *, after_kill: bool = False) -> None:
         """Hold and untie a job that waits; leave it alone if Slurm has started it. Raises LrmError.
 
         ``after_kill``: who asked for the start was killed in the middle of it.

@@ -226,7 +226,7 @@ class SimulatedEffector:
     def resume(self) -> None:
         """Take up what the records say is under way, as the service does when it begins."""
         self.workers.begin()
-        self.adaptive.begin()
+        self.adaptive.resume()
 
     def stir(self) -> None:
         """Let one application do as it pleases."""

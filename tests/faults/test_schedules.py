@@ -86,7 +86,7 @@ def story(seed: int, kind: str = "rigid") -> Story:
     world = WatchedWorld(seed, kind)
     world.run()
     service = world.service
-    records = service.state.jobs.values()
+    records = world.records.values()
     return Story(
         kinds=frozenset(type(event) for event in service.journal),
         states=frozenset(outcome.state for (outcome,) in service.outcomes.values()),

@@ -186,7 +186,7 @@ async def test_busy_node(lrm: SlurmLrm, slurm_a: SlurmCluster) -> None:
     (job,) = await lrm.submit(submission("koala-pinned", held=True))
     await lrm.start_on(job, ["n1"])
     await wait_for(lrm, "koala-pinned", LrmJobState.QUEUED)
-    await lrm.take_back(job)
+    await lrm.undo_start(job)
     await wait_for(lrm, "koala-pinned", LrmJobState.HELD)
     await lrm.cancel(full)
     await wait_for(lrm, "koala-full", *[LrmJobState.ENDED] * len(full))

@@ -123,5 +123,5 @@ class TestAsOperator(TorqueConformance):
         await trial.wait_states(batch, LrmJobState.HELD)
         with pytest.raises(LrmRejectedError):
             await trial.lrm.start_on(batch.ids[0], [node])
-        await trial.lrm.take_back(batch.ids[0])
+        await trial.lrm.undo_start(batch.ids[0])
         await trial.wait_states(batch, LrmJobState.HELD)

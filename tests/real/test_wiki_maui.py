@@ -170,7 +170,7 @@ def test_kills_node_loss_and_requeues_lose_nothing(serving: WikiServing) -> None
             cluster.start_node("n4")
             cluster.return_to_use()
         for job in left:  # Slurm gives what was queued again a time to begin
-            cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+            cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+2", check=False)
         serving.start()
     assert not left, ({job: (jobs[job], maui.jobs.get(job)) for job in left}, maui.refusals, serving.details())
     for job, name in jobs.items():

@@ -7,7 +7,7 @@ _koala() {
         word=${COMP_WORDS[i]}
         [[ $word == -- ]] && { compopt -o default; COMPREPLY=(); return; }
         case "$at $word" in
-            "koala init"|"koala run"|"koala submit"|"koala sweep"|"koala status"|"koala cancel"|"koala resize"|"koala logs"|"koala explain"|"koala plan"|"koala script"|"koala clusters"|"koala check"|"koala reap"|"koala serve"|"koala schedule"|"koala demo"|"koala simulate"|"koala experiment"|"koala experiment list"|"koala experiment run"|"koala negotiations"|"koala negotiation"|"koala negotiation access"|"koala negotiation check"|"koala negotiation schema"|"koala app"|"koala conf"|"koala schema"|"koala docs"|"koala completion"|"koala wiki"|"koala wiki ask"|"koala wiki serve") at="$at $word" ;;
+            "koala init"|"koala run"|"koala submit"|"koala sweep"|"koala status"|"koala cancel"|"koala resize"|"koala logs"|"koala explain"|"koala plan"|"koala script"|"koala clusters"|"koala metrics"|"koala top"|"koala check"|"koala reap"|"koala clean"|"koala serve"|"koala schedule"|"koala demo"|"koala simulate"|"koala experiment"|"koala experiment list"|"koala experiment run"|"koala negotiations"|"koala negotiation"|"koala negotiation access"|"koala negotiation check"|"koala negotiation schema"|"koala app"|"koala conf"|"koala schema"|"koala docs"|"koala completion"|"koala wiki"|"koala wiki ask"|"koala wiki serve") at="$at $word" ;;
         esac
     done
     case "$at,$prev" in
@@ -35,10 +35,14 @@ _koala() {
         "koala logs,--rank" | "koala logs,-r") words=(-) ;;
         "koala explain,--cluster" | "koala explain,-c") words=(-) ;;
         "koala script,--cluster" | "koala script,-c") words=(-) ;;
+        "koala metrics,--port") words=(-) ;;
+        "koala top,--interval") words=(-) ;;
         "koala check,--timeout") words=(-) ;;
         "koala check,--cluster" | "koala check,-c") words=(-) ;;
         "koala reap,--timeout") words=(-) ;;
+        "koala clean,--older") words=(-) ;;
         "koala serve,--end-when-idle") words=(-) ;;
+        "koala serve,--metrics-port") words=(-) ;;
         "koala schedule,--cluster" | "koala schedule,-c") words=(-) ;;
         "koala schedule,--give-back") words=(-) ;;
         "koala schedule,--policy" | "koala schedule,-p") values=(fcfs easy conservative firstfit bestfit greedy metacluster); words=(-) ;;
@@ -47,6 +51,7 @@ _koala() {
         "koala schedule,--weights") words=(-) ;;
         "koala schedule,--default-walltime") words=(-) ;;
         "koala schedule,--patience") words=(-) ;;
+        "koala schedule,--metrics-port") words=(-) ;;
         "koala simulate,--policy" | "koala simulate,-p") values=(fcfs easy conservative firstfit bestfit greedy metacluster); words=(-) ;;
         "koala simulate,--platform") words=(-) ;;
         "koala simulate,--processors") words=(-) ;;
@@ -81,15 +86,16 @@ _koala() {
         "koala wiki serve,--oldest") words=(-) ;;
         "koala wiki serve,--start-within") words=(-) ;;
         "koala wiki serve,--event-host") words=(-) ;;
+        "koala wiki serve,--metrics-port") words=(-) ;;
         "koala wiki serve,--event-port") words=(-) ;;
     esac
     if ((${#words[@]} == 0)); then case "$at" in
-        "koala") words=(--site --state --verbose --version --help); values=(init run submit sweep status cancel resize logs explain plan script clusters check reap serve schedule demo simulate experiment negotiations negotiation app conf schema docs completion wiki); ;;
+        "koala") words=(--site --state --verbose --version --help); values=(init run submit sweep status cancel resize logs explain plan script clusters metrics top check reap clean serve schedule demo simulate experiment negotiations negotiation app conf schema docs completion wiki); ;;
         "koala init") words=(--yes --output --replace --help); values=(); ;;
         "koala run") words=(--processors --mpi --walltime --cluster --split --save --json --quiet --help); values=(); files=yes; ;;
         "koala submit") words=(--processors --mpi --walltime --cluster --split --save --json --help); values=(); files=yes; ;;
         "koala sweep") words=(--maximum --together --repeats --grace --walltime --cluster --save --resume --json --quiet --help); values=(); files=yes; ;;
-        "koala status") words=(--limit --json --help); values=(); ;;
+        "koala status") words=(--limit --watch --json --help); values=(); ;;
         "koala cancel") words=(--no-wait --json --help); values=(); ;;
         "koala resize") words=(--component --json --help); values=(); ;;
         "koala logs") words=(--follow --component --rank --stderr --help); values=(); ;;
@@ -97,10 +103,13 @@ _koala() {
         "koala plan") words=(--json --help); values=(); files=yes; ;;
         "koala script") words=(--cluster --json --help); values=(); files=yes; ;;
         "koala clusters") words=(--json --help); values=(); ;;
+        "koala metrics") words=(--port --help); values=(); ;;
+        "koala top") words=(--interval --once --help); values=(); ;;
         "koala check") words=(--no-submit --timeout --outside --cluster --json --help); values=(); ;;
         "koala reap") words=(--dry-run --all --yes --timeout --json --help); values=(); ;;
-        "koala serve") words=(--stop --end-when-idle --help); values=(); ;;
-        "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --json --help); values=(); ;;
+        "koala clean") words=(--older --dry-run --json --help); values=(); ;;
+        "koala serve") words=(--stop --end-when-idle --metrics-port --help); values=(); ;;
+        "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --metrics-port --json --help); values=(); ;;
         "koala demo") words=(--malleable --help); values=(); ;;
         "koala simulate") words=(--policy --platform --processors --jobs --seed --kill-at-limit --metric --depth --processes --out --json --help); values=(); files=yes; ;;
         "koala experiment") words=(--help); values=(list run); ;;
@@ -118,7 +127,7 @@ _koala() {
         "koala completion") words=(--help); values=(bash zsh fish); ;;
         "koala wiki") words=(--help); values=(ask serve); ;;
         "koala wiki ask") words=(--host --port --key-file --dialect --timeout --json --help); values=(); files=yes; ;;
-        "koala wiki serve") words=(--cluster --all --key-file --listen --port --peer --dialect --cache --retention --reply-within --oldest --start-within --user-holds --no-user-holds --event-host --event-port --help); values=(); ;;
+        "koala wiki serve") words=(--cluster --all --key-file --listen --port --peer --dialect --cache --retention --reply-within --oldest --start-within --user-holds --no-user-holds --event-host --metrics-port --event-port --help); values=(); ;;
     esac; fi
     [[ $cur == -* ]] && values=("${words[@]}") && files=no
     mapfile -t COMPREPLY < <(compgen -W "${values[*]}" -- "$cur")

@@ -4,7 +4,7 @@ function __koala_at
     set -l at koala
     for word in (commandline -opc)[2..]
         switch "$at $word"
-            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala check' 'koala reap' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
+            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala metrics' 'koala top' 'koala check' 'koala reap' 'koala clean' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
                 set at "$at $word"
         end
     end
@@ -23,8 +23,11 @@ complete -c koala -n '__koala_at koala' -a 'explain' -d 'Say why a job waits, wh
 complete -c koala -n '__koala_at koala' -a 'plan' -d 'Show where a job would go now'
 complete -c koala -n '__koala_at koala' -a 'script' -d 'Show exactly what would be submitted to a cluster'
 complete -c koala -n '__koala_at koala' -a 'clusters' -d 'Show the clusters - what is idle, what we hold, how often we ask'
+complete -c koala -n '__koala_at koala' -a 'metrics' -d 'Print what a service counts, in the form of OpenMetrics'
+complete -c koala -n '__koala_at koala' -a 'top' -d 'Watch clusters, jobs, changes of size and negotiations on one screen'
 complete -c koala -n '__koala_at koala' -a 'check' -d 'Check this host, the site file and each cluster'
 complete -c koala -n '__koala_at koala' -a 'reap' -d 'Find placeholders that no job owns any more, and cancel them'
+complete -c koala -n '__koala_at koala' -a 'clean' -d 'Remove what is left of jobs that ended long ago'
 complete -c koala -n '__koala_at koala' -a 'serve' -d 'Run the service in the foreground until it is stopped'
 complete -c koala -n '__koala_at koala' -a 'schedule' -d 'Schedule one cluster\'s whole queue in the place of its own scheduler'
 complete -c koala -n '__koala_at koala' -a 'demo' -d 'See it work - one job on three clusters at once, in ten seconds'
@@ -78,6 +81,7 @@ complete -c koala -n '__koala_at koala sweep' -l quiet -s q -d 'No progress'
 complete -c koala -n '__koala_at koala sweep' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala status' -f
 complete -c koala -n '__koala_at koala status' -l limit -s n -x -d 'Most jobs shown, the latest ones'
+complete -c koala -n '__koala_at koala status' -l watch -s w -d 'Show it anew at each change - one job to its end, all until Ctrl-C'
 complete -c koala -n '__koala_at koala status' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala status' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala cancel' -f
@@ -106,6 +110,13 @@ complete -c koala -n '__koala_at koala script' -s h -l help -d 'Show this messag
 complete -c koala -n '__koala_at koala clusters' -f
 complete -c koala -n '__koala_at koala clusters' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala clusters' -s h -l help -d 'Show this message and exit'
+complete -c koala -n '__koala_at koala metrics' -f
+complete -c koala -n '__koala_at koala metrics' -l port -x -d 'Ask whoever tells metrics on this port of this host (`--metrics-port`)'
+complete -c koala -n '__koala_at koala metrics' -s h -l help -d 'Show this message and exit'
+complete -c koala -n '__koala_at koala top' -f
+complete -c koala -n '__koala_at koala top' -l interval -x -d 'Seconds between two looks'
+complete -c koala -n '__koala_at koala top' -l once -d 'Print the screen once and end - no terminal is needed'
+complete -c koala -n '__koala_at koala top' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala check' -f
 complete -c koala -n '__koala_at koala check' -l no-submit -d 'Submit no placeholder - do not try whether nodes reach this host'
 complete -c koala -n '__koala_at koala check' -l timeout -x -d 'Seconds that a placeholder may take until its agent reports'
@@ -120,9 +131,15 @@ complete -c koala -n '__koala_at koala reap' -l yes -s y -d 'Do not ask before c
 complete -c koala -n '__koala_at koala reap' -l timeout -x -d 'Seconds to wait until what was cancelled has gone'
 complete -c koala -n '__koala_at koala reap' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala reap' -s h -l help -d 'Show this message and exit'
+complete -c koala -n '__koala_at koala clean' -f
+complete -c koala -n '__koala_at koala clean' -l older -x -d 'Time since the end of a job, at least, such as 30d'
+complete -c koala -n '__koala_at koala clean' -l dry-run -d 'Only tell what would be removed'
+complete -c koala -n '__koala_at koala clean' -l json -d 'Print JSON for programs'
+complete -c koala -n '__koala_at koala clean' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala serve' -f
 complete -c koala -n '__koala_at koala serve' -l stop -d 'End the running service; its jobs go on and are found again'
 complete -c koala -n '__koala_at koala serve' -l end-when-idle -x -d 'End when no job was unfinished for so long'
+complete -c koala -n '__koala_at koala serve' -l metrics-port -x -d 'Tell OpenMetrics on this port of (metrics) listen (127.0.0.1); 0 - any free one'
 complete -c koala -n '__koala_at koala serve' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala schedule' -f
 complete -c koala -n '__koala_at koala schedule' -l cluster -s c -x -d 'Cluster of the site file whose queue is scheduled'
@@ -136,6 +153,7 @@ complete -c koala -n '__koala_at koala schedule' -l once -d 'One pass, and end w
 complete -c koala -n '__koala_at koala schedule' -l user-holds -l no-user-holds -d 'Also start jobs in user hold'
 complete -c koala -n '__koala_at koala schedule' -l default-walltime -x -d 'For jobs without a walltime in queues without a limit'
 complete -c koala -n '__koala_at koala schedule' -l patience -x -d 'A start that has not shown after so long is taken back'
+complete -c koala -n '__koala_at koala schedule' -l metrics-port -x -d 'Tell OpenMetrics on this port of (metrics) listen (127.0.0.1); 0 - any free one'
 complete -c koala -n '__koala_at koala schedule' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala schedule' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala demo' -f
@@ -230,5 +248,6 @@ complete -c koala -n '__koala_at koala wiki serve' -l oldest -x -d 'Seconds that
 complete -c koala -n '__koala_at koala wiki serve' -l start-within -x -d 'Seconds after which a released job that does not run is held again'
 complete -c koala -n '__koala_at koala wiki serve' -l user-holds -l no-user-holds -d 'Also start jobs in user hold'
 complete -c koala -n '__koala_at koala wiki serve' -l event-host -x -d 'Where events go'
+complete -c koala -n '__koala_at koala wiki serve' -l metrics-port -x -d 'Tell OpenMetrics on this port of (metrics) listen (127.0.0.1); 0 - any free one'
 complete -c koala -n '__koala_at koala wiki serve' -l event-port -x -d 'Port for events (wiki2)'
 complete -c koala -n '__koala_at koala wiki serve' -s h -l help -d 'Show this message and exit'

@@ -92,7 +92,7 @@ class System:
         self._leave("confirm")
         return {}
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """See StartingSystem."""
         self._enter("take back")
         assert job == JOB
@@ -186,9 +186,9 @@ async def test_what_starts_while_it_is_taken_back_has_started(tmp_path: Path) ->
     """It is told so, not that it failed."""
 
     class Late(System):
-        async def take_back(self, job: LrmJobId) -> None:
+        async def undo_start(self, job: LrmJobId) -> None:
             self.let_run()
-            await super().take_back(job)
+            await super().undo_start(job)
 
     system = Late(busy=True)
     await Process(tmp_path, system).start()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 SOURCES = [path for room in ("koala_adapter", "plugins") for path in sorted((ROOT / room).rglob("*.py"))]
 IN_REPOSITORY = re.compile(r"\b(?:docs|conf|examples|benchmarks)/[\w.-]+")
-ASKED_FOR = re.compile(r"koala (docs|conf) ([\w.-]*\w)")
+ASKED_FOR = re.compile(r"koala (docs|conf) ([\w.@-]*\w)")
 
 
 def said(path: Path) -> Iterator[str]:

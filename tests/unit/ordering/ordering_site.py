@@ -118,7 +118,7 @@ class Listed:
         """Have it refuse one."""
         self.mirror.starts.advance(job_id, Stage.REFUSED, self.now, error=error)
 
-    def taken_back(self, job_id: LrmJobId) -> None:
+    def start_undone(self, job_id: LrmJobId) -> None:
         """Have a job been held and untied."""
         self.mirror.starts.advance(job_id, Stage.TAKEN_BACK, self.now)
 

@@ -249,14 +249,14 @@ def test_a_start_that_does_not_show_is_taken_back() -> None:
     site.accept(start.job_id)
     site.change("1", state=LrmJobState.QUEUED, hold=None, reason="Resources")
     assert site.look(5.0) == []
-    assert site.mirror.to_take_back() == []
+    assert site.mirror.starts_to_undo() == []
     assert site.look(6.0) == []
-    assert site.mirror.to_take_back() == ["1"]
+    assert site.mirror.starts_to_undo() == ["1"]
     assert "did not start within 11 s (Resources)" in site.told(JobEventKind.NOT_STARTED)[0].detail
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
-    site.taken_back(start.job_id)
+    site.start_undone(start.job_id)
     assert site.look() == []
-    assert site.mirror.to_take_back() == []
+    assert site.mirror.starts_to_undo() == []
     assert "tried again in" in site.mirror.entries[start.job_id].reason
     (again,) = site.look(5.0)
     assert again.pin.failures == 1
@@ -314,8 +314,8 @@ def test_an_unanswered_start_is_judged_by_what_shows() -> None:
         site.mirror.starts.advance(start.job_id, Stage.UNCERTAIN, site.now, error=LrmUnavailableError("no answer"))
     site.run(second)
     assert site.look() == []
-    assert site.mirror.to_take_back() == ["1"]
-    site.taken_back(first.job_id)
+    assert site.mirror.starts_to_undo() == ["1"]
+    site.start_undone(first.job_id)
     site.look()
     assert site.mirror.entries[first.job_id].phase is Phase.LEFT_OUT
     assert [one.job_id for one in site.told(JobEventKind.NOT_STARTED)] == ["1"]
@@ -334,10 +334,10 @@ def test_a_job_that_goes_before_it_shows_gives_back_what_was_reserved(ended: boo
     else:
         site.end("1")
     site.look()
-    assert (site.mirror.to_take_back(), site.mirror.starts.pins) == (["1"], {})
-    site.taken_back(start.job_id)
+    assert (site.mirror.starts_to_undo(), site.mirror.starts.pins) == (["1"], {})
+    site.start_undone(start.job_id)
     site.look()
-    assert (site.mirror.to_take_back(), site.mirror.starts.attempts) == ([], {})
+    assert (site.mirror.starts_to_undo(), site.mirror.starts.attempts) == ([], {})
 
 
 @pytest.mark.parametrize("shown", ["held", "queued", "running", "gone"])
@@ -363,9 +363,9 @@ def test_a_restart_in_the_middle_of_a_start(shown: str) -> None:
         return
     if shown == "queued":
         assert again == site.look(11.0) == []
-        assert site.mirror.to_take_back() == ["1"]
+        assert site.mirror.starts_to_undo() == ["1"]
         site.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
-        site.taken_back(start.job_id)
+        site.start_undone(start.job_id)
         again = [*site.look(1.0), *site.look(6.0)]
     assert [(one.job_id, one.pin.wishes.requested_nodes) for one in again] == [("1", ())]
 
@@ -407,9 +407,9 @@ def test_killed_while_a_start_is_taken_back() -> None:
     following = Listed(pins=site.mirror.starts.pins.values())
     following.now, following.jobs = site.now, site.jobs
     assert following.look() == []
-    assert following.mirror.to_take_back() == ["1"]
+    assert following.mirror.starts_to_undo() == ["1"]
     following.change("1", state=LrmJobState.HELD, hold=HoldOwner.USER)
-    following.taken_back(start.job_id)
+    following.start_undone(start.job_id)
     assert [one.job_id for one in [*following.look(), *following.look(PATIENCE.backoff)]] == ["1"]
 
 
@@ -490,6 +490,6 @@ def test_the_patience_with_a_start_does_not_depend_on_the_clock(step: float) -> 
     assert not site.told(JobEventKind.NOT_STARTED)
     site.look(2)
     assert len(site.told(JobEventKind.NOT_STARTED)) == 1
-    site.taken_back(start.job_id)
+    site.start_undone(start.job_id)
     site.set_by = 0.0
     assert [one.job_id for one in site.look(6)] == ["1"]

@@ -57,11 +57,11 @@ def test_it_is_held_and_untied_before_it_may_start_again(held: bool) -> None:  #
     site.submit("2", 32)
     assert [one.job_id for one in site.look()] == ["2"]
     assert entry_of(site, id_).phase is Phase.RETURNING
-    assert site.mirror.to_take_back() == ["1"]
+    assert site.mirror.starts_to_undo() == ["1"]
     pin = site.mirror.starts.pins[id_]
     assert (pin.started, pin.failure) == (False, "it was queued again")
     site.change("1", state=LrmJobState.HELD, hold=HoldOwner.OPERATOR)
-    site.taken_back(id_)
+    site.start_undone(id_)
     site.end("2")
     (again,) = site.look()
     assert (again.job_id, again.pin.wishes.requested_nodes) == ("1", ("n2",))
@@ -82,9 +82,9 @@ def test_while_nobody_looked(held: bool) -> None:  # noqa: FBT001 - a parameter
     following = Listed(pins=site.mirror.starts.pins.values())
     following.now, following.jobs = site.now + 5, site.jobs
     assert following.look() == []
-    assert following.mirror.to_take_back() == ["1"]
+    assert following.mirror.starts_to_undo() == ["1"]
     following.change("1", state=LrmJobState.HELD, hold=HoldOwner.OPERATOR)
-    following.taken_back(id_)
+    following.start_undone(id_)
     assert [one.job_id for one in following.look()] == ["1"]
 
 
@@ -96,7 +96,7 @@ def test_killed_before_it_was_taken_back() -> None:
     following = Listed(pins=site.mirror.starts.pins.values())
     following.now, following.jobs = site.now, site.jobs
     assert following.look() == []
-    assert following.mirror.to_take_back() == ["1"]
+    assert following.mirror.starts_to_undo() == ["1"]
 
 
 def test_what_the_batch_system_starts_first_is_adopted() -> None:
@@ -119,7 +119,7 @@ def test_what_a_plugin_shows_as_tied_is_freed_without_a_record() -> None:
     site = Listed()
     site.submit("1", 8, tied=True)
     assert site.look() == []
-    assert site.mirror.to_take_back() == ["1"]
+    assert site.mirror.starts_to_undo() == ["1"]
     site.change("1", tied=False)
     assert [one.job_id for one in site.look()] == ["1"]
 
@@ -131,7 +131,7 @@ def test_what_the_batch_system_started_itself_is_left_to_it() -> None:
     site.look()
     queue_again(site, held=False, submitted_at=site.now)
     assert site.look() == []
-    assert site.mirror.to_take_back() == []
+    assert site.mirror.starts_to_undo() == []
     assert "not in hold" in site.told(JobEventKind.LEFT_OUT)[0].detail
 
 

@@ -220,12 +220,12 @@ async def test_defaults_do_no_harm() -> None:
         if not getattr(method, "__isabstractmethod__", False)
     }
     with pytest.raises(LrmUnsupportedError, match="Bare cannot hold"):
-        await lrm.take_back(JOB)
+        await lrm.undo_start(JOB)
     await lrm.confirm_start(JOB)
     assert await lrm.confirm_starts([JOB]) == {}
     with pytest.raises(LrmUnsupportedError, match="Bare cannot release"):
         await lrm.give_back([JOB])
     assert await lrm.moved([JOB]) == await lrm.held_by_hook() == ()
-    harmless = {"start", "close", "check", "check_outside", "take_back", "confirm_start", "confirm_starts"}
+    harmless = {"start", "close", "check", "check_outside", "undo_start", "confirm_start", "confirm_starts"}
     harmless |= {"moved", "held_by_hook", "give_back"}
     assert optional - harmless == set(CALLS)

@@ -171,7 +171,7 @@ async def test_what_is_taken_back_is_in_hold(fake: FakeSlurm, context: ClusterCo
     script = "#!/bin/sh\nexec sleep 60\n"
     await lrm.submit(Submission(key=BatchKey("full"), count=fake.processors, script=script, walltime=60))
     (job,) = await lrm.submit(replace(HELD, count=1))
-    for step, state in ((lrm.start_on(job, ["n1"]), LrmJobState.QUEUED), (lrm.take_back(job), LrmJobState.HELD)):
+    for step, state in ((lrm.start_on(job, ["n1"]), LrmJobState.QUEUED), (lrm.undo_start(job), LrmJobState.HELD)):
         await step
         states = {seen.id: seen.state for seen in await lrm.jobs(name_prefix="koala")}
         assert states[job] is state

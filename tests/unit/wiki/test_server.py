@@ -120,7 +120,7 @@ async def test_a_job_that_was_queued_again_is_idle_once_it_is_held_and_untied(se
     assert (await server.states())["6"] == "Idle"
     assert server.source.calls == [("take back", "6")]
     server.source.add(job("6", 2, tied=True, requeues=2))
-    server.source.take_back_failure = LrmUnavailableError("no answer")
+    server.source.undo_failure = LrmUnavailableError("no answer")
     server.now += 60
     assert (await server.states())["6"] == "Hold"
     refused = await server.ask("STARTJOB ARG=6 TASKLIST=n3:n3")

@@ -69,7 +69,7 @@ class MemorySource(Source):
     partitioned: bool = False
     failure: LrmError | None = None
     start_failure: LrmError | None = None
-    take_back_failure: LrmError | None = None
+    undo_failure: LrmError | None = None
     starts_after: float = 0.0
     """Seconds that a start takes."""
     never_starts: bool = False
@@ -118,11 +118,11 @@ class MemorySource(Source):
             raise LrmNotFoundError(f"no job {job}")
         self.job_list[job] = replace(found, state=LrmJobState.ENDED, end=EndReason.CANCELLED, ends_at=NOW)
 
-    async def take_back(self, job: LrmJobId) -> None:
+    async def undo_start(self, job: LrmJobId) -> None:
         """Hold and untie a job."""
         self.calls.append(("take back", job))
-        if self.take_back_failure:
-            raise self.take_back_failure
+        if self.undo_failure:
+            raise self.undo_failure
         if job not in self.job_list:
             raise LrmNotFoundError(f"no job {job}")
         held = replace(self.job_list[job], state=LrmJobState.HELD, hold=HoldOwner.OPERATOR, tied=False)

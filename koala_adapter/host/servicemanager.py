@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What systemd is told by a service that it started: that it serves, that it lives, that it ends (sd_notify(3)).
+
+Where nothing is to be told, because somebody else started the program, nothing is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SIGNS_PER_LIMIT = 3
+"""Signs of life within the time after which systemd takes a service for dead: one may be late."""
+MICROSECOND = 1e-6
+
+
+class ServiceManager:
+    """The way to whoever supervises this process."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        """``environment``: where systemd has written what it wants to be told."""
+        self._path = environment.get("NOTIFY_SOCKET", "")
+        self._limit = _watchdog_limit(environment)
+
+    def ready(self) -> None:
+        """Tell that the service serves."""
+        self._tell("READY=1")
+
+    def stopping(self) -> None:
+        """Tell that it ends in good order."""
+        self._tell("STOPPING=1")
+
+    async def keep_alive(self) -> None:
+        """Give signs of life while the event loop runs, until cancelled; return at once if nobody waits for them."""
+        while self._path and self._limit is not None:
+            self._tell("WATCHDOG=1")
+            await anyio.sleep(self._limit / SIGNS_PER_LIMIT)
+
+    def _tell(self, text: str) -> None:
+        if not self._path.startswith(("/", "@")):
+            return
+        address = f"\0{self._path[1:]}" if self._path.startswith("@") else self._path
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        # A supervisor that does not listen must not end what it supervises.
+        with socket.socket(socket.AF_UNIX, kind) as way, suppress(OSError):
+            way.sendto(text.encode(), address)
+
+
+def _watchdog_limit(environment: Mapping[str, str]) -> float | None:
+    """Return the seconds within which a sign of life is wanted of this process; None: none is."""
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    try:
+        limit = int(environment.get("WATCHDOG_USEC", ""))
+    except ValueError:
+        return None
+    return limit * MICROSECOND if limit > 0 else None

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers ``GET /metrics``, and nothing else, with bounds on everything that whoever connects can do."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import SocketAttribute
+
+from koala_adapter.errors import ServiceRunningError
+from koala_adapter.metrics.exposition import CONTENT_TYPE, openmetrics
+
+if TYPE_CHECKING:
+    from anyio.abc import SocketStream, TaskStatus
+
+    from koala_adapter.metrics.meter import Meter
+
+LONGEST_HEAD = 16_384
+"""Bytes of a request."""
+PATIENCE = 10.0
+"""Seconds that a request may take to come, and a reply to be taken."""
+MOST_CONNECTIONS = 16
+"""Those that are answered at a time; others wait."""
+
+
+class MetricsEndpoint:
+    """The metrics of one process on a TCP port."""
+
+    def __init__(self, meter: Meter, listen: str, port: int) -> None:
+        """``listen``: an address of this host. ``port``: 0: any free one."""
+        self._meter = meter
+        self._listen = listen
+        self._port = port
+        self._places = anyio.CapacityLimiter(MOST_CONNECTIONS)
+
+    async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Answer until cancelled; the port is told when it is open. Raises ServiceRunningError when it is taken."""
+        try:
+            listener = await anyio.create_tcp_listener(local_host=self._listen, local_port=self._port)
+        except OSError as error:
+            message = f"cannot listen for metrics on {self._listen} port {self._port}: {error.strerror or error}"
+            raise ServiceRunningError(message, hint="is another program there? give another --metrics-port") from error
+        async with listener:
+            task_status.started(listener.extra(SocketAttribute.local_port))
+            await listener.serve(self._converse)
+
+    async def _converse(self, stream: SocketStream) -> None:
+        async with stream, self._places:
+            with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
+                with anyio.move_on_after(PATIENCE):
+                    head = await _head(stream)
+                    await stream.send(self._reply(head))
+
+    def _reply(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        path = rest.partition(b" ")[0].partition(b"?")[0]
+        if path != b"/metrics":
+            return _response("404 Not Found", b"the metrics are at /metrics\n")
+        if method not in {b"GET", b"HEAD"}:
+            return _response("405 Method Not Allowed", b"", "Allow: GET, HEAD")
+        body = openmetrics(self._meter)
+        return _response("200 OK", body, kind=CONTENT_TYPE, told=method == b"GET")
+
+
+async def _head(stream: SocketStream) -> bytes:
+    """Return the request up to the empty line. Raises EndOfStream when it is cut short or too long."""
+    head = b""
+    while b"\r\n\r\n" not in head and b"\n\n" not in head:
+        if len(head) > LONGEST_HEAD:
+            raise anyio.EndOfStream
+        head += await stream.receive(LONGEST_HEAD)
+    return head
+
+
+def _response(
+    status: str, body: bytes, *headers: str, kind: str = "text/plain; charset=utf-8", told: bool = True
+) -> bytes:
+    lines = (
+        f"HTTP/1.1 {status}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *headers,
+        "",
+        "",
+    )
+    return "\r\n".join(lines).encode("ascii") + (body if told else b"")

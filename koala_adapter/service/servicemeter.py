@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a service counts for whoever watches it: told of every event, and reads the state when it is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from koala_adapter.metrics import catalogue as metric
+from koala_adapter.metrics.process import process_meter, watch_commands
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.outcome import JobState, PlaceholderState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from koala_adapter.metrics.meter import Meter
+    from koala_adapter.model import JobId
+    from koala_adapter.plugin.commands import CommandRunner
+    from koala_adapter.scheduler.changes import SizeChange
+    from koala_adapter.scheduler.records import JobRecord, State
+
+
+class ServiceMeter:
+    """Counts what becomes of jobs and placeholders."""
+
+    def __init__(self, state: Callable[[], State], *, trouble: Callable[[], str]) -> None:
+        """``trouble``: why the journal cannot be written; empty: it can."""
+        self.meter = process_meter("serve")
+        self._state = state
+        self._trouble = trouble
+        self._counted: dict[JobId, SizeChange] = {}
+        """The latest change of size that is counted, of each job that had one."""
+        self.meter.read_with(self._read)
+
+    def watch(self, cluster: str, commands: CommandRunner) -> None:
+        """Count the requests to a cluster's batch system."""
+        watch_commands(self.meter, cluster, commands)
+
+    def handled(self, event: ev.Event) -> None:
+        """Count what an event has changed that the scheduler has just handled."""
+        match event:
+            case ev.Configured():
+                self._pass_over_the_past()
+            case ev.ClusterUnavailable():
+                self.meter.add(metric.CLUSTER_FAILURES, event.cluster)
+            case ev.PlaceholderHeld():
+                self._count_wait(event)
+        job_id = getattr(event, "job_id", None)
+        record = None if job_id is None else self._state().jobs.get(job_id)
+        if record is not None and record.size_changes:
+            self._count_changes(record)
+
+    def launched(self, job_id: JobId) -> None:
+        """Count the launch of a job."""
+        record = self._state().jobs.get(job_id)
+        if record is None:
+            return
+        self.meter.add(metric.JOB_STARTS)
+        if record.launched_at is not None:
+            self.meter.observe(metric.JOB_WAITING, seconds=record.launched_at - record.job.submitted_at)
+        for claim in record.claims:
+            if claim.cluster is not None and claim.waited is not None:
+                self.meter.observe(metric.CLAIMING, claim.cluster, seconds=claim.waited)
+
+    def set_aside(self, events: int) -> None:
+        """Count events on which the scheduler failed."""
+        self.meter.add(metric.DEFECTS, amount=events)
+
+    def ended(self, job_id: JobId, outcome: JobState) -> None:
+        """Count the end of a job."""
+        self.meter.add(metric.JOB_ENDS, outcome.value)
+        self._counted.pop(job_id, None)
+
+    # ---- what an event has changed --------------------------------------------------------------------------------
+
+    def _pass_over_the_past(self) -> None:
+        """Count from now on: what the journal tells of earlier processes is theirs."""
+        for id_, record in self._state().jobs.items():
+            if record.size_changes:
+                self._counted[id_] = record.size_changes[-1]
+
+    def _count_wait(self, event: ev.PlaceholderHeld) -> None:
+        state = self._state()
+        record = state.placeholders.get(event.placeholder)
+        if record is not None and record.held_at is not None and record.held_at == state.now:
+            self.meter.observe(metric.PLACEHOLDER_WAITING, record.cluster, seconds=record.held_at - record.submitted_at)
+
+    def _count_changes(self, record: JobRecord) -> None:
+        changes = record.size_changes
+        last = self._counted.get(record.job.id)
+        self._counted[record.job.id] = changes[-1]
+        new = changes[changes.index(last) + 1 :] if last in changes else changes if last is None else changes[-1:]
+        for change in new:
+            by = change.after - change.before
+            direction = "grow" if by > 0 else "shrink"
+            self.meter.add(metric.SIZE_CHANGES, change.cluster, direction)
+            self.meter.add(metric.SIZE_CHANGE_PROCESSORS, change.cluster, direction, amount=abs(by))
+
+    # ---- what there is --------------------------------------------------------------------------------------------
+
+    def _read(self, meter: Meter) -> None:
+        state = self._state()
+        meter.set(metric.JOURNAL_BLOCKED, value=float(bool(self._trouble())))
+        jobs = Counter(record.state for record in state.jobs.values() if not record.state.final)
+        for job_state in JobState:
+            if not job_state.final:
+                meter.set(metric.JOBS, job_state.value, value=jobs[job_state])
+        placeholders = Counter((record.cluster, record.state) for record in state.placeholders.values())
+        for name, cluster in state.clusters.items():
+            for placeholder_state in PlaceholderState:
+                count = placeholders[name, placeholder_state]
+                meter.set(metric.PLACEHOLDERS, name, placeholder_state.value, value=count)
+            if not cluster.configured:
+                continue
+            seen = cluster.unavailable is None and cluster.processors is not None
+            meter.set(metric.CLUSTER_UP, name, value=float(seen))
+            if cluster.processors is not None:
+                meter.set(metric.CLUSTER_PROCESSORS, name, value=cluster.processors)
+                meter.set(metric.CLUSTER_IDLE, name, value=cluster.idle)

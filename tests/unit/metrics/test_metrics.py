@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is counted is what a reader of OpenMetrics finds, within bounds."""
+
+from __future__ import annotations
+
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from koala_adapter.errors import LrmUnreachableError, ServiceRunningError
+from koala_adapter.metrics import catalogue
+from koala_adapter.metrics.catalogue import Kind
+from koala_adapter.metrics.endpoint import LONGEST_HEAD, MetricsEndpoint
+from koala_adapter.metrics.exposition import openmetrics
+from koala_adapter.metrics.meter import MOST_SERIES, Meter
+from koala_adapter.metrics.process import process_meter, watch_commands
+from koala_adapter.plugin.commands import CommandRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from anyio.abc import TaskGroup
+    from prometheus_client.metrics_core import Metric as Family
+
+
+def read(meter: Meter) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return the samples of a meter by name and label values, as a reader of OpenMetrics finds them."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    families: Callable[[str], Iterator[Family]] = text_string_to_metric_families
+    for family in families(openmetrics(meter).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def test_counters_gauges_and_histograms_are_read_back() -> None:
+    """A bucket holds what is not above its bound, and all buckets before it."""
+    meter = Meter()
+    meter.add(catalogue.JOB_STARTS)
+    meter.add(catalogue.JOB_STARTS, amount=2)
+    meter.read_with(lambda one: one.set(catalogue.JOBS, "running", value=4))
+    for seconds in (0.5, 1.0, 2.0, 1e9, -3.0):
+        meter.observe(catalogue.CLAIMING, "a", seconds=seconds)
+    found = read(meter)
+    assert found["koala_job_starts_total"] == {(): 3}
+    assert found["koala_jobs"] == {("running",): 4}
+    buckets = found["koala_claiming_seconds_bucket"]
+    assert (buckets["a", "1.0"], buckets["a", "5.0"], buckets["a", "86400.0"], buckets["a", "+Inf"]) == (3, 4, 4, 5)
+    assert found["koala_claiming_seconds_count"]["a",] == 5
+    assert found["koala_claiming_seconds_sum"]["a",] == 1e9 + 3.5
+
+
+def test_a_gauge_that_nobody_sets_any_more_is_gone() -> None:
+    """A cluster that has left the site file is not told of for ever."""
+    meter, clusters = Meter(), ["a", "b"]
+
+    def source(one: Meter) -> None:
+        for name in clusters:
+            one.set(catalogue.CLUSTER_UP, name, value=1)
+
+    meter.read_with(source)
+    assert set(read(meter)["koala_cluster_up"]) == {("a",), ("b",)}
+    clusters.pop()
+    assert set(read(meter)["koala_cluster_up"]) == {("a",)}
+
+
+def test_labels_are_bounded() -> None:
+    """Whatever comes as a label, a metric has only so many series; the rest counts together."""
+    meter = Meter()
+    for number in range(MOST_SERIES + 50):
+        meter.add(catalogue.JOB_ENDS, f"outcome {number}")
+    found = read(meter)["koala_job_ends_total"]
+    assert len(found) == MOST_SERIES + 1
+    assert found["other",] == 50
+
+
+def test_a_metric_is_used_as_what_it_is() -> None:
+    """Counting a gauge is a mistake that shows at once."""
+    with pytest.raises(TypeError, match="koala_jobs is a gauge"):
+        Meter().add(catalogue.JOBS, "running")
+
+
+def test_the_names_are_those_of_openmetrics() -> None:
+    """No name is there twice; counters get their ending from the format; times are in seconds, and say so."""
+    names = [one.name for one in catalogue.ALL]
+    assert len(set(names)) == len(names)
+    for one in catalogue.ALL:
+        assert one.name.startswith("koala_")
+        assert not one.name.endswith("_total")
+        assert one.help.endswith(".")
+        assert (one.kind is Kind.HISTOGRAM) == bool(one.bounds)
+        assert one.kind is not Kind.HISTOGRAM or one.name.endswith("_seconds")
+
+
+@pytest.mark.anyio
+async def test_commands_are_counted_by_program_and_failure(tmp_path: Path) -> None:
+    """The program without its directory, never its arguments; a status, and a program that is not there."""
+    runner = CommandRunner(per_minute=600)
+    meter = process_meter("serve")
+    watch_commands(meter, "a", runner)
+    await runner.run(["/bin/sh", "-c", "true secret"])
+    await runner.run(["/bin/sh", "-c", "exit 3"])
+    with pytest.raises(LrmUnreachableError):
+        await runner.run([str(tmp_path / "squeue")])
+    found = read(meter)
+    assert found["koala_lrm_command_seconds_count"] == {("a", "sh"): 2, ("a", "squeue"): 1}
+    assert found["koala_lrm_command_errors_total"] == {("a", "sh", "status"): 1, ("a", "squeue", "absent"): 1}
+    assert found["koala_lrm_requests_total"]["a",] == 3
+    assert found["koala_lrm_requests_last_minute"]["a",] == 3
+    assert found["koala_lrm_requests_per_minute_bound"]["a",] == 600
+    assert b"secret" not in openmetrics(meter)
+
+
+@pytest.mark.anyio
+async def test_requests_of_other_processes_are_in_the_last_minute(tmp_path: Path) -> None:
+    """Two that share a window see each other's requests, as the bound does."""
+    one, other = (CommandRunner(per_minute=600, shared=tmp_path / "w.requests") for _ in range(2))
+    await other.admit()
+    await other.admit()
+    await one.admit()
+    assert (one.window.total, one.window.recent()) == (1, 3)
+
+
+def fetch(port: int, request: str = "GET", path: str = "/metrics") -> tuple[int, str, str]:
+    """Return status, content type and body of an answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(request, path)
+        response = connection.getresponse()
+        return response.status, response.headers["Content-Type"], response.read().decode()
+    finally:
+        connection.close()
+
+
+async def served(tasks: TaskGroup, meter: Meter) -> int:
+    """Serve a meter on a free port."""
+    port: int = await tasks.start(MetricsEndpoint(meter, "127.0.0.1", 0).serve)
+    return port
+
+
+@pytest.mark.anyio
+async def test_the_endpoint_tells_metrics_and_nothing_else() -> None:
+    """A reader gets OpenMetrics; other paths and methods are refused."""
+    async with anyio.create_task_group() as tasks:
+        port = await served(tasks, process_meter("wiki", began_at=12.0))
+        status, kind, body = await anyio.to_thread.run_sync(fetch, port)
+        assert (status, kind) == (200, "application/openmetrics-text; version=1.0.0; charset=utf-8")
+        assert "koala_start_time_seconds 12.0\n" in body
+        assert body.endswith("# EOF\n")
+        assert (await anyio.to_thread.run_sync(fetch, port, "HEAD"))[::2] == (200, "")
+        assert (await anyio.to_thread.run_sync(fetch, port, "POST"))[0] == 405
+        assert (await anyio.to_thread.run_sync(fetch, port, "GET", "/"))[0] == 404
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_who_sends_rubbish_or_hangs_up_stops_nobody() -> None:
+    """A request without end, bytes that are no request, and a connection that is dropped: the next reader is served."""
+    async with anyio.create_task_group() as tasks:
+        port = await served(tasks, process_meter("serve"))
+        for sent in (b"x" * (2 * LONGEST_HEAD), b"\x00\xff\r\n\r\n", b"GET /met"):
+            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                await stream.send(sent)
+        assert (await anyio.to_thread.run_sync(fetch, port))[0] == 200
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_port_that_is_taken_is_refused_with_the_way_out() -> None:
+    """Not with a traceback."""
+    async with anyio.create_task_group() as tasks:
+        port = await served(tasks, Meter())
+        with pytest.raises(ServiceRunningError, match=f"port {port}") as raised:
+            await MetricsEndpoint(Meter(), "127.0.0.1", port).serve()
+        assert "--metrics-port" in raised.value.hint
+        tasks.cancel_scope.cancel()
