@@ -98,7 +98,7 @@ class Place:
         files = {**node_files("koala_adapter.sweeps", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
         for name, content in files.items():
             (library / name).write_bytes(content)
-        command = [sys.executable, "-S", "-B", library / PROGRAM]
+        command = [sys.executable, "-S", "-B", str(library / PROGRAM)]
         with (self.directory / "complaints").open("wb") as complaints:
             return subprocess.Popen(command, cwd=self.directory, stderr=complaints)
 
