@@ -30,6 +30,8 @@ class ClusterReport:
     largest_requests_per_minute: int
     requests_per_minute: int
     """The bound on them."""
+    requests_last_minute: int = 0
+    """Those of the last 60 seconds, those of other processes of this user included."""
     others_waiting: int = 0
     """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
     down: int = 0

@@ -172,6 +172,7 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         requests=window.total,
         largest_requests_per_minute=window.largest,
         requests_per_minute=window.per_minute,
+        requests_last_minute=window.recent(),
         others_waiting=0 if record is None else sum(job.processors for job in record.others_waiting),
         down=down,
     )

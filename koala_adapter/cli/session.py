@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
+from koala_adapter.cli.plaintext import PlainText, shows_all
 from koala_adapter.errors import KoalaError
 
 if TYPE_CHECKING:
@@ -144,13 +145,15 @@ class Session:
 
     def print_json(self, value: Any) -> None:  # noqa: ANN401 - JSON
         """Print one JSON document on standard output."""
-        click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(value, indent=2, ensure_ascii=not shows_all(sys.stdout.encoding)))
 
 
 def make_console(file: IO[str]) -> Console:
     """Return a console on a standard stream, as wide as the terminal, or as wide as needed without one."""
     from rich.console import Console
 
+    if not shows_all(getattr(file, "encoding", None)):
+        file = cast("IO[str]", PlainText(file))
     if file.isatty():
         return Console(file=file, highlight=False)
     width = None if os.environ.get("COLUMNS") else WIDE
@@ -163,6 +166,11 @@ class LineEnds(io.TextIOBase):
     def __init__(self, file: IO[str]) -> None:
         """Write to ``file``."""
         self._file = file
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override] # by which rich chooses what it draws with
+        """That of the file."""
+        return getattr(self._file, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
         """Write whole lines."""

@@ -33,9 +33,14 @@ SHORT = 120
 """Durations below this (seconds) are shown in seconds, longer ones as hours, minutes and seconds."""
 
 
+def state_style(state: JobState) -> str:
+    """Return the colour of a state."""
+    return _STYLES.get(state, "red")
+
+
 def styled(state: JobState) -> str:
     """Return the state in its colour."""
-    return f"[{_STYLES.get(state, 'red')}]{state.value}[/]"
+    return f"[{state_style(state)}]{state.value}[/]"
 
 
 def seconds(value: float | None) -> str:
@@ -50,7 +55,7 @@ def seconds(value: float | None) -> str:
 def bar(part: int, whole: int) -> str:
     """Return a bar of ``part`` of ``whole``."""
     full = BAR if whole <= 0 else round(BAR * min(part, whole) / whole)
-    return f"[green]{'━' * full}[/][dim]{'━' * (BAR - full)}[/]"
+    return f"[green]{'━' * full}[/][dim]{'╌' * (BAR - full)}[/]"
 
 
 def run_time(report: JobReport) -> float | None:

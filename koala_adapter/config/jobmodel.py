@@ -127,9 +127,9 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
     )
     sizes: SizesName = Field(
         default="any",
-        description="Sizes that it can have: any, power-of-two, or multiple-of-N; of an offer it takes as many "
-        "processors as bring it to the largest of them. Only in a malleable job. With runner adaptive the program says "
-        "so itself, and is offered no other sizes than these.",
+        description="Sizes that it can have: any, power-of-two, multiple-of-N, or an installed rule; of an offer it "
+        "takes as many processors as bring it to the largest of them. Only in a malleable job. With runner adaptive "
+        "the program says so itself, and is offered no other sizes than these.",
     )
     retire_signal: SignalName = Field(
         default="TERM",

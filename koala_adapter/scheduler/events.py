@@ -248,6 +248,8 @@ class OfferAnswered(Event):
     """It takes the processors without the memory that was offered with them."""
     lapsed: bool = False
     """It has not declined: its time ran out as the service was down, and it may be asked anew."""
+    trouble: str = ""
+    """What is wrong with the rule by which it was to be answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

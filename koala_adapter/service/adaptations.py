@@ -15,6 +15,7 @@ import structlog
 
 from koala_adapter.dynaco.adaptation import AllDone, AllStand, Complaint, GivenUp, Overdue
 from koala_adapter.dynaco.notes import note, parse_note, payload_of
+from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import NegotiationError, ProtocolError
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.negotiation.framing import HEADER_SIZE, frame
@@ -57,6 +58,7 @@ class Adaptations:
         tell: Callable[[PlaceholderId, str, bytes], bool],
         keeper: NegotiationKeeper,
         negotiators: NegotiationPort,
+        rules: SizeRules = OWN_SIZES,
     ) -> None:
         """``report`` takes events in. ``tell`` sends a frame to the process of a task, which it may not reach.
 
@@ -78,6 +80,7 @@ class Adaptations:
             keep=keeper.keep,
             answer_timeout=lambda: state().parameters.answer_timeout,
             recalled=keeper.recalled,
+            rules=rules,
         )
         self._complaints: dict[JobId, str] = {}
         self._deadlines: Deadlines[JobId] = Deadlines()

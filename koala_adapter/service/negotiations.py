@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation.derivedtemplates import accepted, committed, consumed, countered, rejected, withdrawn
 from koala_adapter.negotiation.endpoint import Endpoint
@@ -73,12 +74,14 @@ class Negotiations:
         keep: Callable[[JobId, int, Side, Template, bytes], None],
         answer_timeout: Callable[[], float],
         recalled: Callable[[JobId, Side, str], KeptNegotiation | None],
+        rules: SizeRules = OWN_SIZES,
     ) -> None:
         """``say`` sends a frame to a process of a job; ``keep`` takes note of each template and who said it.
 
         ``answer_timeout``: seconds after which the scheduler gives up what was not answered. ``recalled``: what
-        was kept before a restart of what a side began under a name.
+        was kept before a restart of what a side began under a name. ``rules``: of the sizes that are offered.
         """
+        self._rules = rules
         self._clock = clock
         self._report = report
         self._say = say
@@ -134,10 +137,10 @@ class Negotiations:
         first = party.speaker(claim.component)
         if first is None or not party.ready(claim.component):
             return  # it is said when all have come
-        template = offer_of(record, party, claim, change, host_of(record, first), answer_within=self._answer_within)
-        if template is None:
-            reason = "the first process bears the others, and stays" if change.processors < 0 else "no size of its fits"
-            self._decline(record.job.id, change.number, reason)
+        rules, within = self._rules, self._answer_within
+        template = offer_of(record, party, claim, change, host_of(record, first), rules=rules, answer_within=within)
+        if not isinstance(template, Template):
+            self._decline(record.job.id, change.number, template.why, trouble=template.trouble)
             return
         endpoint = self._endpoint(record.job.id, first)
         if endpoint.state(template.key) is not State.NEW:
@@ -373,9 +376,9 @@ class Negotiations:
             )
         )
 
-    def _decline(self, job_id: JobId, number: int, why: str, *, lapsed: bool = False) -> None:
-        now = self._clock()
-        self._report(ev.OfferAnswered(time=now, job_id=job_id, number=number, accepted=0, reason=why, lapsed=lapsed))
+    def _decline(self, job_id: JobId, number: int, why: str, *, lapsed: bool = False, trouble: str = "") -> None:
+        answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=why)
+        self._report(replace(answer, lapsed=lapsed, trouble=trouble))
 
     def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
         self._agreements[job_id].pop(number, None)

@@ -4,7 +4,7 @@ function __koala_at
     set -l at koala
     for word in (commandline -opc)[2..]
         switch "$at $word"
-            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala metrics' 'koala check' 'koala reap' 'koala clean' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
+            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala metrics' 'koala top' 'koala check' 'koala reap' 'koala clean' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
                 set at "$at $word"
         end
     end
@@ -24,6 +24,7 @@ complete -c koala -n '__koala_at koala' -a 'plan' -d 'Show where a job would go 
 complete -c koala -n '__koala_at koala' -a 'script' -d 'Show exactly what would be submitted to a cluster'
 complete -c koala -n '__koala_at koala' -a 'clusters' -d 'Show the clusters - what is idle, what we hold, how often we ask'
 complete -c koala -n '__koala_at koala' -a 'metrics' -d 'Print what a service counts, in the form of OpenMetrics'
+complete -c koala -n '__koala_at koala' -a 'top' -d 'Watch clusters, jobs, changes of size and negotiations on one screen'
 complete -c koala -n '__koala_at koala' -a 'check' -d 'Check this host, the site file and each cluster'
 complete -c koala -n '__koala_at koala' -a 'reap' -d 'Find placeholders that no job owns any more, and cancel them'
 complete -c koala -n '__koala_at koala' -a 'clean' -d 'Remove what is left of jobs that ended long ago'
@@ -112,6 +113,10 @@ complete -c koala -n '__koala_at koala clusters' -s h -l help -d 'Show this mess
 complete -c koala -n '__koala_at koala metrics' -f
 complete -c koala -n '__koala_at koala metrics' -l port -x -d 'Ask whoever tells metrics on this port of this host (`--metrics-port`)'
 complete -c koala -n '__koala_at koala metrics' -s h -l help -d 'Show this message and exit'
+complete -c koala -n '__koala_at koala top' -f
+complete -c koala -n '__koala_at koala top' -l interval -x -d 'Seconds between two looks'
+complete -c koala -n '__koala_at koala top' -l once -d 'Print the screen once and end - no terminal is needed'
+complete -c koala -n '__koala_at koala top' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala check' -f
 complete -c koala -n '__koala_at koala check' -l no-submit -d 'Submit no placeholder - do not try whether nodes reach this host'
 complete -c koala -n '__koala_at koala check' -l timeout -x -d 'Seconds that a placeholder may take until its agent reports'

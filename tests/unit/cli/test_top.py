@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``koala top`` shows of what is reported, on terminals of many sizes."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from koala_adapter.api.clusterreports import ClusterReport
+from koala_adapter.api.reports import ComponentReport, SizeChangeReport
+from koala_adapter.cli.plaintext import PlainText, plain, shows_all
+from koala_adapter.cli.sparkline import sizes_over_time, sparkline
+from koala_adapter.cli.top import LINES, latest_output, wrapped
+from koala_adapter.cli.topscreen import Snapshot, View, choose, screen
+from koala_adapter.endreason import EndReason
+from koala_adapter.model import ClusterName
+from koala_adapter.scheduler.outcome import JobOutcome, JobState
+from tests.unit.api.jobreports import job_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from koala_adapter.api.reports import JobReport
+
+
+def cluster(name: str = "alpha", *, idle: int = 4, others: int = 2, ours: int = 10) -> ClusterReport:
+    """Return the report of a cluster of sixteen processors."""
+    return ClusterReport(
+        name=name,
+        plugin="local",
+        lrm="local",
+        closed=None,
+        processors=16,
+        idle=idle,
+        others=others,
+        threshold=0,
+        placeholders=ours,
+        placeholders_queued=0,
+        available=idle,
+        polled_at=0.0,
+        requests=100,
+        largest_requests_per_minute=40,
+        requests_per_minute=60,
+        requests_last_minute=12,
+    )
+
+
+def component(processors: int, *, on: str = "alpha", held: int | None = None) -> ComponentReport:
+    """Return where a component is."""
+    return ComponentReport(
+        name="worker",
+        command=("x",),
+        cluster=ClusterName(on),
+        processors=processors,
+        held=processors if held is None else held,
+        queued=0,
+        lrm_ids=(),
+        hosts=(),
+        first_rank=0,
+        waited=1.0,
+    )
+
+
+def running(number: int, processors: int, *changes: tuple[float, int, int]) -> JobReport:
+    """Return the report of a job that has run from 100 to 200; ``changes``: when its size changed, and how."""
+    return job_report(
+        id=str(number),
+        name=f"job{number}",
+        kind="malleable" if changes else "rigid",
+        state=JobState.RUNNING,
+        walltime=1000,
+        submitted_at=90.0,
+        launched_at=100.0,
+        reported_at=200.0,
+        components=(component(processors),),
+        size_changes=tuple(
+            SizeChangeReport(
+                at=at, component="worker", cluster="alpha", before=before, after=after, reason="processors are free"
+            )
+            for at, before, after in changes
+        ),
+    )
+
+
+ENDED = job_report(
+    id="3",
+    name="over",
+    state=JobState.FAILED,
+    launched_at=100.0,
+    finished_at=160.0,
+    components=(component(8),),
+    outcome=JobOutcome(state=JobState.FAILED, reason=EndReason.EXITED, exit_code=3),
+)
+BUSY = Snapshot(at=200.0, clusters=(cluster(),), jobs=(ENDED, running(1, 4), running(12, 6, (150.0, 2, 6))))
+
+
+def lines(snapshot: Snapshot, view: View | None = None, *, width: int = 100, height: int = 30) -> list[str]:
+    """Return what is on the screen."""
+    return [line.plain for line in screen(snapshot, view or View(), width=width, height=height)]
+
+
+def test_a_bar_is_divided_by_job() -> None:
+    """A job has its share, marked with the last digit of its number; who has ended has none."""
+    bar = next(line for line in lines(BUSY, width=140) if line.startswith("alpha")).split()[1]
+    assert bar == "1" * 12 + "2" * 18 + "▒" * 6 + "░" * 12
+
+
+def test_jobs_that_run_come_first_and_show_how_far_they_are() -> None:
+    """A rigid job a part of its walltime, a malleable one its sizes, one that is over how it ended."""
+    text = lines(BUSY)
+    shown = [line.split() for line in text if line[2:7].strip().isdecimal()]
+    assert [line[0] for line in shown] == ["1", "12", "3"]
+    assert "".join(shown[0]).endswith("━━╌╌╌╌╌╌╌╌╌╌╌╌╌╌100sof00:16:40")
+    assert shown[1][4] == "▃" * 11 + "█" * 13
+    assert shown[2][-5:] == ["8", "exit", "3", "after", "60", "s"][-5:]
+
+
+def test_what_happened_is_told_in_order() -> None:
+    """Starts, changes of size and ends, the latest last."""
+    text = lines(BUSY)
+    told = [line.partition(" ")[2] for line in text[text.index("WHAT HAPPENED") + 1 : -1]]
+    assert told == [
+        "job 3 starts after 100 s",
+        "job 1 starts after 10 s",
+        "job 12 starts after 10 s",
+        "job 12 grows on alpha from 2 to 6: processors are free",
+        "job 3 failed",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 132, 200])
+@pytest.mark.parametrize("height", [10, 24, 60])
+def test_nothing_is_wider_or_higher_than_the_screen(width: int, height: int) -> None:
+    """Nor is anything that matters lost at 60 columns: numbers of clusters, state, size and progress of jobs, keys."""
+    jobs = tuple(running(number, 1, (150.0, 0, 1)) for number in range(1, 41))
+    text = lines(
+        Snapshot(at=200.0, clusters=(cluster(), cluster("a-very-long-name")), jobs=jobs),
+        View(chosen="1", heading="WHY", text=("because",) * 50),
+        width=width,
+        height=height,
+    )
+    assert len(text) <= height
+    assert max(map(len, text)) <= width
+    assert text[-1].startswith("q quit")
+    if height > 10:
+        whole = "\n".join(text)
+        for part in ("4 idle, 10 ours, 2 others, 12/60 req/min", "running", "100 s of", "WHY"):
+            assert part in whole
+
+
+def test_a_cluster_that_is_closed_says_why() -> None:
+    """In place of its bar."""
+    closed = Snapshot(at=0.0, clusters=(replace(cluster(), closed="out of reach: no"),))
+    assert "alpha        out of reach: no" in lines(closed)
+    assert "no jobs" in lines(closed)
+
+
+def test_one_job_is_chosen_and_stays_so_where_it_is() -> None:
+    """Keys move it by one and not beyond the ends; a job that is gone is replaced by the first."""
+    view = choose(View(), BUSY, 0)
+    assert view.chosen == "1"
+    view = choose(view, BUSY, 1)
+    assert view.chosen == "12"
+    assert choose(choose(view, BUSY, 5), BUSY, 5).chosen == "3"
+    assert choose(View(chosen="77"), BUSY, 0).chosen == "1"
+    assert choose(view, Snapshot(at=0.0), 1).chosen == ""
+    assert any(line.startswith("▸    12 job12") for line in lines(BUSY, view))
+
+
+def test_sizes_over_time_are_worked_out_from_the_latest() -> None:
+    """Two processors until half time, six from then on; before the first change that is known, what it began with."""
+    report = running(1, 6, (150.0, 2, 6))
+    assert sizes_over_time(report, 4) == [2, 6, 6, 6]
+    assert sizes_over_time(report, 10) == [2] * 4 + [6] * 6
+    assert sizes_over_time(job_report(), 4) == []
+    assert sizes_over_time(report, 0) == []
+
+
+def test_a_sparkline_is_as_high_as_the_largest() -> None:
+    """Nothing and little are told from each other by the largest only."""
+    assert sparkline([1, 2, 4, 8]) == "▁▂▄█"
+    assert sparkline([0, 0]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_the_latest_output_is_marked_and_bounded(tmp_path: Path) -> None:
+    """The file that was written last comes last; what a terminal would act on is escaped."""
+    for number, name in enumerate(("left", "right")):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "0.out"
+        path.write_text("".join(f"{name} {line}\x1b[2J\n" for line in range(100)))
+        os.utime(path, (number, number))
+    found = latest_output(tmp_path)
+    assert len(found) <= LINES
+    assert found[-1] == "right/0: right 99\\x1b[2J"
+    assert found[0].startswith("left/0: left 8")
+    assert wrapped("one two three\n\nfour", 7) == ["one two", "three", "", "four"]
+
+
+# ---- terminals of ASCII --------------------------------------------------------------------------------------------
+
+
+def test_ascii_stands_for_the_rest() -> None:
+    """As wide as before; what nothing stands for is escaped, so that nothing fails."""
+    assert plain("━━╌ ▁█ ▸ …") == "##- _# > ~"
+    assert plain("ä") == "\\xe4"
+    assert all(line.isascii() and len(line) == len(plain(line)) for line in map(plain, lines(BUSY)))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "environment", "all_"),
+    [
+        ("utf-8", {"LANG": "en_GB.UTF-8"}, True),
+        ("utf-8", {}, True),
+        ("utf-8", {"LC_ALL": "C.UTF-8", "LANG": "C"}, True),
+        ("utf-8", {"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, False),
+        ("utf-8", {"LANG": "POSIX"}, False),
+        ("utf-8", {"LC_ALL": "C", "PYTHONIOENCODING": "utf-8"}, True),
+        ("ascii", {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, False),
+        ("latin-1", {"LANG": "de_DE"}, False),
+        (None, {}, True),
+    ],
+)
+def test_what_a_terminal_shows(encoding: str | None, environment: dict[str, str], all_: bool) -> None:  # noqa: FBT001 - a parameter
+    """Its encoding decides, and the locale that its user chose."""
+    assert shows_all(encoding, environment) is all_
+
+
+def test_rich_draws_in_ascii() -> None:
+    """Also what it draws by itself."""
+    from rich.panel import Panel  # noqa: PLC0415 - only here
+
+    file = io.StringIO()
+    Console(file=PlainText(file), width=20).print(Panel("━▸ ä"))  # type: ignore[arg-type]
+    assert file.getvalue().isascii()
+    assert "#>" in file.getvalue()
