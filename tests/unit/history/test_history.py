@@ -93,9 +93,7 @@ def figure(name: str, *reports: JobReport) -> Any:  # noqa: ANN401 - of the simu
 
 def test_the_chart_has_a_bar_for_each_time() -> None:
     """One for the wait, one for the use, in the row of the placeholder, below the name of its cluster."""
-    chart = figure(
-        history([ran(1, component("x", "a", 1), component("y", "b", 2))], since=None, now=300.0), "placeholders"
-    )
+    chart = figure("placeholders", ran(1, component("x", "a", 1), component("y", "b", 2)))
     assert list(chart.categories) == ["a", "b", ""]
     bars = {one.label: sorted(zip(one.y, one.x, one.high, strict=True)) for one in chart.series}
     assert bars == {
@@ -107,18 +105,14 @@ def test_the_chart_has_a_bar_for_each_time() -> None:
 
 def test_processors_in_use_are_counted() -> None:
     """All of them are given back at the end."""
-    steps = figure(
-        history([ran(1, component("x", "a", 2)), ran(2, component("x", "a", 1))], since=None, now=300.0), "in-use"
-    )
+    steps = figure("in-use", ran(1, component("x", "a", 2)), ran(2, component("x", "a", 1)))
     (series,) = steps.series
     assert list(zip(series.x, series.y, strict=True)) == [(0.0, 0.0), (5.0, 3.0), (105.0, 0.0)]
 
 
 def test_many_jobs_and_placeholders_still_make_a_picture() -> None:
     """Jobs beyond the first have one colour; placeholders of a component that cannot be told apart are one bar."""
-    chart = figure(
-        history([ran(n, component("x", "a", 100)) for n in range(1, 31)], since=None, now=300.0), "placeholders"
-    )
+    chart = figure("placeholders", *(ran(number, component("x", "a", 100)) for number in range(1, 31)))
     assert len(chart.categories) == 30 <= MOST_ROWS
     assert [one.label for one in chart.series] == [
         "waits",
