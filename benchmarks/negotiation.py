@@ -12,9 +12,16 @@ the processor time of both sides together, on which other work has less influenc
 The ways take turns, so that other work is the same for all: each does a block of negotiations in a row, of which those
 of the first tenth are not counted, because what the others have left in the processor's caches is no matter of the
 protocol. With ``--block 1`` each negotiation finds the caches as the other ways have left them, as one does that comes
-once in a while. Last, what each of 10,000 negotiations costs that are open at once in one process.
+once in a while.
 
-    python benchmarks/negotiation.py [--repeat 1000] [--block 100] [--rounds 5] [--json]
+Where the two sides run makes more difference than all else: on two processors each message wakes the other one, which
+takes the echo, too, up to twice as long, in processor time as well. Left alone, the kernel chooses anew every second or
+so, and not for all ways alike. So both sides are bound: once to the same processor, once to two. ``--unbound`` leaves
+them to the kernel.
+
+Last, what each of 10,000 negotiations costs that are open at once in one process.
+
+    python benchmarks/negotiation.py [--repeat 1000] [--block 100] [--rounds 5] [--unbound] [--json]
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import shutil
 import socket
 import statistics
@@ -327,8 +335,30 @@ def processor_time(process: int) -> float:
     return sum(int(one.read_text(encoding="ascii").split()[0]) for one in tasks) / 1e9
 
 
-def measured(address: Address, rounds: int, repeat: int, block: int, echo: Path | None) -> dict[str, Times]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How often and where the same is measured."""
+
+    repeat: int
+    block: int
+    """Negotiations of one way in a row."""
+    client: frozenset[int]
+    """The processors on which the application may run."""
+    server: frozenset[int]
+
+
+def placements(*, unbound: bool) -> dict[str, tuple[frozenset[int], frozenset[int]]]:
+    """Return on which processors application and server may run, by what that is called."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if unbound:
+        return {"unbound": (frozenset(allowed), frozenset(allowed))}
+    first, last = frozenset(allowed[:1]), frozenset(allowed[-1:])
+    return {"one processor": (first, first)} | ({"two processors": (first, last)} if first != last else {})
+
+
+def measured(address: Address, rounds: int, setting: Setting, echo: Path | None) -> dict[str, Times]:
     """Return what each way to do so many rounds takes; they take turns, in blocks."""
+    repeat, block = setting.repeat, setting.block
     warm_up = block // 10
     exchanges = conversation(rounds)
     ways: dict[str, Way] = {}
@@ -355,6 +385,10 @@ def measured(address: Address, rounds: int, repeat: int, block: int, echo: Path 
         listener, tokens = here.recv()
         left = iter(tokens)
         ways["listener"] = Way(lambda: negotiate_with_listener(listener, next(left, "")), pid)
+        servers.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+        os.sched_setaffinity(0, setting.client)
+        for way in ways.values():
+            os.sched_setaffinity(way.server, setting.server)
         for _ in range(repeat // block):
             for way in ways.values():
                 way.block(warm_up, block)
@@ -429,18 +463,25 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1000)
     parser.add_argument("--block", type=int, default=100, help="negotiations of one way in a row")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--unbound", action="store_true", help="leave to the kernel where both sides run")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         echo = compiled(directory)
+        places = placements(unbound=given.unbound)
         addresses: dict[str, Address] = {"TCP": ("127.0.0.1", 0), "Unix socket": str(directory / "nt.sock")}
         results = {
-            transport: [
-                measured(address, rounds, given.repeat, given.block, echo) for rounds in range(1, given.rounds + 1)
+            f"{transport}, {where}": [
+                measured(
+                    address, rounds,
+                    Setting(repeat=given.repeat, block=given.block, client=client, server=server), echo,
+                )
+                for rounds in range(1, given.rounds + 1)
             ]
             for transport, address in addresses.items()
-        }
+            for where, (client, server) in places.items()
+        }  # fmt: skip
     time_each, memory_each = opened_at_once(MANY)
     if given.json:
         plain: dict[str, object] = {

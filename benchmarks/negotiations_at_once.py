@@ -220,7 +220,7 @@ class Service:
         for action in self.site.post(event):
             if isinstance(action, GrantProcessors):
                 self.adaptations.grant(action)
-        self.adaptations.handled()
+        self.adaptations.handled(self.site.scheduler.touched(event))
 
     def _tell(self, _placeholder: PlaceholderId, _task: str, data: bytes) -> bool:
         self.heard.append(data)

@@ -22,6 +22,7 @@ from docs.commandtree import command_tree
 from docs.completions import completions
 from docs.manpages import man_pages
 from docs.statediagram import drawing
+from docs.variables import table as variables_table
 from koala_adapter.config.inputfiles import InputFileTable
 from koala_adapter.config.jobmodel import ComponentTable, JobHeader
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
@@ -63,6 +64,7 @@ HELP = re.compile(r"(<!-- help: ([\w -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DRMAA = re.compile(r"(<!-- drmaa: libraries -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
+VARIABLES = re.compile(r"(<!-- variables: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 METRICS = re.compile(r"(<!-- metrics: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 STATES = re.compile(r"(<!-- transitions: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS: dict[str, type[BaseModel]] = {
@@ -121,6 +123,10 @@ def generated() -> dict[Path, str]:
         lambda mark: f"{mark[1]}{tables[mark[2]]}{mark[3]}", page.read_text(encoding="utf-8")
     )
     contents[DOCS / "_static" / "negotiation.svg"] = drawing()
+    page = DOCS / "environment.md"
+    contents[page] = VARIABLES.sub(
+        lambda mark: f"{mark[1]}{variables_table(mark[2])}{mark[3]}", page.read_text(encoding="utf-8")
+    )
     page = DOCS / "metrics.md"
     contents[page] = METRICS.sub(
         lambda mark: f"{mark[1]}{_metrics(getattr(catalogue, mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
@@ -191,7 +197,7 @@ def _libraries() -> str:
     rows = {
         "system": [library.system for library in known],
         "seen": [library.seen for library in known],
-        "always asked for": [f"`{library.native}`" for library in known],
+        "always asked for": [", ".join(f"`{option}`" for option in library.native) for library in known],
         "walltime": [f"`{library.walltime}`" for library in known],
         "queue": [f"`{library.queue}`" for library in known],
         "memory": [f"`{library.memory}`" for library in known],

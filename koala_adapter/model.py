@@ -245,7 +245,16 @@ class Node:
     @property
     def processors_idle(self) -> int:
         """Processors that a new job could get now: none unless the node is up."""
-        return max(0, self.processors - self.processors_used) if self.state is NodeState.UP else 0
+        return self._unused if self.state is NodeState.UP else 0
+
+    @property
+    def processors_out_of_service(self) -> int:
+        """Processors that no new job can get as the node is not up, and that no job has either."""
+        return 0 if self.state is NodeState.UP else self._unused
+
+    @property
+    def _unused(self) -> int:
+        return max(0, self.processors - self.processors_used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ class Leaving(LocalLrm):
     """Hears when the placeholders have been told to go."""
 
     told = False
+    late = 0.0
+    """Seconds for which the bound of requests has kept it from being asked, in its own words."""
 
     def hear(self, progress: str) -> None:
         """Take in what a trial says of its progress."""
@@ -69,6 +71,7 @@ class Delayed(Leaving):
         while True:
             jobs = await super().jobs(name_prefix=name_prefix)
             if not self.told or has_ended(jobs):
+                self.late += 30.0 * self.told
                 return jobs
             await anyio.sleep(0.05)
 
@@ -104,8 +107,9 @@ async def tried(kind: type[LocalLrm], processors: int, directory: Path) -> dict[
     try:
         async with anyio.create_task_group() as tasks:
             await center.serve(tasks)
-            hear = lrm.hear if isinstance(lrm, Leaving) else lambda _: None
-            results = await Trial(center, site.clusters[0], lrm, timeout=120, tell=hear).run()
+            leaving = lrm if isinstance(lrm, Leaving) else Leaving(new_context(directory), LocalSettings(processors=1))
+            trial = Trial(center, site.clusters[0], lrm, timeout=120, tell=leaving.hear, put_off=lambda: leaving.late)
+            results = await trial.run()
             tasks.cancel_scope.cancel()
         await eventually(lambda: LocalLrm.jobs(lrm), has_ended, what="nothing stays behind", seconds=60)
     finally:
@@ -119,6 +123,7 @@ async def test_two_numbers(tmp_path: Path) -> None:
     found = await tried(LocalLrm, 2, tmp_path)
     assert all(result.ok for result in found.values())
     assert "told them apart" in found["numbers"].found
+    assert "the bound of requests" not in found["released"].found
 
 
 async def test_one_number_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +148,7 @@ async def test_a_listing_that_comes_late(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(trialplaceholder, "GOING_TIME", 0.01)
     found = await tried(Delayed, 2, tmp_path)
     assert all(result.ok for result in found.values())
-    assert "gone" in found["released"].found
+    assert "for 30.0 s of which nobody looked: the bound of requests was reached" in found["released"].found
 
 
 async def test_placeholders_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,8 @@ from koala_adapter.dask import leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from distributed import Worker
 
 pytestmark = [pytest.mark.slow]
 
@@ -103,6 +105,31 @@ def test_a_worker_that_leaves_hands_over_its_results_and_finishes_its_task(worke
     assert client.gather(results) == [str(number) for number in range(20)]
     events = [event for _, event in client.get_events("all") if event["action"] == "remove-worker"]
     assert [(event["expected"], event["lost-computed-tasks"]) for event in events] == [(True, set())]
+
+
+def slow_stream(seconds: float, dask_worker: Worker) -> None:
+    """Have what a worker says to the scheduler in its stream arrive late, as where both have much to do."""
+    dask_worker.batched_stream.interval = seconds
+
+
+def test_a_result_that_the_scheduler_has_not_heard_of_yet_is_handed_over(workers: Workers, tmp_path: Path) -> None:
+    """The worker is idle when it asks to be retired, but what it has worked out is still on its way."""
+    leaver, begun = workers.start("leaver"), tmp_path / "begun"
+    workers.start("stayer")
+    client = workers.client
+    client.run(slow_stream, 3.0)
+    task = client.submit(begin, str(begun), 1.0, workers="leaver", allow_other_workers=True)
+    await_begin(begun)
+    leaver.send_signal(signal.SIGTERM)
+    assert leaver.wait(LIVENESS) == 0
+    assert task.result(timeout=LIVENESS) == "leaver"
+    assert begun.read_text() == "begun\n"
+
+
+def test_the_example_leaves_as_the_package_does() -> None:
+    """Who copies the example gets what KoalaCluster sends along."""
+    example = Path(__file__).parents[1] / "examples" / "malleable" / "leave.py"
+    assert example.read_bytes() == Path(leave.__file__).read_bytes()
 
 
 def test_a_task_that_takes_too_long_is_begun_again_by_another(workers: Workers, tmp_path: Path) -> None:

@@ -14,14 +14,18 @@ import os
 import signal
 import sys
 import time
+import uuid
 from typing import TYPE_CHECKING
+
+from distributed import Lock
+from distributed.core import Status
 
 if TYPE_CHECKING:
     from distributed import Worker
 
 PATIENCE = float(os.environ.get("DASK_LEAVE_SECONDS", "15"))
 """Seconds that tasks have to be finished."""
-LOOK_AGAIN = 0.05
+LOOK_AGAIN = 0.02
 
 
 async def dask_setup(worker: Worker) -> None:
@@ -38,18 +42,58 @@ async def dask_setup(worker: Worker) -> None:
 async def leave(worker: Worker) -> None:
     """Hand over what the worker has, let it finish what it does, and close it."""
     try:
-        retired = await worker.scheduler.retire_workers(workers=[worker.address], remove=False)
-        if worker.address in retired:  # otherwise no other worker can take its results
-            until = time.monotonic() + PATIENCE
-            while (worker.state.executing or worker.state.long_running) and time.monotonic() < until:  # noqa: ASYNC110 - Dask tells nobody
-                await asyncio.sleep(LOOK_AGAIN)
-            worker.periodic_callbacks["heartbeat"].stop()  # or the scheduler wonders who this is
-            await worker.scheduler.retire_workers(workers=[worker.address], remove=True)
+        if worker.status in {Status.running, Status.paused}:
+            await hand_over(worker)
     finally:
         try:
             await worker.close(executor_wait=False, reason="it was asked to leave")
         finally:
             end()
+
+
+async def hand_over(worker: Worker) -> None:
+    """Begin no further task, finish those that are being computed, and have others take all results.
+
+    Then the scheduler knows this worker no more. Where no other worker can take results, nothing is waited for.
+    """
+    until = time.monotonic() + PATIENCE
+    worker.status = Status.closing_gracefully  # others who leave hand nothing to this worker from now on
+    if not await retire(worker, remove=False):
+        return
+    while (worker.state.executing or worker.state.long_running) and time.monotonic() < until:  # noqa: ASYNC110 - Dask tells nobody
+        await asyncio.sleep(LOOK_AGAIN)
+    await be_heard(worker)
+    worker.periodic_callbacks["heartbeat"].stop()  # or the scheduler wonders who this is
+    await retire(worker, remove=True)
+
+
+async def be_heard(worker: Worker) -> None:
+    """Wait, for a bounded time, until the scheduler has heard all that this worker has said.
+
+    Results are told in a stream. Retirement is asked for beside it, and can overtake them: then the scheduler takes a
+    result for a task that is still being computed, or does not see that nobody else has it, and has it computed again.
+    """
+    mark = {"action": "leaving", "mark": uuid.uuid4().hex}
+    worker.log_event(worker.address, mark)
+    until = time.monotonic() + PATIENCE / 4
+    while time.monotonic() < until:
+        if any(event == mark for _, event in await worker.scheduler.events(topic=worker.address)):
+            return
+        await asyncio.sleep(LOOK_AGAIN)
+
+
+async def retire(worker: Worker, *, remove: bool) -> bool:
+    """Have the scheduler see to it that others have all results of this worker; return False if nobody can take them.
+
+    One worker after the other: of a result that two have who leave at once, each takes the other's for one that stays.
+    """
+    turn = Lock("koala-leave", scheduler_rpc=worker.scheduler, loop=worker.loop)
+    has_turn = await turn.acquire(timeout=PATIENCE / 2)
+    try:
+        return worker.address in await worker.scheduler.retire_workers(workers=[worker.address], remove=remove)
+    finally:
+        if has_turn:
+            await turn.release()
 
 
 def end() -> None:

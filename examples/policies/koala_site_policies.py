@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three policies of a site's own: of placement, of malleability, of a cluster's queue. See docs/policies.md."""
+"""Policies of a site's own: of placement, malleability, a cluster's queue, sizes. See docs/policies.md."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from koala_adapter.dynaco.sizerules import UsableSizes
 from koala_adapter.policies import PolicyDefinition, PolicyKind
 from koala_adapter.queueing.backfill import Easy
 from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
@@ -67,4 +69,19 @@ class ShortestFirst(Easy):
 
 SHORTEST_FIRST = PolicyDefinition(
     kind=PolicyKind.QUEUE, name="shortest-first", summary="short jobs before long ones", factory=ShortestFirst
+)
+
+
+def is_square(processors: int) -> bool:
+    """Tell whether processors make a square grid."""
+    return math.isqrt(processors) ** 2 == processors
+
+
+def square_grids() -> UsableSizes:
+    """Make the rule of programs that divide a square among a square of processes."""
+    return UsableSizes("square-grids", is_square)
+
+
+SQUARE_GRIDS = PolicyDefinition(
+    kind=PolicyKind.SIZES, name="square-grids", summary="1, 4, 9, 16 ... processors", factory=square_grids
 )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.negotiationreports import NegotiationAccess, NegotiationReport
     from koala_adapter.api.protocol import Reply, Request
     from koala_adapter.model import Job
+    from koala_adapter.service.cleanreport import CleanReport
     from koala_adapter.service.samplesubmission import SampleSubmission
 
 TIMEOUT = 30.0
@@ -131,6 +132,13 @@ class Client:
         """Return what is to be told of the events on which koala failed of late."""
         return [str(one) for one in self._ask(protocol.Request(operation="defects"))]
 
+    def clean(self, older: float, *, dry_run: bool) -> CleanReport:
+        """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell; takes its time."""
+        from koala_adapter.service.cleanreport import CleanReport  # noqa: PLC0415 - most clients do not clean
+
+        request = protocol.Request(operation="clean", older=older, dry_run=dry_run)
+        return from_json(CleanReport, self._ask(request, timeout=None))
+
     def metrics(self) -> str:
         """Return what the service has counted, as OpenMetrics text."""
         return str(self._ask(protocol.Request(operation="metrics")))
@@ -162,23 +170,36 @@ class Client:
 
         ``until``: the monotonic time at which it raises JobTimeoutError; None: never.
         """
+        try:
+            for result in self._replies(protocol.Request(operation="watch", job_id=job_id), until=until):
+                yield from_json(JobReport, result)
+        except TimeoutError as error:
+            raise JobTimeoutError(f"job {job_id} is not over yet", hint="it goes on") from error
+
+    def watch_jobs(self, limit: int = 50) -> Iterator[list[JobReport]]:
+        """Yield the latest jobs in order of submission now and after each change, until the service ends."""
+        for result in self._replies(protocol.Request(operation="watch", limit=limit)):
+            yield [from_json(JobReport, one) for one in result]
+
+    def _replies(self, request: Request, *, until: float | None = None) -> Iterator[Any]:
+        """Yield the results of a watch. Raises TimeoutError at the monotonic time ``until``."""
         with self._connect(timeout=None) as connection, connection.makefile("rb") as lines:
             last = False
-            request = protocol.encode(protocol.Request(operation="watch", job_id=job_id))
+            line = protocol.encode(request)
             while not last:
                 try:
                     if until is not None:
                         connection.settimeout(max(SHORTEST, until - time.monotonic()))
-                    connection.sendall(request)
+                    connection.sendall(line)
                     reply = self._reply(lines.readline())
-                except TimeoutError as error:
-                    raise JobTimeoutError(f"job {job_id} is not over yet", hint="it goes on") from error
+                except TimeoutError:
+                    raise
                 except OSError as error:
                     raise unavailable(self.directory, error) from error
-                request, last = b"", reply.last
-                yield from_json(JobReport, reply.result)
+                line, last = b"", reply.last
+                yield reply.result
 
-    def _ask(self, request: Request, *, timeout: float = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
+    def _ask(self, request: Request, *, timeout: float | None = TIMEOUT) -> Any:  # noqa: ANN401 - JSON of many shapes
         with self._connect(timeout=timeout) as connection, connection.makefile("rb") as lines:
             try:
                 connection.sendall(protocol.encode(request))

@@ -18,7 +18,7 @@ class ClusterReport:
     processors: int | None
     idle: int | None
     others: int | None
-    """Processors that nobody of ours occupies and that are not idle: jobs of others, and nodes that are down."""
+    """Processors that jobs of others occupy."""
     threshold: int
     placeholders: int
     """All of ours that have not ended."""
@@ -34,6 +34,8 @@ class ClusterReport:
     """Those of the last 60 seconds, those of other processes of this user included."""
     others_waiting: int = 0
     """Processors that others want who wait in its queue; looked for where running malleable jobs shrink for them."""
+    down: int = 0
+    """Processors that nobody has and nobody could get, as their nodes are not up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

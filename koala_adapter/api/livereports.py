@@ -40,4 +40,4 @@ def _trouble(service: Service, job_id: JobId) -> str:
     over = service.state.jobs[job_id].state.final
     journal = f"Nothing is decided until this is over: {service.trouble}." if service.trouble else ""
     unwritten = service.applications.unwritten.trouble(job_id, over=over)
-    return " ".join(filter(None, (service.adaptations.complaint(job_id), unwritten, journal)))
+    return " ".join(filter(None, (service.sizes.complaint(job_id), unwritten, journal)))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be known without a service: the journal, read only, and what the clusters answer when asked once.
 
-Nothing here changes anything: not the journal, not the LRMs, and not what a service that runs meanwhile believes.
+Nothing here but :func:`clean` changes anything: not the journal, not the LRMs, and not what a service that runs
+meanwhile believes.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.adapters import adapter_of
+from koala_adapter.api.cleaned import require_not_cleaned
 from koala_adapter.api.clusterreports import ClusterReport
 from koala_adapter.api.negotiationbuilder import job_negotiations, negotiation_reports
 from koala_adapter.api.reportbuilder import job_report
 from koala_adapter.api.reports import JobReport, in_order
+from koala_adapter.api.statedirectory import LOG_NAME, ownership
 from koala_adapter.driver.recovery import rebuilt
 from koala_adapter.errors import JobNotFoundError, LrmError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import LrmJobState
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
-from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable
+from koala_adapter.scheduler.events import ClusterPolled, ClusterUnavailable, JobsForgotten
+from koala_adapter.service.cleaning import Cleaning
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 from koala_adapter.service.defects import SetAside, sentences
 from koala_adapter.service.journal import Journal
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import JobId
     from koala_adapter.plugin import PluginDefinition
     from koala_adapter.scheduler.knownpolicies import Policies
+    from koala_adapter.service.cleanreport import CleanReport
     from koala_adapter.service.poller import ClusterReading
 
 JOURNAL_NAME = "journal.sqlite"
@@ -87,6 +92,9 @@ class JournalView:
         except JobNotFoundError:
             if job_id in self.archived:
                 return self.archived[job_id]
+            if (self.directory / JOURNAL_NAME).exists():
+                with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
+                    require_not_cleaned(journal, job_id, self.clock.offset)
             raise
         directory = self.directory / "jobs" / record.job.id
         with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
@@ -233,6 +241,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
     reading = answer.reading
     # Some batch systems go on listing jobs that have ended.
     states = [] if reading is None else [job.state for job in reading.jobs if job.state is not LrmJobState.ENDED]
+    down = 0 if reading is None else reading.down
     return ClusterReport(
         name=answer.config.name,
         plugin=answer.config.plugin,
@@ -240,7 +249,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         closed=None if reading is not None else f"out of reach: {answer.trouble}",
         processors=None if reading is None else reading.processors,
         idle=None if reading is None else reading.idle,
-        others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours),
+        others=None if reading is None else max(0, reading.processors - reading.idle - reading.ours - down),
         threshold=answer.config.parameters.threshold,
         placeholders=len(states),
         placeholders_queued=sum(state in {LrmJobState.QUEUED, LrmJobState.HELD} for state in states),
@@ -249,4 +258,36 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         requests=answer.requests,
         largest_requests_per_minute=answer.requests,
         requests_per_minute=answer.config.requests_per_minute,
+        down=down,
     )
+
+
+def clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
+    """Remove what is left of jobs that ended more than ``older`` seconds ago, or only tell, where no service runs.
+
+    Raises ServiceUnavailableError when there has never been one, ServiceRunningError when another process owns the
+    directory, and ConfigurationError and JournalError as for :func:`read_record`.
+    """
+    if dry_run:
+        return _clean(directory, policies, older=older, dry_run=True)
+    recorded(directory, policies)  # before anything is made here
+    with ownership(directory, "koala clean", way_out="try again in a moment"):
+        return _clean(directory, policies, older=older, dry_run=False)
+
+
+def _clean(directory: Path, policies: Policies, *, older: float, dry_run: bool) -> CleanReport:
+    record = recorded(directory, policies)
+    state = record.scheduler.state
+    log = directory / LOG_NAME
+    with Journal(directory / JOURNAL_NAME, read_only=dry_run) as journal:
+        cleaning = Cleaning(directory, journal, state, older=older, now=record.now, log=log)
+        chosen = cleaning.choose()
+        if dry_run:
+            return cleaning.tell(chosen)
+
+        def forget(job_ids: tuple[JobId, ...]) -> None:
+            # As of the latest event: what is due meanwhile is for the next service to see to, which can act on it.
+            journal.append(JobsForgotten(time=state.now or 0.0, job_ids=job_ids))
+
+        cleaning.give_up(chosen, forget)
+        return cleaning.remove(chosen)

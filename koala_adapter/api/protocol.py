@@ -27,6 +27,7 @@ OPERATIONS = frozenset(
         "negotiate",
         "negotiations",
         "defects",
+        "clean",
         "metrics",
         "ping",
         "stop",
@@ -40,10 +41,10 @@ class Request:
     """What a client asks.
 
     ``submit`` (job: text of a job as JSON), ``cancel``, ``resize`` (component, processors), ``job``, ``jobs``,
-    ``watch`` (a reply at each change until the job is over), ``clusters``, ``plan``, ``script``, ``negotiate`` (how a
-    program gets to do so for a job), ``negotiations`` (of the job, if one is named; number, if one is), ``defects`` (of
-    koala itself, one sentence each), ``metrics`` (OpenMetrics text), ``ping``, ``stop``, ``stop-if-idle`` (``stops``
-    tells whether it does).
+    ``watch`` (a reply at each change until the job is over; without one, of all jobs, until the service ends),
+    ``clusters``, ``plan``, ``script``, ``negotiate`` (how a program gets to do so for a job), ``negotiations`` (of the
+    job, if one is named; number, if one is), ``defects`` (of koala itself, one sentence each), ``clean`` (older,
+    dry_run), ``metrics`` (OpenMetrics text), ``ping``, ``stop``, ``stop-if-idle`` (``stops`` tells whether it does).
     """
 
     operation: str
@@ -56,6 +57,9 @@ class Request:
     processors: int = 0
     number: int = 0
     """Of a negotiation; 0: the latest ones."""
+    older: float = 0.0
+    """Seconds since the end of a job."""
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,14 +146,16 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
     )
 
 
-def _others(record: ClusterRecord) -> int | None:
-    return None if record.processors is None else max(0, record.processors - record.idle - record.ours_polled)
+def _others(record: ClusterRecord, down: int) -> int | None:
+    return None if record.processors is None else max(0, record.processors - record.idle - record.ours_polled - down)
 
 
 def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offset: float) -> ClusterReport:
     """Return the report of a cluster of the service; ``wall_offset`` as in :func:`job_report`."""
     record = state.clusters.get(driver.name)
     window = driver.commands.window
+    latest = driver.poller.latest
+    down = 0 if latest is None else latest.down
     return ClusterReport(
         name=driver.name,
         plugin=driver.config.plugin,
@@ -161,15 +163,16 @@ def cluster_report(state: State, driver: ClusterDriver, *, now: float, wall_offs
         closed="not enabled in the site file" if record is None else closed_reason(record, now),
         processors=None if record is None else record.processors,
         idle=None if record is None or record.processors is None else record.idle,
-        others=None if record is None else _others(record),
+        others=None if record is None else _others(record, down),
         threshold=driver.config.parameters.threshold,
         placeholders=0 if record is None else record.managed,
         placeholders_queued=0 if record is None else record.queued,
         available=0 if record is None else record.available,
-        polled_at=None if driver.poller.latest is None else driver.poller.latest.read_at + wall_offset,
+        polled_at=None if latest is None else latest.read_at + wall_offset,
         requests=window.total,
         largest_requests_per_minute=window.largest,
         requests_per_minute=window.per_minute,
         requests_last_minute=window.recent(),
         others_waiting=0 if record is None else sum(job.processors for job in record.others_waiting),
+        down=down,
     )

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import structlog
+from anyio import to_thread
 from anyio.abc import SocketAttribute
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from koala_adapter.adapters import adapter_of
 from koala_adapter.api import protocol
+from koala_adapter.api.cleaned import require_not_cleaned
 from koala_adapter.api.clusterreports import ClusterReport, PlanReport
 from koala_adapter.api.livereports import live_report
 from koala_adapter.api.negotiationbuilder import negotiation_reports
@@ -27,6 +29,7 @@ from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaErro
 from koala_adapter.metrics.exposition import openmetrics
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.net.unixsocket import same_user
+from koala_adapter.service.cleaning import Cleaning
 from koala_adapter.service.samplesubmission import SampleSubmission
 from koala_adapter.service.scriptmaker import sample_submissions
 
@@ -39,10 +42,14 @@ if TYPE_CHECKING:
     from koala_adapter.api.protocol import Request
     from koala_adapter.metrics.meter import Meter
     from koala_adapter.model import Job
+    from koala_adapter.service.cleanreport import CleanReport
     from koala_adapter.service.service import Service
 
 WATCH_PAUSE = 0.1
 """Seconds between two replies of a watch at least."""
+
+JOBS_PAUSE = 0.5
+"""Seconds between two replies of a watch of all jobs at least."""
 
 CHANGING = frozenset({"submit", "cancel"})
 """Requests that change something; all others are answered at any time."""
@@ -58,6 +65,7 @@ class Server:
         self._service = service
         self.stop_wanted = anyio.Event()
         self._ending = False
+        self._leaving = False
         self._conversations = 0
         self._ended = anyio.Event()
 
@@ -72,6 +80,8 @@ class Server:
 
     async def quiet(self, patience: float = 1.0) -> None:
         """Wait until no client is connected, at most ``patience`` seconds."""
+        self._leaving = True
+        self._service.settled()  # whoever watches all jobs is told that this is the end
         with anyio.move_on_after(patience):
             while self._conversations:
                 await self._ended.wait()
@@ -100,12 +110,15 @@ class Server:
         try:
             request = protocol.decode_request(line)
             if request.operation == "watch":
-                async for reply in self._watch(request):
+                async for reply in self._watch(request) if request.job_id else self._watch_jobs(request):
                     await stream.send(protocol.encode(reply))
                 return
             if request.operation == "negotiate":
-                access = await self._service.negotiators.access(self._service.scheduler.job(request.job_id))
+                access = await self._service.sizes.access(self._service.scheduler.job(request.job_id))
                 await stream.send(protocol.encode(protocol.Reply(result=asdict(access))))
+                return
+            if request.operation == "clean":
+                await stream.send(protocol.encode(protocol.Reply(result=asdict(await self._clean(request)))))
                 return
             if request.operation in CHANGING:
                 await self._service.ready()
@@ -184,6 +197,7 @@ class Server:
         except JobNotFoundError:
             archived = self._service.journal.archived(job_id)
             if archived is None:
+                require_not_cleaned(self._service.journal, job_id, self._service.clock.offset)
                 raise
             return of_the_past(adapter_of(JobReport).validate_json(archived))
 
@@ -204,6 +218,27 @@ class Server:
                 return
             await changed.wait()
             await anyio.sleep(WATCH_PAUSE)
+
+    async def _watch_jobs(self, request: Request) -> AsyncIterator[protocol.Reply]:
+        while True:
+            changed = self._service.changed
+            reports = [_json(report) for report in self._reports(request.limit)]
+            yield protocol.Reply(result=reports, last=self._leaving)
+            if self._leaving:
+                return
+            await changed.wait()
+            if not self._leaving:
+                await anyio.sleep(JOBS_PAUSE)
+
+    async def _clean(self, request: Request) -> CleanReport:
+        service = self._service
+        await service.ready()
+        cleaning = Cleaning(service.directory, service.journal, service.state, older=request.older, now=service.now())
+        chosen = cleaning.choose()
+        if request.dry_run:
+            return await to_thread.run_sync(cleaning.tell, chosen)
+        cleaning.give_up(chosen, service.forget)
+        return await to_thread.run_sync(cleaning.remove, chosen)
 
     def _plan(self, request: Request) -> Any:  # noqa: ANN401 - JSON
         service = self._service

@@ -9,14 +9,15 @@ from importlib import resources
 from textwrap import fill, indent
 from typing import TYPE_CHECKING
 
-from koala_adapter.application import library
 from koala_adapter.errors import KoalaError
-from koala_adapter.negotiation import applicationside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import ModuleType
 
+LIBRARY = "application/library"
+"""Folder of the modules of the library, in the package. They are read as text, and imported by no service."""
+NEGOTIATION = "negotiation/applicationside"
+"""Folder of those that negotiate."""
 FILE_NAME = "koala_app.py"
 NEGOTIATION_FILE_NAME = "koala_nt.py"
 NEGOTIATION_MODULES = (
@@ -80,17 +81,20 @@ Needs the standard library of Python 3.6 or newer only. Made from koala-adapter;
 @cache
 def library_file() -> str:
     """Return the text of the library; the same whenever the modules are the same."""
-    return joined({**_texts(applicationside, NEGOTIATION_MODULES), **_texts(library, MODULES)}, _BEGINNING, NAMES)
+    return joined({**_texts(NEGOTIATION, NEGOTIATION_MODULES), **_texts(LIBRARY, MODULES)}, _BEGINNING, NAMES)
 
 
 @cache
 def negotiation_file() -> str:
     """Return the text of its part that negotiates, for programs that do that alone."""
-    return joined(_texts(applicationside, NEGOTIATION_MODULES), _NEGOTIATION_BEGINNING, applicationside.__all__)
+    from koala_adapter.negotiation import applicationside
+
+    return joined(_texts(NEGOTIATION, NEGOTIATION_MODULES), _NEGOTIATION_BEGINNING, applicationside.__all__)
 
 
-def _texts(room: ModuleType, modules: Iterable[str]) -> dict[str, str]:
-    return {name: resources.files(room).joinpath(f"{name}.py").read_text(encoding="utf-8") for name in modules}
+def _texts(folder: str, modules: Iterable[str]) -> dict[str, str]:
+    room = resources.files("koala_adapter").joinpath(folder)
+    return {name: room.joinpath(f"{name}.py").read_text(encoding="utf-8") for name in modules}
 
 
 def joined(modules: dict[str, str], beginning: str = _BEGINNING, names: Iterable[str] = NAMES) -> str:

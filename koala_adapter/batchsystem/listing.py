@@ -52,6 +52,11 @@ class Listing:
         """Processors a new job could get now."""
         return sum(node.processors_idle for node in self.nodes)
 
+    @property
+    def down(self) -> int:
+        """Processors that nobody has and nobody could get now, as their nodes are not up."""
+        return sum(node.processors_out_of_service for node in self.nodes)
+
 
 def local_jobs(listing: Listing) -> tuple[LrmJob, ...]:
     """Return the jobs that are on the batch system itself: none that it has handed on to another one."""

@@ -47,18 +47,23 @@ def job_information(session: Session) -> Client | JournalView:
 @click.command()
 @click.argument("job_id", metavar="[ID]", required=False)
 @click.option("--limit", "-n", default=QUEUE_LIMIT, show_default=True, help="Most jobs shown, the latest ones.")
+@click.option("--watch", "-w", is_flag=True, help="Show it anew at each change: one job to its end, all until Ctrl-C.")
 @json_option
 @pass_session
 @command_body
-def status(session: Session, job_id: str | None, limit: int, as_json: bool) -> None:
+def status(session: Session, job_id: str | None, limit: int, watch: bool, as_json: bool) -> None:
     r"""Show the jobs, or one job in detail.
 
     Without a service it shows what the journal says, and says so.
 
     \b
-    Example:
+    Examples:
       koala status 12
+      koala status --watch
     """
+    if watch:
+        _watch(session, job_id, limit, as_json=as_json)
+        return
     source = job_information(session)
     for defect in source.defects():
         session.remark(defect)
@@ -78,6 +83,18 @@ def status(session: Session, job_id: str | None, limit: int, as_json: bool) -> N
         from koala_adapter.cli.tables import job_lines
 
         session.console.print(*job_lines(report), sep="\n", soft_wrap=True)
+
+
+def _watch(session: Session, job_id: str | None, limit: int, *, as_json: bool) -> None:
+    from koala_adapter.cli.watching import watch_all, watch_one
+
+    if as_json:
+        raise click.UsageError("--json prints one document and --watch goes on: use one of them")
+    session.set_up_log()  # where no service runs, a journal is read
+    if job_id is None:
+        watch_all(session, limit)
+    else:
+        watch_one(session, job_id)
 
 
 @click.command()

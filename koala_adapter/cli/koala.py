@@ -37,6 +37,7 @@ COMMANDS = (
     ("report", "report", "Draw what a job, or all jobs of some time, had where and when."),
     ("check", "check", "Check this host, the site file and each cluster."),
     ("reap", "reap", "Find placeholders that no job owns any more, and cancel them."),
+    ("clean", "clean", "Remove what is left of jobs that ended long ago."),
     ("serve", "serve", "Run the service in the foreground until it is stopped."),
     ("schedule", "schedule", "Schedule one cluster's whole queue in the place of its own scheduler."),
     ("demo", "demo", "See it work: one job on three clusters at once, in ten seconds."),

@@ -120,10 +120,12 @@ def _clusters(run: LiveRun, session: Session) -> Sequence[ClusterModel]:
     if not run.site:
         return run.clusters
     session.client.wait_until_seen(SEEN)
+    open_ones = [one for one in session.client.clusters() if one.closed is None]
+    usable = [(one, (one.processors or 0) - (one.others or 0) - one.down) for one in open_ones]
     found = [
-        ClusterModel(name=one.name, nodes=(one.processors or 0) - (one.others or 0), threshold=one.threshold)
-        for one in session.client.clusters()
-        if one.closed is None and (one.processors or 0) - (one.others or 0) > one.threshold
+        ClusterModel(name=one.name, nodes=processors, threshold=one.threshold)
+        for one, processors in usable
+        if processors > one.threshold
     ]
     if not found:
         raise SimulationError(f"{run.site}: no cluster has a free processor", hint="see `koala clusters`")

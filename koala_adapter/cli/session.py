@@ -117,7 +117,7 @@ class Session:
         return self.here.checked(path)
 
     def job_of_text(self, text: str, *, source: str) -> Job:
-        """Read the text of a job file against the site; ``source`` is what refusals call it."""
+        """Read the job file that a command stands for against the site; ``source`` is what refusals call it."""
         from koala_adapter.config.jobfile import load_job_text
         from koala_adapter.model import JobId
         from koala_adapter.plugin.commands import login_name
@@ -129,6 +129,7 @@ class Session:
             user=login_name(),
             submitted_at=0.0,
             source=source,
+            typed=False,
             site=self.site,
         )
 

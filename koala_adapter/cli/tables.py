@@ -229,4 +229,6 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
 def _cluster_state(report: ClusterReport) -> str:
     if report.closed is not None:
         return f"[red]{escape(report.closed)}[/]"
-    return f"[green]open[/]{f', {report.others_waiting} wanted by others who wait' if report.others_waiting else ''}"
+    down = f", {report.down} on nodes that are not up" if report.down else ""
+    wanted = f", {report.others_waiting} wanted by others who wait" if report.others_waiting else ""
+    return f"[green]open[/]{down}{wanted}"

@@ -51,6 +51,10 @@ def split_words(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str,
             raise ConfigurationError(
                 f"found {word!r} behind {SEPARATOR}", hint="allowed is NAME=VALUES: a=1..100 b=x,y"
             )
+        if not match[2]:
+            raise ConfigurationError(
+                f"parameter {match[1]} has no values", hint=f"{match[1]}=1..9, {match[1]}=x,y or {match[1]}=@FILE"
+            )
         found.append((match[1], match[2]))
     names = [name for name, _ in found]
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -153,7 +153,7 @@ class Problems:
         placed.sort(key=lambda pair: pair[0] or 0)
         shown = []
         for line, problem in placed[:MOST_SHOWN]:
-            where = f"{self._document.source}:{line}" if line else self._document.source
+            where = f"{self._document.source}:{line}" if line and self._document.typed else self._document.source
             key = f"{show_path(problem.path)}: " if problem.path else ""
             shown.append(f"{where}: {shortened(f'{key}{problem.text}')}")
         if len(placed) > MOST_SHOWN:

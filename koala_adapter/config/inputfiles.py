@@ -46,7 +46,7 @@ def _target(value: str) -> str:
     return posixpath.normpath(value)
 
 
-class InputFileTable(BaseModel, frozen=True, extra="forbid"):
+class InputFileTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A file that each rank of a component finds before it starts."""
 
     source: Annotated[str, AfterValidator(_source)] = Field(

@@ -6,6 +6,7 @@ A Job as a plain dictionary, for the service's socket and the journal, is made a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -56,14 +57,16 @@ def load_job_text(
     user: str,
     submitted_at: float,
     source: str = "job",
+    typed: bool = True,
     site: SiteConfig | None = None,
 ) -> Job:
     """Return the job that a TOML text describes, as ``load_job`` does.
 
     ``directory``: where relative input files are. ``source``: what refusals call the text, and the job's name when it
-    has none.
+    has none. ``typed``: a person has written it, to whom its lines mean something.
     """
-    table, files = _table(parse_document(text, source=source), directory.absolute(), site)
+    document = replace(parse_document(text, source=source), typed=typed)
+    table, files = _table(document, directory.absolute(), site)
     return _job(
         table,
         files,

@@ -60,7 +60,7 @@ def _command(value: object) -> object:
     raise NotAllowedError(f"a list of texts, such as command = {json.dumps(words, ensure_ascii=False)}")
 
 
-class ComponentTable(BaseModel, frozen=True, extra="forbid"):
+class ComponentTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A part of the job that runs in one cluster."""
 
     name: Name | None = Field(
@@ -127,9 +127,9 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
     )
     sizes: SizesName = Field(
         default="any",
-        description="Sizes that it can have: any, power-of-two, or multiple-of-N; of an offer it takes as many "
-        "processors as bring it to the largest of them. Only in a malleable job. With runner adaptive the program says "
-        "so itself, and is offered no other sizes than these.",
+        description="Sizes that it can have: any, power-of-two, multiple-of-N, or an installed rule; of an offer it "
+        "takes as many processors as bring it to the largest of them. Only in a malleable job. With runner adaptive "
+        "the program says so itself, and is offered no other sizes than these.",
     )
     retire_signal: SignalName = Field(
         default="TERM",
@@ -198,7 +198,7 @@ class ComponentTable(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class JobHeader(BaseModel, frozen=True, extra="forbid"):
+class JobHeader(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The keys at the top of a job file."""
 
     name: Title | None = Field(default=None, description="Name of the job in reports. Default: that of the file.")
@@ -255,7 +255,7 @@ class JobHeader(BaseModel, frozen=True, extra="forbid"):
     environment: Environment = Field(default={}, description="Environment variables for all ranks, and mpiexec.")
 
 
-class JobTable(JobHeader, frozen=True, extra="forbid"):
+class JobTable(JobHeader, frozen=True, extra="forbid", defer_build=True):
     """A whole job file."""
 
     sweep: SweepTable | None = Field(

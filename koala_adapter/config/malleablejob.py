@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BeforeValidator
 from koala_adapter.config.fields import NotAllowedError, PlainText
 from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.model import JobKind, Launcher, RunnerName
+from koala_adapter.policies.definition import PolicyKind
+from koala_adapter.policies.entrypoints import policy_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +61,11 @@ def _sizes(value: object) -> object:
     try:
         rule_named(str(value))
     except ValueError:
-        raise NotAllowedError('"any", "power-of-two" or "multiple-of-N" with a whole number N') from None
+        installed = policy_names(PolicyKind.SIZES)
+        if value not in installed:
+            others = "".join(f', "{name}"' for name in installed)
+            own = '"any", "power-of-two" or "multiple-of-N" with a whole number N'
+            raise NotAllowedError(f"{own}{others and ', or of those installed'}{others}") from None
     return value
 
 

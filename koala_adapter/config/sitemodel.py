@@ -40,7 +40,7 @@ REQUESTS_PER_POLL = 2
 
 
 @with_parameters(Parameters, only=TIMES_OF_AGENTS)
-class ControlCenterConfig(BaseModel, frozen=True, extra="forbid"):
+class ControlCenterConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Where the control center listens, how nodes reach it, and how long agents and it wait for each other."""
 
     listen: Host = Field(
@@ -111,7 +111,7 @@ class ControlCenterConfig(BaseModel, frozen=True, extra="forbid"):
 
 
 @with_parameters(Parameters, without=TIMES_OF_AGENTS)
-class SchedulerConfig(BaseModel, frozen=True, extra="forbid"):
+class SchedulerConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """How jobs are placed, how long processors are held for a job, and when a cluster is paused."""
 
     placement: PlacementName = Field(
@@ -131,7 +131,7 @@ class SchedulerConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class DirectivesConfig(BaseModel, frozen=True, extra="forbid"):
+class DirectivesConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """What this site wants changed in every submission, because it has flags that it requires or forbids."""
 
     add: tuple[DirectiveArgument, ...] = Field(
@@ -162,12 +162,12 @@ class DirectivesConfig(BaseModel, frozen=True, extra="forbid"):
         return self
 
 
-class NoSettings(BaseModel, frozen=True, extra="forbid"):
+class NoSettings(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Settings of a plugin that has none."""
 
 
 @with_parameters(ClusterParameters)
-class _PlacedCluster(BaseModel, frozen=True, extra="forbid"):
+class _PlacedCluster(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A cluster as the scheduler knows it: a class of its own so that its keys come before the others."""
 
     name: Name = Field(description="Name of the cluster in job files, commands and reports.")
@@ -184,7 +184,7 @@ REQUESTS_AS_OWNER = 1800
 """Requests a minute, unless the site says otherwise, of whoever starts all jobs: ten starts a second are possible."""
 
 
-class ClusterConfig(_PlacedCluster):
+class ClusterConfig(_PlacedCluster, defer_build=True):
     """One cluster: one batch system, the plugin that speaks to it, and the limits to be kept there."""
 
     queue: QueueName | None = Field(
@@ -270,7 +270,7 @@ class ClusterConfig(_PlacedCluster):
         return self
 
 
-class MetricsConfig(BaseModel, frozen=True, extra="forbid"):
+class MetricsConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """Where metrics are told in the form of OpenMetrics."""
 
     listen: Host = Field(
@@ -287,7 +287,7 @@ class MetricsConfig(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-class SiteConfig(BaseModel, frozen=True, extra="forbid"):
+class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A whole site file."""
 
     control_center: ControlCenterConfig = Field(

@@ -4,10 +4,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+)
 
 from koala_adapter.config.fields import NotAllowedError, PlainText, Whole
 from koala_adapter.model import RunnerName, Sweep, SweepAxis
@@ -50,11 +60,34 @@ LARGEST_FILE = 64 * 1024 * 1024
 MOST_REPEATS = 1000
 
 
-def _value(value: object) -> object:
+KINDS = 'a range such as "1..100" or "0..1..0.25", a list of values, or { file = "FILE" }'
+
+
+def _value(value: object) -> str:
     """Take numbers as they are written; of truth values nobody knows how the program writes them."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
+    if not isinstance(value, str):
+        raise NotAllowedError("a text in quotes, or a number")
     return value
+
+
+def _file(value: object) -> object:
+    """Take a table that names a file, and nothing else."""
+    if isinstance(value, Mapping):
+        file = value.get("file")
+        if len(value) != 1 or not isinstance(file, str) or not file:
+            raise NotAllowedError('{ file = "FILE" }, with a value on each line of it')
+    return value
+
+
+def _kind(value: object) -> str | None:
+    """Tell which of the kinds of values this is meant to be."""
+    if isinstance(value, str):
+        return "range"
+    if isinstance(value, list | tuple):
+        return "list"
+    return "values file" if isinstance(value, Mapping | ValuesFile) else None
 
 
 def _ranged(value: str) -> str:
@@ -63,11 +96,11 @@ def _ranged(value: str) -> str:
     except ValueError as error:
         raise NotAllowedError(str(error)) from None
     if found is None:
-        raise NotAllowedError('a range such as "1..100" or "0..1..0.25", a list of values, or { file = "FILE" }')
+        raise NotAllowedError(KINDS)
     return value
 
 
-class ValuesFile(BaseModel, frozen=True, extra="forbid"):
+class ValuesFile(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A file with a value on each line."""
 
     file: Annotated[str, StringConstraints(min_length=1)] = Field(
@@ -77,12 +110,15 @@ class ValuesFile(BaseModel, frozen=True, extra="forbid"):
 
 Value: TypeAlias = Annotated[PlainText, BeforeValidator(_value)]
 ParameterName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
-Values: TypeAlias = (
-    Annotated[str, AfterValidator(_ranged)] | Annotated[tuple[Value, ...], Field(min_length=1)] | ValuesFile
-)
+Values: TypeAlias = Annotated[
+    Annotated[str, AfterValidator(_ranged), Tag("range")]
+    | Annotated[tuple[Value, ...], Field(min_length=1), Tag("list")]
+    | Annotated[ValuesFile, BeforeValidator(_file), Tag("values file")],
+    Discriminator(_kind, custom_error_type="kind_of_values", custom_error_message=KINDS),
+]
 
 
-class SweepTable(BaseModel, frozen=True, extra="forbid"):
+class SweepTable(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """The tasks of a sweep."""
 
     parameters: dict[ParameterName, Values] = Field(
@@ -161,10 +197,11 @@ def _file_problems(table: SweepTable, directory: Path) -> Iterator[tuple[KeyPath
             axes.append(_axis(name, values, directory))
         except (OSError, ValueError) as error:
             said = getattr(error, "strerror", None) or str(error)
-            yield ("sweep", "parameters", name), f"the file cannot be used: {said}"
+            file = f"the file {directory / values.file}" if isinstance(values, ValuesFile) else "it"
+            yield ("sweep", "parameters", name), f"{file} cannot be used: {said}"
             return
         if not axes[-1].count:
-            yield ("sweep", "parameters", name), "the file has no line with a value"
+            yield ("sweep", "parameters", name), f"the file {axes[-1].file} has no line with a value"
             return
     axes.extend(_table_axis(table))
     counts = {axis.count for axis in axes}

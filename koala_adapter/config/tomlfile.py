@@ -78,6 +78,8 @@ class Document:
     """What a refusal calls it: the path of the file."""
     text: str
     data: Mapping[str, object]
+    typed: bool = True
+    """A person has written the text; if not, its lines mean nothing to anybody."""
 
 
 def read_document(path: Path) -> Document:

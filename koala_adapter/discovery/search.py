@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
+from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.config.sitefile import load_site_text
 from koala_adapter.discovery.addresses import find_address
@@ -73,7 +73,8 @@ def try_candidates(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Found:
     """Try what was found; ``unusable``: what need not be tried."""
-    clusters, failing = anyio.run(partial(probe_all, candidates, plugins, directory, tell=tell))
+    with start_blocking_portal() as portal:  # in a thread: the caller may have an event loop running in this one
+        clusters, failing = portal.call(partial(probe_all, candidates, plugins, directory, tell=tell))
     found = Found(clusters=clusters, left_out=(*unusable, *failing))
     if clusters:
         # Whatever a plugin told us, what is written can be read.

@@ -34,6 +34,8 @@ class Terms:
         return most if most >= max(1, self.least) else 0
 
 
+_ACCEPTED, _REJECTED, _FIXED, _OPTIONAL = Status.ACCEPTED, Status.REJECTED, Negotiability.FIXED, Usage.OPTIONAL
+
 NOTHING = Terms(most=0)
 
 
@@ -61,7 +63,7 @@ def decide(offer: Template, terms: Mapping[ResourceKey, Terms]) -> Template:
         quantity = _answer(one, terms.get(one.key, NOTHING))
         if quantity:
             quantities[one.key] = quantity
-        elif one.usage is Usage.OPTIONAL:
+        elif one.usage is _OPTIONAL:
             declined.add(one.key)
         else:
             return rejected(offer, _why_not(one, terms.get(one.key, NOTHING)))
@@ -77,7 +79,7 @@ def _answer(resource: Resource, terms: Terms) -> int:
     best = terms.best(resource.quantity)
     if best == resource.quantity:
         return best
-    if resource.negotiability is Negotiability.FIXED or best < (resource.minimum or 1):
+    if resource.negotiability is _FIXED or best < (resource.minimum or 1):
         return 0
     return best
 
@@ -137,14 +139,14 @@ def same_quantities(one: Template, other: Template) -> bool:
 def _problem_of_change(before: Resource, after: Resource) -> str:
     if after.usage is not before.usage:
         return f"the usage of {after.type} stays as it was"
-    if before.status is Status.REJECTED and after.status is not Status.REJECTED:
+    if before.status is _REJECTED and after.status is not _REJECTED:
         return f"{after.type} was declined, and stays so"
-    if before.negotiability is Negotiability.FIXED:
-        if after.negotiability is not Negotiability.FIXED or after.quantity != before.quantity:
+    if before.negotiability is _FIXED:
+        if after.negotiability is not _FIXED or after.quantity != before.quantity:
             return f"{after.type} is fixed"
         return ""
     least, most = before.minimum or 1, before.maximum or after.quantity
-    if after.status is not Status.REJECTED and not least <= after.quantity <= most:
+    if after.status is not _REJECTED and not least <= after.quantity <= most:
         return f"{after.quantity} {after.type} are outside the bounds of the offer"
     return ""
 
@@ -162,7 +164,7 @@ def problem_of_closing(standing: Template, closing: Template) -> str:
             return f"{after.quantity} {after.type} are not the {before.quantity} that stand"
         if before.declined and not after.declined:
             return f"{after.type} was declined"
-        declinable = before.usage is Usage.OPTIONAL and closing.status is Status.ACCEPTED
+        declinable = before.usage is _OPTIONAL and closing.status is _ACCEPTED
         if after.declined and not before.declined and not declinable:
             return f"{after.type} cannot be declined here"
     return "nothing is left in it" if closing.empty else ""

@@ -7,7 +7,7 @@ Every function returns a new template; none can make one that the schema refuses
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation.template import (
@@ -28,7 +28,7 @@ from koala_adapter.negotiation.template import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-V = TypeVar("V")
+_NEGOTIATION, _REJECTED = Status.NEGOTIATION, Status.REJECTED
 
 
 def countered(
@@ -41,15 +41,15 @@ def countered(
     changed = []
     for one in offer.resources:
         key = one.key
-        out = one.status is Status.REJECTED or (bool(declined) and key in declined)
-        status = Status.REJECTED if out else Status.NEGOTIATION
+        out = one.status is _REJECTED or (bool(declined) and key in declined)
+        status = _REJECTED if out else _NEGOTIATION
         quantity = quantities.get(key, one.quantity)
         if not 1 <= quantity <= LARGEST_QUANTITY:
             raise NegotiationError(f"Quantity of {one.type} is {quantity}, not from 1 to {LARGEST_QUANTITY}")
         changed.append(_resource(one, quantity, status, None, None))
     if reason:
         check_reason(reason)
-    return _changed(offer, Status.NEGOTIATION, tuple(changed), reason=reason)
+    return _changed(offer, _NEGOTIATION, tuple(changed), reason=reason)
 
 
 def accepted(offer: Template, *, declined: Collection[ResourceKey] = ()) -> Template:
@@ -108,8 +108,8 @@ def numbered(template: Template, *, answer_within: float | None, number: int | N
 def _closing(template: Template, status: Status, *, declined: Collection[ResourceKey] = ()) -> Template:
     resources = []
     for one in template.resources:
-        out = one.declined or (bool(declined) and one.key in declined)
-        resources.append(_resource(one, one.quantity, Status.REJECTED if out else status, one.minimum, one.maximum))
+        out = one.status is _REJECTED or (bool(declined) and one.key in declined)
+        resources.append(_resource(one, one.quantity, _REJECTED if out else status, one.minimum, one.maximum))
     return _changed(template, status, tuple(resources), number=template.round)
 
 
@@ -135,7 +135,7 @@ def _changed(
         template.agreement_id, template.initiator, template.source, template.dest, status, resources,
         template.direction, template.obligation, None, number, reason, None,
     )  # fmt: skip
-    if len(resources) != 1 or resources[0].status is Status.REJECTED:
+    if len(resources) != 1 or resources[0].status is _REJECTED:
         made.check_resources()
     return made
 
@@ -155,7 +155,9 @@ def unchecked_resource(  # noqa: PLR0913, PLR0917 - the fields in their order
     made.maximum = maximum
     made.cluster = cluster
     made.component = component
-    return _finished(made, Resource)
+    made.__class__ = Resource
+    resource: Resource = made
+    return resource
 
 
 def unchecked_template(  # noqa: PLR0913, PLR0917 - likewise
@@ -177,7 +179,9 @@ def unchecked_template(  # noqa: PLR0913, PLR0917 - likewise
     made.round = number
     made.reason = reason
     made.bytes_read = bytes_read
-    return _finished(made, Template)
+    made.__class__ = Template
+    template: Template = made
+    return template
 
 
 # Fields of these can be set; given the class of the value they become one, and nothing can be set any more. That takes
@@ -188,8 +192,3 @@ class _Resource:
 
 class _Template:
     __slots__ = Template.__slots__
-
-
-def _finished(made: Any, kind: type[V]) -> V:  # noqa: ANN401 - it is no value yet
-    made.__class__ = kind
-    return cast("V", made)

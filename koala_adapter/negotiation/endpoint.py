@@ -63,12 +63,18 @@ Watch: TypeAlias = "Callable[[Side, Template, bytes], None]"
 Recall: TypeAlias = "Callable[[NegotiationKey], Template | None]"
 """Returns the template that ended a negotiation, whoever said it; None: it is not known to have ended."""
 _GOES_ON = frozenset({Status.ACCEPTED, Status.COMMITTED, Status.CONSUMED})
+# Names of the module are found sooner than members in their class, see template.py.
+_NEW, _OFFERED, _ASKED, _CONSUMED = State.NEW, State.OFFERED, State.ASKED, State.CONSUMED
+_OFFER, _ACCEPT, _NOTHING = Message.OFFER, Message.ACCEPT, Reply.NONE
+_COMMITMENTS = frozenset({Message.COMMIT, Message.CONSUME})
+_NUMBERED_CLOSINGS = frozenset({Message.ACCEPT, Message.COMMIT})
+_CLOSINGS = _COMMITMENTS | _NUMBERED_CLOSINGS
 _NOT_NOW = {message: f"{message.value!r} does not follow" for message in Message}
 
 
 @dataclass(slots=True, kw_only=True)
 class _Negotiation:
-    state: State = State.NEW
+    state: State = _NEW
     standing: Template
     """The last offer, and then what was accepted."""
     round: int = 0
@@ -104,7 +110,7 @@ class Endpoint:
     def state(self, key: NegotiationKey) -> State:
         """Return where we are in a negotiation; NEW when it is not known (any more)."""
         known = self._known.get(key)
-        return State.NEW if known is None else known.state
+        return _NEW if known is None else known.state
 
     def standing(self, key: NegotiationKey) -> Template | None:
         """Return what stands in a negotiation: the last offer, and then what was accepted; None: it is not known."""
@@ -134,7 +140,7 @@ class Endpoint:
         key = template.key
         known = self._known.get(key)
         message = SAID[template.status]
-        state = State.NEW if known is None else known.state
+        state = _NEW if known is None else known.state
         following = SENT[state].get(message)
         if following is None:
             raise NegotiationStepError(f"cannot say {message.value!r}: negotiation {key} is {state.value!r}")
@@ -143,11 +149,11 @@ class Endpoint:
             raise NegotiationStepError(f"cannot say {message.value!r} in negotiation {key}: {problem}")
         if known is None:
             known = self._known[key] = _Negotiation(standing=template)
-        if message is Message.OFFER:
+        if message is _OFFER:
             known.round += 1
-        within = (template.answer_within or self.limits.answer_within) if message is Message.OFFER else None
+        within = (template.answer_within or self.limits.answer_within) if message is _OFFER else None
         template = numbered(template, answer_within=within, number=known.round)
-        if following not in ENDED or following is State.CONSUMED:
+        if following not in ENDED or following is _CONSUMED:
             known.standing = template
         self._move(key, known, following, now)
         self._say(known, template)
@@ -159,14 +165,14 @@ class Endpoint:
                 return f"{self.side} is the initiator of what it offers first"
             return "" if self.open_negotiations < self.limits.most_open else "too many negotiations are open"
         message = SAID[template.status]
-        if message is Message.OFFER and known.round >= self.limits.most_rounds:
+        if message is _OFFER and known.round >= self.limits.most_rounds:
             return f"there were {known.round} offers already: accept or reject"
-        if message is Message.OFFER:
+        if message is _OFFER:
             return problem_of_counter(known.standing, template)
-        if message is Message.ACCEPT:
+        if message is _ACCEPT:
             return problem_of_closing(known.standing, template)
         changed = not same_quantities(template, known.standing)
-        return "it is not what was accepted" if changed and message in {Message.COMMIT, Message.CONSUME} else ""
+        return "it is not what was accepted" if changed and message in _COMMITMENTS else ""
 
     def receive(self, data: bytes, now: float) -> list[Event]:
         """Take what has come from the peer, in whatever pieces, and return what happened by it."""
@@ -198,18 +204,18 @@ class Endpoint:
         elif self._told_how_it_ended(template):
             return []
         message, problem = self._classified(template, known)
-        state = State.NEW if known is None else known.state
+        state = _NEW if known is None else known.state
         step = RECEIVED[state][message]
         if known is None:
             known = _Negotiation(standing=template)
-            if step.state is not State.NEW:
+            if step.state is not _NEW:
                 self._known[key] = known
             elif message is Message.ERROR:
                 return [Complaint(reason=template.reason)]
         if step.state is not state:
-            if step.state not in ENDED or step.state is State.CONSUMED:
+            if step.state not in ENDED or step.state is _CONSUMED:
                 known.standing = template
-            known.round += message is Message.OFFER
+            known.round += message is _OFFER
             self._move(key, known, step.state, now, asked_within=template.answer_within)
         self._reply(known, step.reply, problem)
         if step.state is state:
@@ -231,19 +237,19 @@ class Endpoint:
         message = SAID[template.status]
         if known is None:
             return self._classified_first(template, message)
-        if message is Message.OFFER:
+        if message is _OFFER:
             return self._classified_offer(template, known)
         problem = ""
-        if message is Message.ACCEPT and known.state is State.OFFERED:
+        if message is _ACCEPT and known.state is _OFFERED:
             problem = problem_of_closing(known.standing, template)
-        elif message in {Message.ACCEPT, Message.COMMIT, Message.CONSUME}:
+        elif message in _CLOSINGS:
             problem = "" if same_quantities(template, known.standing) else "it is not what stands"
-        if message in {Message.ACCEPT, Message.COMMIT} and template.round not in {None, known.round}:
+        if message in _NUMBERED_CLOSINGS and template.round is not None and template.round != known.round:
             problem = f"round {template.round} is not the last one, {known.round}"
         return (Message.MISMATCH, problem) if problem else (message, _NOT_NOW[message])
 
     def _classified_first(self, template: Template, message: Message) -> tuple[Message, str]:
-        if message is not Message.OFFER:
+        if message is not _OFFER:
             return message, "there is no such negotiation (any more)"
         if template.initiator is self.side:
             return Message.UNFIT, f"{self.side} has not begun this negotiation"
@@ -258,15 +264,15 @@ class Endpoint:
     def _classified_offer(self, template: Template, known: _Negotiation) -> tuple[Message, str]:
         seen = template.round is not None and template.round <= known.round
         if seen or (
-            template.round is None and known.state is not State.OFFERED and same_quantities(template, known.standing)
+            template.round is None and known.state is not _OFFERED and same_quantities(template, known.standing)
         ):
             return Message.REPEATED, ""
-        if template.round not in {None, known.round + 1}:
+        if template.round is not None and template.round != known.round + 1:
             return Message.UNFIT, f"round {template.round} does not follow {known.round}"
         if known.round >= self.limits.most_rounds:
             return Message.UNFIT, f"no agreement within {self.limits.most_rounds} offers"
         problem = problem_of_counter(known.standing, template)
-        return (Message.UNFIT, problem) if problem else (Message.OFFER, "an offer does not follow")
+        return (Message.UNFIT, problem) if problem else (_OFFER, "an offer does not follow")
 
     def time_passed(self, now: float) -> list[Event]:
         """End what was not answered in time, and tell the peer."""
@@ -275,7 +281,7 @@ class Endpoint:
         for key in late:
             known = self._known[key]
             before = known.state
-            reason = "no answer in time" if known.state is State.OFFERED else "not settled in time"
+            reason = "no answer in time" if known.state is _OFFERED else "not settled in time"
             self._move(key, known, DEADLINE[known.state], now)
             self._say(known, expired(known.standing, reason))
             events.append(event_of(key, known.standing, known.state, before=before, reason=reason))
@@ -314,9 +320,9 @@ class Endpoint:
     ) -> None:
         known.state = state
         within = self.limits.answer_within
-        if state is State.ASKED:
+        if state is _ASKED:
             within = min(asked_within or within, self.limits.longest_answer)
-        elif state is State.OFFERED:
+        elif state is _OFFERED:
             within = known.standing.answer_within or within
         known.deadline = now + within if state in BARGAINING else None
         if state in ENDED:
@@ -326,13 +332,12 @@ class Endpoint:
                 del self._known[old]
 
     def _reply(self, known: _Negotiation, reply: Reply, problem: str) -> None:
-        match reply:
-            case Reply.NONE:
-                return
-            case Reply.AGAIN:
-                if known.last_sent is not None:
-                    self._write(known.last_sent)
-                return
+        if reply is _NOTHING:
+            return
+        if reply is Reply.AGAIN:
+            if known.last_sent is not None:
+                self._write(known.last_sent)
+            return
         said = known.last_sent
         if said is not None and said.status.value == reply.value:  # it has ended so before: for the same reason
             self._write(said)

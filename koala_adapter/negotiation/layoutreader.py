@@ -27,6 +27,7 @@ from koala_adapter.negotiation.template import (
 )
 
 _RESOURCE_END = "  </Resource>\n"
+_REJECTED = Status.REJECTED
 _SIDES = {one.value: one for one in Side}
 _STATUSES = {one.value: one for one in Status}
 _USAGES = {one.value: one for one in Usage}
@@ -67,7 +68,7 @@ def read(data: bytes) -> Template | None:
         _DIRECTIONS[direction] if direction else None, _OBLIGATIONS[obligation] if obligation else None,
         answer_within, round_, reason or "", data,
     )  # fmt: skip
-    if len(resources) != 1 or resources[0].status is Status.REJECTED:
+    if len(resources) != 1 or resources[0].status is _REJECTED:
         template.check_resources()
     return template
 

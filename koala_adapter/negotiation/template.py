@@ -67,6 +67,11 @@ class Status(StrEnum):
     __hash__ = str.__hash__  # that of an enumeration is a function in Python, and each message is looked up by it
 
 
+# To get a member from its class takes five times as long as to get a name of the module, and each message is compared
+# with several of them: hence such names here and in the modules that judge messages.
+_REJECTED = Status.REJECTED
+
+
 class Usage(StrEnum):
     """Whether an agreement may go without a resource."""
 
@@ -158,7 +163,7 @@ class Resource:
     @property
     def declined(self) -> bool:
         """Nothing of it will be in the agreement."""
-        return self.status is Status.REJECTED
+        return self.status is _REJECTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +214,7 @@ class Template:
             if len(resources) > MOST_RESOURCES:
                 raise NegotiationError(f"{len(resources)} resources are too many: at most {MOST_RESOURCES}")
         for one in resources:
-            if one.status is Status.REJECTED and one.usage is Usage.REQUIRED and self.status in _STANDING:
+            if one.status is _REJECTED and one.usage is Usage.REQUIRED and self.status in _STANDING:
                 raise NegotiationError("a required resource is declined: reject the whole")
 
     @property
@@ -225,7 +230,7 @@ class Template:
         """Return how much of a resource it is about, over all clusters and components; 0: nothing."""
         total = 0
         for one in self.resources:
-            if one.type == type_ and one.status is not Status.REJECTED:
+            if one.type == type_ and one.status is not _REJECTED:
                 total += one.quantity
         return total
 
@@ -233,7 +238,7 @@ class Template:
     def empty(self) -> bool:
         """Everything in it is declined."""
         for one in self.resources:  # noqa: SIM110 - most have one resource, and a generator costs more than that
-            if one.status is not Status.REJECTED:
+            if one.status is not _REJECTED:
                 return False
         return True
 

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import NegotiationError
-from koala_adapter.negotiation import layoutreader
 from koala_adapter.negotiation.template import (
     Direction,
     Negotiability,
@@ -49,6 +48,8 @@ _FORBIDDEN = re.compile(rb"<!(?:DOCTYPE|ENTITY)|<\?(?!xml\s)")
 
 def parse(data: bytes) -> Template:
     """Return the template that a document is. Raises NegotiationError."""
+    from koala_adapter.negotiation import layoutreader
+
     if len(data) <= LARGEST_TEMPLATE:
         template = layoutreader.read(bytes(data))
         if template is not None:

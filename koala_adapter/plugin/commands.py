@@ -102,6 +102,8 @@ class CommandRunner:
         ``shared``: file by which all processes that ask this cluster keep within the bound together.
         """
         self.window = SharedWindow(per_minute, shared)
+        self.put_off = 0.0
+        """Seconds for which requests have waited for the bound, all in all."""
         self._environment = dict(environment or {})
         self.observer: Callable[[str, float, str], None] = _unobserved
         """Told of each request: program or name, seconds, and how it failed (empty: it did not)."""
@@ -111,8 +113,12 @@ class CommandRunner:
 
         For requests that are no commands (DRMAA calls); ``run`` does it by itself.
         """
-        while (wait := self.window.take(urgent=urgent)) > 0:  # noqa: ASYNC110 - time is the event
-            await anyio.sleep(wait)
+        while (wait := self.window.take(urgent=urgent)) > 0:
+            begun = anyio.current_time()
+            try:
+                await anyio.sleep(wait)
+            finally:
+                self.put_off += anyio.current_time() - begun
 
     @contextmanager
     def timed(self, name: str) -> Iterator[_Request]:

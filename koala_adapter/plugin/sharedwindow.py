@@ -47,12 +47,26 @@ def prepare_directory(directory: Path, *, now: float) -> None:
     ``now``: the time of day.
     """
     make_private_directory(directory)
+    for path in unused_windows(directory, now=now):
+        with suppress(OSError):
+            remove_window(path)
+
+
+def unused_windows(directory: Path, *, now: float) -> list[Path]:
+    """Return the files in the directory of windows that are out of use; ``now``: the time of day."""
+    found = []
     for path in directory.glob(f"*{SUFFIX}"):
         with suppress(OSError):
             if path.stat().st_mtime < now - UNUSED_AFTER:
-                with _locked(path) as descriptor:
-                    if descriptor is not None:
-                        path.unlink()
+                found.append(path)
+    return found
+
+
+def remove_window(path: Path) -> None:
+    """Remove the file of a window unless a process uses it at this moment. Raises OSError."""
+    with _locked(path) as descriptor:
+        if descriptor is not None:
+            path.unlink()
 
 
 class SharedWindow:

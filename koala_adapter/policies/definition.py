@@ -23,6 +23,8 @@ class PolicyKind(StrEnum):
     """Which running malleable jobs of a cluster grow and shrink."""
     QUEUE = "queue"
     """The order of one cluster's queue."""
+    SIZES = "sizes"
+    """Which sizes a component of a malleable job can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ class PolicyDefinition:
     factory: Callable[..., Any]
     """Makes the policy. Of placement: called with nothing, returns a
     :class:`~koala_adapter.scheduler.placement.policy.PlacementPolicy`. Of malleability: likewise a
-    :class:`~koala_adapter.scheduler.malleable.policies.MalleabilityPolicy`. Of a queue: called with the number of
+    :class:`~koala_adapter.scheduler.malleable.policies.MalleabilityPolicy`. Of sizes: likewise an
+    :class:`~koala_adapter.dynaco.decide.AcceptanceRule`. Of a queue: called with the number of
     processors of a cluster and ``weights=`` (:class:`~koala_adapter.queueing.priority.PriorityWeights`), returns an
     empty :class:`~koala_adapter.queueing.local_queue.ClusterScheduler`; it must be found by its module and name, for
     simulations in several processes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from koala_adapter.dynaco.decide import ACCEPTANCE_RULES, AcceptanceRule
+from koala_adapter.dynaco.sizerules import CheckedRule
 from koala_adapter.errors import ConfigurationError, PluginError
 from koala_adapter.policies.definition import PolicyKind
 from koala_adapter.policies.entrypoints import HINT, load_definitions
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
 def load_policies(entry_points: Iterable[EntryPoint] | None = None) -> Policies:
     """Return what the scheduler may use: koala's own policies of placement and malleability, and those installed.
 
+    With them come the installed rules for the sizes of components.
+
     Raises PluginError, naming the distribution at fault, for one that cannot be made.
     """
     points = None if entry_points is None else tuple(entry_points)
     placement = load_definitions(PolicyKind.PLACEMENT, PLACEMENT_POLICIES, points)
     malleability = load_definitions(PolicyKind.MALLEABILITY, MALLEABILITY_POLICIES, points)
+    sizes = load_definitions(PolicyKind.SIZES, ACCEPTANCE_RULES, points)
     return Policies(
         placement={
             name: CheckedPlacement(_made(one, PlacementPolicy), one.described) for name, one in placement.items()
@@ -44,6 +49,7 @@ def load_policies(entry_points: Iterable[EntryPoint] | None = None) -> Policies:
             name: CheckedMalleability(_made(one, MalleabilityPolicy), one.described)
             for name, one in malleability.items()
         },
+        sizes={name: CheckedRule(_made(one, AcceptanceRule), one.described) for name, one in sizes.items()},
     )
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.dynaco.execute import Retirements
 from koala_adapter.dynaco.observe import GrowOffer
 from koala_adapter.dynaco.plan import shrinkage
+from koala_adapter.dynaco.sizerules import OWN_SIZES
 from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.runner import AddressedLaunch
 from koala_adapter.vjm.channel import Launch, Signal
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from koala_adapter.dynaco.observe import Observation, ShrinkRequest
+    from koala_adapter.dynaco.sizerules import Decision, SizeRules
     from koala_adapter.model import PlaceholderId, TaskEnd
     from koala_adapter.runners.runner import Application
     from koala_adapter.scheduler.actions import Rank
@@ -53,12 +54,11 @@ class WorkersRunner(GrowingRunner):
         self._over: set[int] = set()
         """Ranks whose processes have ended, or are no longer part of the job: they cannot be asked for anything."""
 
-    def accepted(self, observation: Observation) -> int:
-        """Decide how many processors are taken, or given up."""
-        rule = rule_named(self.application.job.component(observation.component).sizes)
-        if isinstance(observation, GrowOffer):
-            return rule.accept(observation.size, observation.processors, observation.minimum, observation.maximum)
-        return rule.release(observation.size, observation.processors, observation.minimum)
+    def accepted(self, observation: Observation, rules: SizeRules = OWN_SIZES) -> Decision:
+        """Decide how many processors are taken, or given up; ``rules``: those that there are."""
+        name = self.application.job.component(observation.component).sizes
+        amount = observation.processors if isinstance(observation, GrowOffer) else -observation.processors
+        return rules.decide(name, observation.size, amount, observation.minimum, observation.maximum)
 
     def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
         """Ask ``count`` workers to end; return what is to be sent to their agents.

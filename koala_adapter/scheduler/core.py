@@ -32,7 +32,7 @@ from koala_adapter.scheduler.claiming.waiting import (
 from koala_adapter.scheduler.clockchanges import advance, give_time, postpone
 from koala_adapter.scheduler.clusterrecord import ClusterRecord
 from koala_adapter.scheduler.context import Context
-from koala_adapter.scheduler.finishing import finish, rank_ended
+from koala_adapter.scheduler.finishing import finish, forget_jobs, rank_ended
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.ledger import Ledger
 from koala_adapter.scheduler.malleable.adapting import change_given_up, change_made, point_reached
@@ -96,6 +96,7 @@ class Scheduler:
             raise JobRefusedError(f"job {event.job.id} exists already", hint="submit it under another id")
         if isinstance(event, ev.Configured):
             self.policies.require_malleability(event.parameters, *event.clusters)
+        self._roster.touched.clear()
         now = advance(self.state, self.timetable, event.time)
         context = self._context(now, recorded)
         if isinstance(event, ev.Configured):
@@ -111,6 +112,14 @@ class Scheduler:
         JobManagement(RecordedSites(context)).decide()
         wake_for_scan(context)
         return context.effects.actions()
+
+    def touched(self, event: ev.Event) -> dict[JobId, None]:
+        """Return the jobs that the latest event, which is given, names, and the malleable ones that it has changed.
+
+        In the records of no other malleable job is anything new that concerns its size or its processes.
+        """
+        named = getattr(event, "job_id", None)
+        return self._roster.touched | ({} if named is None else {named: None})
 
     def plan(self, job: Job, now: float) -> PlacementResult:
         """Return where a job would go now, without submitting it."""
@@ -166,6 +175,8 @@ class Scheduler:
                 _job_submitted(context, event)
             case ev.CancelRequested():
                 _cancel_requested(context, event)
+            case ev.JobsForgotten():
+                forget_jobs(context, event.job_ids)
             case ev.ClusterPolled():
                 _cluster_polled(context, event)
             case ev.ClusterUnavailable():

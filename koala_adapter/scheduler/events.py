@@ -64,6 +64,13 @@ class CancelRequested(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobsForgotten(Event):
+    """The user wants nothing more to be known of jobs that ended long ago; one that goes on is left as it is."""
+
+    job_ids: tuple[JobId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPolled(Event):
     """A cluster as seen by one poll of its nodes and jobs."""
 
@@ -241,6 +248,8 @@ class OfferAnswered(Event):
     """It takes the processors without the memory that was offered with them."""
     lapsed: bool = False
     """It has not declined: its time ran out as the service was down, and it may be asked anew."""
+    trouble: str = ""
+    """What is wrong with the rule by which it was to be answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +351,7 @@ EVENT_TYPES: tuple[type[Event], ...] = (
     TimersPostponed,
     JobSubmitted,
     CancelRequested,
+    JobsForgotten,
     ClusterPolled,
     ClusterUnavailable,
     HoldsSeen,

@@ -15,6 +15,7 @@ from koala_adapter.scheduler.claiming.queue import position_of
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.durations import duration
 from koala_adapter.scheduler.explain_changes import giving_up, sizes, sizes_it_had
+from koala_adapter.scheduler.explain_silence import without_contact
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 
@@ -99,15 +100,7 @@ def _launched(state: State, record: JobRecord, now: float) -> str:
         if record.job.kind is JobKind.MALLEABLE:
             clusters = {claim.cluster for claim in record.claims if claim.cluster is not None}
             text += "".join(sorted({_sentence(state.clusters[name].refused_answer) for name in clusters}))
-    silent = [p for p in state.placeholders_of(record) if p.silent_since is not None]
-    if silent:
-        oldest = min(p.silent_since for p in silent if p.silent_since is not None)
-        gives_up = oldest + state.parameters.lease - now
-        text += (
-            f" There is no contact with {len(silent)} of its placeholders ({_where(silent)}); "
-            f"if that lasts another {duration(gives_up)}, the job is lost."
-        )
-    return text
+    return text + without_contact(state, record, now)
 
 
 # ---- claiming -------------------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ from koala_adapter.scheduler.malleable.workerends import all_done, deserted, is_
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState, outcome_without_code
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from koala_adapter.model import JobId
     from koala_adapter.scheduler.actions import Rank
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
@@ -61,6 +64,15 @@ def _remember(context: Context, record: JobRecord) -> None:
     finished.append(record.job.id)
     while len(finished) > context.state.parameters.finished_kept:
         drop_if_forgotten(context, context.state.jobs[finished.pop(0)])
+
+
+def forget_jobs(context: Context, job_ids: Iterable[JobId]) -> None:
+    """Drop the records of finished jobs of which nothing is left in any batch system."""
+    state = context.state
+    for record in [state.jobs[id_] for id_ in job_ids if id_ in state.jobs]:
+        if record.state.final and not record.live and record.job.id in state.finished:
+            state.finished.remove(record.job.id)
+            drop_if_forgotten(context, record)
 
 
 def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskEnd) -> None:

@@ -14,6 +14,7 @@ from koala_adapter.scheduler.placement.ownpolicies import POLICIES, policy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from koala_adapter.dynaco.decide import AcceptanceRule
     from koala_adapter.model import Component, Job
     from koala_adapter.scheduler.malleable.policies import MalleabilityPolicy
     from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
@@ -28,6 +29,8 @@ class Policies:
     """Further ones of placement."""
     malleability: Mapping[str, MalleabilityPolicy] = field(default_factory=dict)
     """Further ones of malleability."""
+    sizes: Mapping[str, AcceptanceRule] = field(default_factory=dict)
+    """Further rules for the sizes of components, which applications decide by, not the scheduler."""
 
     @property
     def placement_names(self) -> tuple[str, ...]:

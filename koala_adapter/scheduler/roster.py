@@ -45,6 +45,8 @@ class Roster:
         self._members: dict[tuple[JobId, int], RunningClaim] = {}
         self.limited: dict[JobId, None] = {}
         """Running jobs whose owners have said what size they want."""
+        self.touched: dict[JobId, None] = {}
+        """Malleable jobs to which something has happened since this was cleared."""
         for record in jobs:
             self.update(record)
 
@@ -68,6 +70,7 @@ class Roster:
         """Follow what has happened to a job: it started, ended, changed, or can or cannot change any more."""
         if record.job.kind is not JobKind.MALLEABLE:
             return
+        self.touched[record.job.id] = None
         runs = record.state is JobState.RUNNING
         if record.sizes_wanted and runs:
             self.limited[record.job.id] = None

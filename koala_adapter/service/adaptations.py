@@ -15,16 +15,18 @@ import structlog
 
 from koala_adapter.dynaco.adaptation import AllDone, AllStand, Complaint, GivenUp, Overdue
 from koala_adapter.dynaco.notes import note, parse_note, payload_of
+from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import NegotiationError, ProtocolError
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.negotiation.framing import HEADER_SIZE, frame
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.service.deadlines import Deadlines
 from koala_adapter.service.negotiationparties import NEGOTIATOR, AdaptiveParty, WorkersParty
 from koala_adapter.service.negotiations import Negotiations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from koala_adapter.dynaco.adaptation import Report
     from koala_adapter.dynaco.coordinator import Coordinator
@@ -56,6 +58,7 @@ class Adaptations:
         tell: Callable[[PlaceholderId, str, bytes], bool],
         keeper: NegotiationKeeper,
         negotiators: NegotiationPort,
+        rules: SizeRules = OWN_SIZES,
     ) -> None:
         """``report`` takes events in. ``tell`` sends a frame to the process of a task, which it may not reach.
 
@@ -77,8 +80,10 @@ class Adaptations:
             keep=keeper.keep,
             answer_timeout=lambda: state().parameters.answer_timeout,
             recalled=keeper.recalled,
+            rules=rules,
         )
         self._complaints: dict[JobId, str] = {}
+        self._deadlines: Deadlines[JobId] = Deadlines()
         self._moved = anyio.Event()
         applications.listener = self
 
@@ -103,11 +108,13 @@ class Adaptations:
     def withdraw(self, action: act.WithdrawOffer) -> None:
         """See Resizer."""
         self.negotiations.withdraw(action.job_id, action.number, action.reason)
+        self.look_again(action.job_id)
 
     def grant(self, action: act.GrantProcessors) -> None:
         """See Resizer."""
         self.negotiations.grant(action)
         self._follow_job(action.job_id)
+        self.look_again(action.job_id)
 
     def resume(self) -> None:
         """See Resizer."""
@@ -119,19 +126,21 @@ class Adaptations:
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
-    def handled(self) -> None:
-        """The scheduler has handled an event: see what it means for the applications."""
-        for job_id in list(self._runners):
-            self._follow_job(job_id)
-        for job_id in self._complaints.keys() - self._state().jobs.keys():  # not before: who asks why it ended is told
+    def handled(self, touched: Iterable[JobId]) -> None:
+        """The scheduler has handled an event that touched these jobs: see what it means for their applications."""
+        for job_id in touched:
+            if job_id in self._runners:
+                self._follow_job(job_id)
+        jobs = self._state().jobs
+        for job_id in [one for one in self._complaints if one not in jobs]:  # not before: who asks why it ended is told
             del self._complaints[job_id]
 
     def _follow_job(self, job_id: JobId) -> None:
         record = self._state().jobs.get(job_id)
         runner = None if record is None else self._applications.adaptive(record)
         if record is None or runner is None:
-            if self._runners.pop(job_id, None) is not None:
-                self.negotiations.forget(job_id)
+            if job_id in self._runners:
+                self.forget(job_id)
             return
         self._follow(record, runner)
 
@@ -199,12 +208,14 @@ class Adaptations:
         if component is not None:
             runner.coordinators[component].back(rank, self._clock())
             self._say_note(record, rank, payload_of(note("who")))
+            self.look_again(record.job.id)
 
     def out_of_contact(self, runner: AdaptiveRunner, rank: int) -> None:
         """See ApplicationListener."""
         component = runner.component_of(rank)
         if component is not None:
             runner.coordinators[component].lost(rank)
+            self.look_again(runner.application.job.id)
 
     async def run(self) -> None:
         """Give up what takes too long, until cancelled."""
@@ -216,20 +227,24 @@ class Adaptations:
 
     def give_up_overdue(self) -> None:
         """Give up what has taken too long by now."""
-        now = self._clock()
-        for job_id, runner in list(self._runners.items()):
-            record = self._state().jobs.get(job_id)
-            if record is None:
+        for job_id in self._deadlines.due(self._clock()):
+            found = self.party_of(job_id)
+            if found is None:
+                self.forget(job_id)
                 continue
-            for coordinator in runner.coordinators.values():
-                coordinator.time_passed(now)
-            self._flush(record, runner)
-        self.negotiations.time_passed(now, self.party_of)
+            record, party = found
+            runner = self._runners.get(job_id)
+            if runner is not None:
+                for coordinator in runner.coordinators.values():
+                    coordinator.time_passed(self._clock())
+                self._flush(record, runner)
+            self.negotiations.time_passed(record, party)
+            self.look_again(job_id)
 
     def next_deadline(self) -> float:
         """Return when `give_up_overdue` is to be called next; infinity: not for now."""
-        times = [one.next_deadline() for runner in self._runners.values() for one in runner.coordinators.values()]
-        return min([one for one in (*times, self.negotiations.next_deadline()) if one is not None], default=inf)
+        first = self._deadlines.first()
+        return inf if first is None else first
 
     # ---- what follows -----------------------------------------------------------------------------------------------
 
@@ -240,12 +255,23 @@ class Adaptations:
                 self._say_note(record, one.rank, payload_of(one.note))
             for report in coordinator.take_reports():
                 self._take_report(record, report)
-        self.look_again()
+        self.look_again(record.job.id)
 
-    def look_again(self) -> None:
-        """Something has happened by which another time may be the next to look at."""
-        self._moved.set()
-        self._moved = anyio.Event()
+    def look_again(self, job_id: JobId) -> None:
+        """Something has happened to a job by which it may be due at another time."""
+        before, runner = self._deadlines.first(), self._runners.get(job_id)
+        times = [] if runner is None else [one.next_deadline() for one in runner.coordinators.values()]
+        due = min((one for one in (*times, self.negotiations.next_deadline(job_id)) if one is not None), default=None)
+        self._deadlines.set(job_id, due)
+        if self._deadlines.first() != before:
+            self._moved.set()
+            self._moved = anyio.Event()
+
+    def forget(self, job_id: JobId) -> None:
+        """A job is over, as far as its size is concerned."""
+        self._runners.pop(job_id, None)
+        self.negotiations.forget(job_id)
+        self.look_again(job_id)
 
     def _take_report(self, record: JobRecord, report: Report) -> None:
         job_id, now = record.job.id, self._clock()

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from koala_adapter.dynaco.decide import rule_named
 from koala_adapter.negotiation.derivedtemplates import accepted, committed
 from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
@@ -28,6 +27,7 @@ from koala_adapter.service.negotiationrecord import acceptance_of_koala, is_comm
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from koala_adapter.dynaco.sizerules import SizeRules
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
     from koala_adapter.service.negotiationparties import Party
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 HOST = "koala"
 """Our name in templates."""
+_BEARER_STAYS = "the first process bears the others, and stays"
 
 
 def host_of(record: JobRecord, rank: int) -> str:
@@ -45,21 +46,25 @@ def host_of(record: JobRecord, rank: int) -> str:
     return one.host or one.address or "application"
 
 
+class NoOffer(NamedTuple):
+    """That there is nothing to offer."""
+
+    why: str
+    trouble: str
+    """What is wrong with the rule that was to decide."""
+
+
 def offer_of(
-    record: JobRecord, party: Party, claim: Claim, change: Change, host: str, *, answer_within: float
-) -> Template | None:
-    """Return the offer, or the request, that a change begins with; None: nothing can be taken, or given up, here."""
+    record: JobRecord, party: Party, claim: Claim, change: Change, host: str, *, rules: SizeRules, answer_within: float
+) -> Template | NoOffer:
+    """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
     grows = change.processors > 0
-    component = record.job.component(claim.component)
-    rule, size = rule_named(component.sizes), party.size(claim.component)
-    quantity = most = abs(change.processors)
-    if grows:
-        quantity = most = rule.accept(size, quantity, component.minimum, component.maximum)
-    else:
-        most = party.able_to_leave(record, claim)
-        quantity = min(rule.release(size, quantity, component.minimum), most)
+    one = record.job.component(claim.component)
+    decision = rules.decide(one.sizes, party.size(one.name), change.processors, one.minimum, one.maximum)
+    most = decision.processors if grows else party.able_to_leave(record, claim)
+    quantity = min(decision.processors, most)
     if quantity < 1:
-        return None
+        return NoOffer("no size of its fits" if grows else _BEARER_STAYS, decision.trouble)
     return Template(
         agreement_id=str(change.number),
         initiator=Side.RMS,

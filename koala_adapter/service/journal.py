@@ -31,7 +31,7 @@ from koala_adapter.service.snapshots import head, restored, rows
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
     from pathlib import Path
     from typing import Self
 
@@ -54,6 +54,7 @@ CREATE TABLE IF NOT EXISTS submissions (
     cluster TEXT NOT NULL, count INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS cleaned (id TEXT PRIMARY KEY, cleaned_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
     body TEXT NOT NULL, failure TEXT NOT NULL);
 """
@@ -390,3 +391,35 @@ class Journal:
         """Return the reports of the jobs that finished last, newest first."""
         rows = self._execute("SELECT body FROM finished ORDER BY finished_at DESC LIMIT ?", (limit,))
         return [str(row[0]) for row in rows]
+
+    def archived_before(self, limit: float) -> list[tuple[str, int]]:
+        """Return id and length of the report of each job that finished before ``limit``, oldest first."""
+        rows = self._execute(
+            "SELECT id, length(CAST(body AS BLOB)) FROM finished WHERE finished_at < ? ORDER BY finished_at", (limit,)
+        )
+        return [(str(row[0]), int(row[1])) for row in rows]
+
+    def archived_since(self, limit: float) -> list[str]:
+        """Return the reports of the jobs that finished at ``limit`` or later."""
+        return [str(row[0]) for row in self._execute("SELECT body FROM finished WHERE finished_at >= ?", (limit,))]
+
+    def clean(self, job_ids: Iterable[str], now: float) -> None:
+        """Drop what is kept of finished jobs, but for the fact that it was. Raises JournalBlockedError."""
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            for job_id in job_ids:
+                self._execute("INSERT OR REPLACE INTO cleaned VALUES (?, ?)", (job_id, now))
+                self._execute("DELETE FROM finished WHERE id = ?", (job_id,))
+                self.negotiations.drop(job_id)
+            self._execute("COMMIT")
+        except JournalError:
+            with suppress(sqlite3.Error):
+                self._database.execute("ROLLBACK")
+            raise
+
+    def cleaned_at(self, job_id: str) -> float | None:
+        """Return when what was kept of a job was dropped; None: it was not, or there is no such job."""
+        if not self._has("cleaned"):
+            return None
+        row = self._execute("SELECT cleaned_at FROM cleaned WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else float(row[0])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from koala_adapter.dynaco.sizerules import SizeRules
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.scheduler.events import Configured, JobSubmitted
 
@@ -20,12 +21,17 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import State
 
 
-def check_placement(job: Job, policies: Policies) -> None:
-    """Raise JobRefusedError when the placement policy of a new job is not here."""
+def check_policies(job: Job, policies: Policies) -> None:
+    """Raise JobRefusedError when a policy that a new job names is not here."""
     if job.placement not in policies.placement_names:
         known = ", ".join(sorted(policies.placement_names))
         message = f"the service has no placement policy {job.placement!r}; it has {known}"
         raise JobRefusedError(message, hint="restart it if the policy has been installed meanwhile")
+    rules = SizeRules(policies.sizes)
+    for component in job.components:
+        if not rules.known(component.sizes):
+            message = f"component {component.name!r}: the service has no rule {component.sizes!r} for sizes"
+            raise JobRefusedError(message, hint="restart it if the rule has been installed meanwhile")
 
 
 class WithPolicies:

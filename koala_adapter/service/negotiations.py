@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import NegotiationError
 from koala_adapter.negotiation.derivedtemplates import accepted, committed, consumed, countered, rejected, withdrawn
 from koala_adapter.negotiation.endpoint import Endpoint
@@ -73,12 +74,14 @@ class Negotiations:
         keep: Callable[[JobId, int, Side, Template, bytes], None],
         answer_timeout: Callable[[], float],
         recalled: Callable[[JobId, Side, str], KeptNegotiation | None],
+        rules: SizeRules = OWN_SIZES,
     ) -> None:
         """``say`` sends a frame to a process of a job; ``keep`` takes note of each template and who said it.
 
         ``answer_timeout``: seconds after which the scheduler gives up what was not answered. ``recalled``: what
-        was kept before a restart of what a side began under a name.
+        was kept before a restart of what a side began under a name. ``rules``: of the sizes that are offered.
         """
+        self._rules = rules
         self._clock = clock
         self._report = report
         self._say = say
@@ -134,10 +137,10 @@ class Negotiations:
         first = party.speaker(claim.component)
         if first is None or not party.ready(claim.component):
             return  # it is said when all have come
-        template = offer_of(record, party, claim, change, host_of(record, first), answer_within=self._answer_within)
-        if template is None:
-            reason = "the first process bears the others, and stays" if change.processors < 0 else "no size of its fits"
-            self._decline(record.job.id, change.number, reason)
+        rules, within = self._rules, self._answer_within
+        template = offer_of(record, party, claim, change, host_of(record, first), rules=rules, answer_within=within)
+        if not isinstance(template, Template):
+            self._decline(record.job.id, change.number, template.why, trouble=template.trouble)
             return
         endpoint = self._endpoint(record.job.id, first)
         if endpoint.state(template.key) is not State.NEW:
@@ -206,30 +209,28 @@ class Negotiations:
     # ---- what the applications say --------------------------------------------------------------------------------
 
     def heard(self, record: JobRecord, party: Party, rank: int, data: bytes) -> None:
-        """Take in a frame with a template."""
+        """Take in a frame with a template. Raises NegotiationError when it is none; the process is told so, too."""
         endpoint = self._endpoint(record.job.id, rank)
-        for event in endpoint.receive(data, self._clock()):
-            self._take(record, party, rank, event)
-        endpoint.unreadable = False  # frames are cut by the agent: what follows can be told apart
+        try:
+            for event in endpoint.receive(data, self._clock()):
+                self._take(record, party, rank, event)
+        finally:
+            endpoint.unreadable = False  # frames are cut by the agent: what follows can be told apart
+            self._flush(record.job.id)
         self.follow(record, party)
-        self._flush(record.job.id)
 
     def in_contact(self, job_id: JobId, rank: int) -> None:
         """A process has come back: say again what may not have arrived."""
         self._endpoint(job_id, rank).resumed()
         self._flush(job_id)
 
-    def time_passed(self, now: float, found: Callable[[JobId], tuple[JobRecord, Party] | None]) -> None:
-        """End what was not answered in time. ``found`` returns a job as it is now; None: it does not run any more."""
-        for job_id, endpoints in list(self._endpoints.items()):
-            party = found(job_id)
-            if party is None:
-                self.forget(job_id)
-                continue
-            for rank, endpoint in list(endpoints.items()):
-                for event in endpoint.time_passed(now):
-                    self._take(*party, rank, event)
-            self._flush(job_id)
+    def time_passed(self, record: JobRecord, party: Party) -> None:
+        """End what was not answered in time."""
+        now = self._clock()
+        for rank, endpoint in list(self._endpoints[record.job.id].items()):
+            for event in endpoint.time_passed(now):
+                self._take(record, party, rank, event)
+        self._flush(record.job.id)
 
     def out_of_contact(self, record: JobRecord, party: Party, rank: int) -> None:
         """A connection has ended that was no agent's: what was not agreed on by it is lost."""
@@ -237,9 +238,9 @@ class Negotiations:
             self._take(record, party, rank, event)
         self.follow(record, party)
 
-    def next_deadline(self) -> float | None:
-        """Return when `time_passed` is to be called at the latest; None: not for now."""
-        times = (one.next_deadline() for endpoints in self._endpoints.values() for one in endpoints.values())
+    def next_deadline(self, job_id: JobId) -> float | None:
+        """Return when `time_passed` is to be called for a job at the latest; None: not for now."""
+        times = [one.next_deadline() for one in self._endpoints.get(job_id, {}).values()]
         return min((one for one in times if one is not None), default=None)
 
     def forget(self, job_id: JobId) -> None:
@@ -375,9 +376,9 @@ class Negotiations:
             )
         )
 
-    def _decline(self, job_id: JobId, number: int, why: str, *, lapsed: bool = False) -> None:
-        now = self._clock()
-        self._report(ev.OfferAnswered(time=now, job_id=job_id, number=number, accepted=0, reason=why, lapsed=lapsed))
+    def _decline(self, job_id: JobId, number: int, why: str, *, lapsed: bool = False, trouble: str = "") -> None:
+        answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=why)
+        self._report(replace(answer, lapsed=lapsed, trouble=trouble))
 
     def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
         self._agreements[job_id].pop(number, None)

@@ -76,6 +76,12 @@ class NegotiationStore:
         self._execute("DELETE FROM negotiations WHERE number <= ?", (oldest,))
         return number or 0
 
+    def drop(self, job_id: str) -> None:
+        """Forget what was negotiated for a job. Raises JournalBlockedError."""
+        of_the_job = "SELECT number FROM negotiations WHERE job = ?"
+        self._execute(f"DELETE FROM negotiation_messages WHERE negotiation IN ({of_the_job})", (job_id,))  # noqa: S608 - a constant
+        self._execute("DELETE FROM negotiations WHERE job = ?", (job_id,))
+
     def latest(self, *, job_id: str = "", number: int = 0, limit: int = 1) -> list[KeptNegotiation]:
         """Return the latest in the order in which they began; ``job_id``, ``number``: of one job, or one, only."""
         if self._execute("SELECT 1 FROM sqlite_master WHERE name = 'negotiations'").fetchone() is None:

@@ -15,7 +15,7 @@ from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.negotiationparties import NEGOTIATOR, WorkersParty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from koala_adapter.model import JobId
     from koala_adapter.scheduler import actions as act
@@ -73,9 +73,11 @@ class Negotiators:
         found = self._adaptations.party_of(job_id)
         if found is None:
             raise NegotiationError("the job does not run")
-        self._negotiations.heard(*found, NEGOTIATOR, data)
-        self._carry_on(job_id)
-        self._adaptations.look_again()
+        try:
+            self._negotiations.heard(*found, NEGOTIATOR, data)
+            self._carry_on(job_id)
+        finally:
+            self._adaptations.look_again(job_id)
 
     def came(self, job_id: JobId) -> None:
         """Say to a program that has connected what may not have arrived, and what is offered now."""
@@ -88,23 +90,25 @@ class Negotiators:
         found = self._adaptations.party_of(job_id)
         if found is not None:
             self._negotiations.out_of_contact(*found, NEGOTIATOR)
-            self._adaptations.look_again()
+            self._adaptations.look_again(job_id)
 
-    def handled(self) -> None:
-        """The scheduler has handled an event: see what it means for those for whom programs negotiate."""
-        for job_id in list(self._jobs):
+    def handled(self, touched: Iterable[JobId]) -> None:
+        """The scheduler has handled an event that touched these jobs: see what it means where programs negotiate."""
+        for job_id in touched:
+            if job_id not in self._jobs:
+                continue
             if self._adaptations.party_of(job_id) is not None:
                 self._follow(job_id)
             elif job_id not in self._state().jobs or self._state().jobs[job_id].state.final:
                 self._jobs.discard(job_id)
-                self._negotiations.forget(job_id)
+                self._adaptations.forget(job_id)
                 self._port.close(job_id)
 
     def _follow(self, job_id: JobId) -> None:
         found = self._adaptations.party_of(job_id)
         if found is not None:
             self._negotiations.follow(*found)
-            self._adaptations.look_again()
+            self._adaptations.look_again(job_id)
 
     def _carry_on(self, job_id: JobId) -> None:
         """Have workers leave that a program has agreed to give up."""
@@ -137,12 +141,14 @@ class Negotiators:
     def withdraw(self, action: act.WithdrawOffer) -> None:
         """See Resizer."""
         self._negotiations.withdraw(action.job_id, action.number, action.reason)
+        self._adaptations.look_again(action.job_id)
 
     def grant(self, action: act.GrantProcessors) -> None:
         """See Resizer."""
         self._negotiations.grant(action)
         self._carry_on(action.job_id)
         self._follow(action.job_id)
+        self._adaptations.look_again(action.job_id)
 
     def resume(self) -> None:
         """See Resizer. What was agreed on with a program is taken up first: it is not for others to answer."""
@@ -150,4 +156,5 @@ class Negotiators:
             if record.state is JobState.RUNNING and record.job.runner is RunnerName.WORKERS:
                 self._jobs.add(record.job.id)
                 self._negotiations.restore(record, WorkersParty(record, represented=False))
+                self._adaptations.look_again(record.job.id)
         self._workers.resume()

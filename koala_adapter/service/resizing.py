@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.dynaco.decide import rule_named
-from koala_adapter.errors import JobRefusedError
+from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
+from koala_adapter.errors import JobRefusedError, PolicyAnswerError
 from koala_adapter.model import RunnerName
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Resizer(Protocol):
         """Go on with what the records say is under way, after a restart."""
 
 
-def resizable(record: JobRecord, name: str, processors: int) -> str:
+def resizable(record: JobRecord, name: str, processors: int, rules: SizeRules = OWN_SIZES) -> str:
     """Return the component that is to have a size. Raises JobRefusedError, with the way out, when it cannot."""
     job = record.job
     able = [one.name for one in job.components if job.changes_size(one.name)]
@@ -56,9 +56,12 @@ def resizable(record: JobRecord, name: str, processors: int) -> str:
         bounds_ = f"{component.minimum} to {component.maximum}"
         message = f"job {job.id}: component {component.name!r} cannot have {processors} processors"
         raise JobRefusedError(message, hint=f"its job file allows {bounds_}")
-    rule = rule_named(component.sizes)
-    if rule.largest(processors) != processors:
+    try:
+        rule = rules.named(component.sizes)
         usable = {rule.largest(processors), rule.smallest(processors)}
+    except PolicyAnswerError as error:
+        raise JobRefusedError(f"job {job.id}: {error.message}", hint=error.hint) from error
+    if processors not in usable:
         near = [str(size) for size in sorted(usable) if component.minimum <= size <= component.maximum]
         message = f"job {job.id}: component {component.name!r} cannot use {processors} processors"
         hint = f'its job file says sizes = "{component.sizes}"' + (f"; near are {' and '.join(near)}" if near else "")

@@ -14,6 +14,7 @@ import anyio
 
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL, EventLoop
 from koala_adapter.driver.recovery import doubts, rebuilt, tellers
+from koala_adapter.dynaco.sizerules import SizeRules
 from koala_adapter.errors import JournalBlockedError, KoalaError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.model import JobId
@@ -21,7 +22,6 @@ from koala_adapter.plugin.commands import login_name
 from koala_adapter.scheduler import Scheduler
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
-from koala_adapter.service.adaptations import Adaptations
 from koala_adapter.service.applications import Applications
 from koala_adapter.service.archive import Archive
 from koala_adapter.service.askingagain import AskingAgain
@@ -29,19 +29,16 @@ from koala_adapter.service.clusterdriver import ClusterDriver, DriverContext, ma
 from koala_adapter.service.driverstart import drivers_needed, start_drivers
 from koala_adapter.service.journal import Journal
 from koala_adapter.service.liveeffector import LiveEffector
-from koala_adapter.service.neededpolicies import WithPolicies, check_placement
-from koala_adapter.service.negotiationkeeper import NegotiationKeeper
-from koala_adapter.service.negotiationport import NegotiationPort
-from koala_adapter.service.negotiators import Negotiators
+from koala_adapter.service.neededpolicies import WithPolicies, check_policies
 from koala_adapter.service.reception import Reception
-from koala_adapter.service.resizing import Resizing, resizable
+from koala_adapter.service.resizing import resizable
 from koala_adapter.service.resultstore import ResultStore
 from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.servicemeter import ServiceMeter
 from koala_adapter.service.siteparameters import configuration
+from koala_adapter.service.sizechanges import SizeChanges
 from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.service.upkeep import Upkeep
-from koala_adapter.service.workersresizing import WorkersResizing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -92,22 +89,16 @@ class Service:
             directory, site, state=lambda: self.state, clock=self.now, report=self.post, tell=self.settled
         )
         self.applications = self._new_applications()
-        self.negotiation_port = NegotiationPort(site.control_center.negotiation_listen)
-        keeper = NegotiationKeeper(self.journal.negotiations, state=lambda: self.state, clock=self.now)
-        self.adaptations = Adaptations(
+        self.sizes = SizeChanges(
+            site.control_center.negotiation_listen,
             self.applications,
+            self.journal.negotiations,
             state=lambda: self.state,
             clock=self.now,
             report=self.post,
             tell=self._tell_application,
-            keeper=keeper,
-            negotiators=self.negotiation_port,
+            rules=SizeRules(policies.sizes),
         )
-        self._workers = WorkersResizing(self.applications, state=lambda: self.state, clock=self.now, report=self.post)
-        self.negotiators = Negotiators(
-            self.negotiation_port, adaptations=self.adaptations, workers=self._workers, state=lambda: self.state
-        )
-        self.resizing = Resizing(workers=self.negotiators, adaptive=self.adaptations, state=lambda: self.state)
         self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()
@@ -210,7 +201,7 @@ class Service:
             clusters=self.clusters,
             reception=self.reception,
             applications=self.applications,
-            resizing=self.resizing,
+            resizing=self.sizes.resizing,
             archive=self.archive,
             meter=self.meter,
             scripts=lambda: self._scripts,
@@ -252,8 +243,7 @@ class Service:
             # Its LRM may have given up the node while the agent goes on there, such as when slurmd died.
             self.reception.release(event.placeholder)
         self.meter.handled(event)
-        self.adaptations.handled()
-        self.negotiators.handled()
+        self.sizes.follow(self._loop.scheduler.touched(event))
         self.archive.close_over()
         self._upkeep.watch_time_of_day()
 
@@ -278,6 +268,7 @@ class Service:
         else:
             self._asking_again.ask(set_aside[0], tellers(self.state, set_aside[0]))
         self._doubt("an event was set aside", in_contact=self._in_contact)
+        self.sizes.follow(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""
@@ -300,7 +291,7 @@ class Service:
         """
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
-        check_placement(job, self.scheduler.policies)
+        check_policies(job, self.scheduler.policies)
         self.applications.keep_input(job)
         try:
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
@@ -327,6 +318,10 @@ class Service:
         record = self.scheduler.job(job_id)
         self._loop.enter(ev.CancelRequested(time=self.now(), job_id=record.job.id))
 
+    def forget(self, job_ids: tuple[JobId, ...]) -> None:
+        """Drop the records of jobs that are over. Raises JournalBlockedError and DefectError: then nothing changed."""
+        self._loop.enter(ev.JobsForgotten(time=self.now(), job_ids=job_ids))
+
     def resize(self, job_id: str, component: str, processors: int) -> None:
         """Have a component of a malleable job brought to a size, as far as processors can be had.
 
@@ -334,7 +329,7 @@ class Service:
         the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
         """
         record = self.scheduler.job(job_id)
-        found = resizable(record, component, processors)
+        found = resizable(record, component, processors, SizeRules(self.scheduler.policies.sizes))
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
         for driver in self.clusters.values():
@@ -376,18 +371,16 @@ class Service:
             async with anyio.create_task_group() as tasks:
                 self.archive.catch_up()
                 await self.reception.open(tasks)
-                negotiators = self.negotiators
-                self.negotiation_port.open(tasks, heard=negotiators.heard, came=negotiators.came, went=negotiators.went)
+                self.sizes.open(tasks)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
-                self.resizing.resume()
+                self.sizes.resizing.resume()
                 await start_drivers(drivers_needed(self.clusters.values(), self.state), tasks)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
-                tasks.start_soon(self._workers.run)
+                self.sizes.start(tasks)
                 tasks.start_soon(self.sweeps.run)
-                tasks.start_soon(self.adaptations.run)
                 task_status.started()
         finally:
             self.journal.close()

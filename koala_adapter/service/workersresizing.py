@@ -14,6 +14,7 @@ import anyio
 import structlog
 
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
+from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision, SizeRules
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
@@ -58,8 +59,10 @@ class WorkersResizing:
         state: Callable[[], State],
         clock: Callable[[], float],
         report: Callable[[ev.Event], None],
+        rules: SizeRules = OWN_SIZES,
     ) -> None:
-        """``report`` takes the answers of applications in."""
+        """``report`` takes the answers of applications in; ``rules``: of the sizes that they accept."""
+        self._rules = rules
         self._applications = applications
         self._state = state
         self._clock = clock
@@ -71,24 +74,25 @@ class WorkersResizing:
     def offer(self, action: act.OfferProcessors) -> None:
         """Ask an application how many further processors it takes."""
         found = self._find(action.job_id, action.component, action.cluster)
-        accepted = 0
+        decision = Decision(0)
         if found is not None:
             runner, record, claim = found
-            accepted = runner.accepted(_observed(GrowOffer, record, claim, action.processors))
-        self._answer(action.job_id, action.number, accepted)
+            decision = runner.accepted(_observed(GrowOffer, record, claim, action.processors), self._rules)
+        self._answer(action.job_id, action.number, decision)
 
     def request(self, action: act.RequestProcessors) -> None:
         """Ask an application to give processors up, and have it begin."""
         found = self._find(action.job_id, action.component, action.cluster)
         if found is None:
-            self._answer(action.job_id, action.number, 0)
+            self._answer(action.job_id, action.number, Decision(0))
             return
         runner, record, claim = found
         runner.departed(record.departed)
         request = _observed(ShrinkRequest, record, claim, action.processors)
-        accepted = min(runner.accepted(request), max(0, claim.processors - bounds(record, claim)[0]))
+        decision = runner.accepted(request, self._rules)
+        accepted = min(decision.processors, max(0, claim.processors - bounds(record, claim)[0]))
         # Told first: a worker that ends at once must be known to have been asked.
-        self._answer(action.job_id, action.number, accepted)
+        self._answer(action.job_id, action.number, Decision(accepted, decision.trouble))
         self._retire(runner, request, accepted)
 
     def take(self, action: act.TakeProcessors) -> None:
@@ -181,8 +185,13 @@ class WorkersResizing:
         claims = [one for one in record.claims if (one.component, one.cluster) == (component, cluster)]
         return (runner, record, claims[0]) if claims else None
 
-    def _answer(self, job_id: JobId, number: int, accepted: int) -> None:
-        self._report(ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted))
+    def _answer(self, job_id: JobId, number: int, decision: Decision) -> None:
+        accepted, trouble = decision.processors, decision.trouble
+        if trouble:
+            log.warning("a job is not asked what sizes it can have", job=job_id, problem=trouble)
+        self._report(
+            ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
+        )
 
 
 def _observed(kind: type[K], record: JobRecord, claim: Claim, processors: int) -> K:

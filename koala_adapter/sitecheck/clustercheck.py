@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from koala_adapter.config.sitefile import ClusterConfig
     from koala_adapter.model import Queue
     from koala_adapter.plugin import Lrm, PluginDefinition
+    from koala_adapter.plugin.commands import CommandRunner
     from koala_adapter.sitecheck.trialcenter import TrialCenter
 
 LISTINGS_AS_OWNER = 30
@@ -54,15 +55,15 @@ class ClusterCheck:
     async def run(self) -> list[CheckResult]:
         """Return what was found; what builds on a failure is left out."""
         try:
-            lrm, _ = make_lrm(self.config, self.plugins, self.directory)
+            lrm, commands = make_lrm(self.config, self.plugins, self.directory)
         except (OSError, KoalaError) as error:
             return [CheckResult(subject="plugin", ok=False, found=str(error))]
         try:
-            return await self._look(lrm)
+            return await self._look(lrm, commands)
         finally:
             await close_lrm(lrm)
 
-    async def _look(self, lrm: Lrm) -> list[CheckResult]:
+    async def _look(self, lrm: Lrm, commands: CommandRunner) -> list[CheckResult]:
         self.tell("starting")
         try:
             with anyio.fail_after(STEP_TIME):
@@ -81,7 +82,14 @@ class ClusterCheck:
             self.tell("trying whether jobs come in held")
             results += [self._rate_of_starts(lrm), *await lrm.check_outside()]
         if answers and self.center is not None and lrm.capabilities.submit:
-            trial = Trial(self.center, self.config, lrm, timeout=self.timeout, tell=self.tell)
+            trial = Trial(
+                self.center,
+                self.config,
+                lrm,
+                timeout=self.timeout,
+                tell=self.tell,
+                put_off=lambda: commands.put_off,
+            )
             results += await trial.run()
         return results
 

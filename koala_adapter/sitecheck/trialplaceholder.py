@@ -59,20 +59,33 @@ SECOND_TIME = 60.0
 WAITING_TIME = 4.0
 """The same when it waits: there may be no room for it."""
 GONE = frozenset({LrmJobState.ENDED})
+WORTH_TELLING = 1.0
+"""Seconds for which the bound of requests has kept us from looking, at least, where it is told."""
 
 
 class Trial:
     """The trial of one cluster."""
 
     def __init__(
-        self, center: TrialCenter, config: ClusterConfig, lrm: Lrm, *, timeout: float, tell: Callable[[str], None]
+        self,
+        center: TrialCenter,
+        config: ClusterConfig,
+        lrm: Lrm,
+        *,
+        timeout: float,
+        tell: Callable[[str], None],
+        put_off: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``lrm`` is started. ``timeout``: seconds for the placeholder to report; ``tell`` hears of the progress."""
+        """``lrm`` is started. ``timeout``: seconds for the placeholder to report; ``tell`` hears of the progress.
+
+        ``put_off`` tells for how many seconds requests have waited for their bound so far.
+        """
         self._center = center
         self._config = config
         self._lrm = lrm
         self._timeout = timeout
         self._tell = tell
+        self._put_off = put_off
         self._batch = BatchKey(f"koala-{secrets.token_hex(4)}-1")
         count = min(COUNT, config.parameters.placeholders_in_flight)
         numbers = [PlaceholderId(batch=self._batch, index=index) for index in range(1, count + 1)]
@@ -251,12 +264,16 @@ class Trial:
 
     async def _leave(self) -> CheckResult:
         """See the placeholders gone. The bound of requests may put looks off: what they show decides, not when."""
-        begun = time.monotonic()
+        begun, put_off_before = time.monotonic(), self._put_off()
         while True:
             asked_after = time.monotonic() - begun
             if not await self._look():
                 self._left = True
-                return _good("released", f"seen gone {time.monotonic() - begun:.1f} s after it was released")
+                found = f"seen gone {time.monotonic() - begun:.1f} s after it was released"
+                put_off = self._put_off() - put_off_before
+                if put_off >= WORTH_TELLING:
+                    found += f", for {put_off:.1f} s of which nobody looked: the bound of requests was reached"
+                return _good("released", found)
             if asked_after >= GOING_TIME:
                 break
             await self._pause()

@@ -23,7 +23,7 @@ class Library:
     """Releases with which all of this was seen."""
     mark: str
     """Expression for what it calls itself, or for where it lies (in lower case)."""
-    native: str
+    native: tuple[str, ...]
     """Options for every placeholder, unless the site gives others."""
     walltime: str
     queue: str
@@ -54,7 +54,7 @@ GRID_ENGINE = Library(
     system="Grid Engine",
     seen="8.1.9",
     mark=r"\b(sge|oge|uge|ocs|age)\b|grid ?engine",
-    native="-r n",
+    native=("-r n",),
     walltime="-l h_rt={walltime}",
     queue="-q {queue}",
     memory="-l h_vmem={memory_mib}M",
@@ -74,7 +74,7 @@ SLURM = Library(
     seen="1.1.6 with Slurm 22.05",
     mark=r"slurm",
     # Requeue=1 is the default, and a placeholder that starts twice would show up as a stranger.
-    native="--no-requeue",
+    native=("--no-requeue",),
     # Its field is hours:minutes, and minutes may be more than 59.
     walltime="--time=0:{walltime_minutes}",
     queue="--partition={queue}",
@@ -95,7 +95,8 @@ PBS = Library(
     system="PBS",
     seen="1.0.19 with OpenPBS 23.06",
     mark=r"pbs|torque",
-    native="-r n",
+    # Without -S it starts a login shell of the user's, whose profile may be long, or wait for something.
+    native=("-r n", "-S /bin/sh"),
     walltime="-l walltime={walltime}",
     queue="-q {queue}",
     memory="-l mem={memory_mib}mb",
@@ -115,7 +116,7 @@ OTHER = Library(
     system="another",
     seen="none",
     mark=r"",
-    native="",
+    native=(),
     walltime="",
     queue="",
     memory="",

@@ -52,7 +52,7 @@ def native_options(settings: DrmaaSettings, submission: Submission, library: Lib
         "memory_mib": str(submission.memory_mib or ""),
     }
     options = [
-        _chosen(settings.native_specification, library.native),
+        *(library.native if settings.native_specification is None else (settings.native_specification,)),
         _chosen(settings.walltime_specification, library.walltime).format_map(values),
     ]
     if values["queue"]:

@@ -9,22 +9,21 @@ from koala_adapter.errors import LrmError, LrmRejectedError
 from koala_adapter.host.privatedirectory import make_directory
 from koala_adapter.plugin import CheckResult, RenderedSubmission
 from koala_drmaa.classify import error_of
-from koala_drmaa.client import DrmaaClient
-from koala_drmaa.environment import HelperLaunch, drmaa_library_places, first_library
 from koala_drmaa.libraries import OTHER
 from koala_drmaa.protocol import FailureKind
-from koala_drmaa.scripts import ScriptDelivery, ScriptStore
+from koala_drmaa.scripts import ScriptDelivery
 from koala_drmaa.template import job_template, render_template
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from koala_adapter.model import BatchKey, LrmJobId
-    from koala_adapter.plugin import ClusterContext, Submission
+    from koala_adapter.plugin import Submission
+    from koala_drmaa.client import DrmaaClient
     from koala_drmaa.libraries import Library
     from koala_drmaa.protocol import Opened, Refusal, Template
-    from koala_drmaa.transportsettings import TransportSettings
+    from koala_drmaa.scripts import ScriptStore
 
 
 class DrmaaTransport:
@@ -121,35 +120,6 @@ class DrmaaTransport:
             return CheckResult(subject=subject, ok=False, found=error.message, remedy=remedy)
         found = f"{version_of(opened)}, loaded with {self.client.launch.loading}"
         return CheckResult(subject=subject, ok=True, found=found)
-
-
-def chosen_transport(
-    settings: TransportSettings,
-    context: ClusterContext,
-    *,
-    expected: Library,
-    variables: Mapping[str, str],
-    timeout: float,
-) -> DrmaaTransport | None:
-    """Return the transport of a cluster that is read by commands, where its site wants one.
-
-    ``variables``: what chooses the cluster; ``timeout``: seconds after which a call counts as hung.
-    """
-    if settings.transport != "drmaa":
-        return None
-    library = settings.drmaa_library or first_library(drmaa_library_places(expected.name))
-    client = DrmaaClient(context, HelperLaunch(library=library, variables=variables), request_timeout=timeout)
-    scripts = ScriptStore(settings.script_directory or context.state_directory / "scripts")
-    return DrmaaTransport(client, scripts, expected=expected)
-
-
-def one_text(words: Sequence[str]) -> str:
-    """Return arguments as a native specification. Raises LrmRejectedError for what it cannot hold."""
-    for word in words:
-        if not word or any(character.isspace() for character in word):
-            message = f"{word!r} cannot go through DRMAA: a native specification is divided at blanks"
-            raise LrmRejectedError(message, hint="change the directives of this cluster, or transport = 'commands'")
-    return " ".join(words)
 
 
 def version_of(opened: Opened) -> str:

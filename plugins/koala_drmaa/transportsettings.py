@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 
-class TransportSettings(BaseModel):
+class TransportSettings(BaseModel, defer_build=True):
     """How placeholders are submitted."""
 
     transport: Literal["commands", "drmaa"] = Field(

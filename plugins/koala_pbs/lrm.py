@@ -24,7 +24,7 @@ from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.plugin.commandsystem import only_id, portions
 from koala_drmaa.libraries import PBS
-from koala_drmaa.transport import chosen_transport
+from koala_drmaa.transportchoice import chosen_transport
 from koala_pbs import control
 from koala_pbs.checks import Checks
 from koala_pbs.client import PbsCommands

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.plugin import NOWHERE
-from koala_drmaa.transport import one_text
+from koala_drmaa.transportchoice import one_text
 from koala_pbs.dialects import TORQUE_NAME
 from koala_pbs.directives import arguments
 from koala_pbs.jobs import INDEX_VARIABLE

@@ -22,7 +22,7 @@ from koala_adapter.plugin import Capabilities, Lrm, RenderedSubmission
 from koala_adapter.plugin.commands import login_name
 from koala_adapter.plugin.commandsystem import portions
 from koala_drmaa.libraries import SLURM
-from koala_drmaa.transport import chosen_transport
+from koala_drmaa.transportchoice import chosen_transport
 from koala_slurm import control
 from koala_slurm.accounting import parse_history, sacct_command
 from koala_slurm.checks import Checks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmRejectedError
 from koala_adapter.plugin import NOWHERE
-from koala_drmaa.transport import one_text
+from koala_drmaa.transportchoice import one_text
 from koala_slurm.directives import Option, arguments
 from koala_slurm.durations import minutes
 

@@ -21,10 +21,11 @@ from tests.faults.programs import Program, Traits
 from tests.faults.workers import application_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from koala_adapter.application.library.process import Process
     from koala_adapter.model import JobId, PlaceholderId
+    from koala_adapter.scheduler.events import Event
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.applications import ApplicationListener
     from tests.faults.agents import SimulatedAgent, Task
@@ -59,6 +60,10 @@ class Adaptive:
         self._store = NegotiationStore(database.execute, read_only=False)
         self.resizing = self._new_resizing()
         self._look = inf
+        self._quiet = False
+        """Nothing new is to be said or reported now."""
+        self._reported: set[tuple[object, ...]] = set()
+        """Kind, job and number of what was."""
 
     def _new_resizing(self) -> Adaptations:
         service = self._service
@@ -66,17 +71,29 @@ class Adaptive:
             self,  # type: ignore[arg-type] # it is all that is asked of them
             state=lambda: service.state,
             clock=lambda: service.now,
-            report=service.post,
+            report=self._report,
             tell=self._tell,
             keeper=NegotiationKeeper(self._store, state=lambda: service.state, clock=lambda: service.now),
             negotiators=NegotiationPort("127.0.0.1"),  # nobody asks it to listen
         )
 
-    def begin(self) -> None:
-        """Be a new process of the service, which knows what the records tell."""
+    def _report(self, event: Event) -> None:
+        what = (type(event), getattr(event, "job_id", None), getattr(event, "number", None))
+        if self._quiet:  # a look may report again what waits to be handled
+            assert what in self._reported, f"nobody looked at the job that reports {event}"
+            return
+        self._reported.add(what)
+        self._service.post(event)
+
+    def renew(self) -> None:
+        """Be a new process of the service, which knows nothing yet."""
         self._runners.clear()
         self._look = inf
+        self._reported.clear()
         self.resizing = self._new_resizing()
+
+    def resume(self) -> None:
+        """Take up what the records tell."""
         self.resizing.resume()
         self._look_again()
 
@@ -100,10 +117,13 @@ class Adaptive:
         """Forget an application that is over."""
         self._runners.pop(job_id, None)
 
-    def handled(self) -> None:
-        """Follow the records after an event."""
-        self.resizing.handled()
+    def handled(self, touched: Iterable[JobId]) -> None:
+        """Follow the records after an event; check that it meant nothing for the jobs that it is said not to touch."""
+        self.resizing.handled(list(touched))
         self._look_again()
+        self._quiet = True
+        self.resizing.handled(list(self._service.state.jobs))
+        self._quiet = False
 
     def _look_again(self) -> None:
         due = self.resizing.next_deadline()
@@ -142,6 +162,7 @@ class Adaptive:
             self.listener.out_of_contact(runner, rank)
 
     def _tell(self, placeholder: PlaceholderId, task: str, data: bytes) -> bool:
+        assert not self._quiet, f"nobody looked at {task}, which is told {data!r}"
         agent = self._service.connected.get(placeholder)
         if agent is None or agent.connection is None:
             return False

@@ -167,6 +167,7 @@ class SimulatedService:
         self.judges = {name: ListingJudge(name, user=self.user, begun_at=self.now) for name in self.lrms}
         self._inbox = []
         self._wakeup: float | None = None
+        self.effector.adaptive.renew()
         for id_, record in self.state.jobs.items():
             if record.outcome is not None and id_ not in self.outcomes:  # as the archive does
                 self.outcomes[id_] = [record.outcome]
@@ -299,7 +300,7 @@ class SimulatedService:
             agent = self.connected[event.placeholder]
             if agent.connection is not None:
                 agent.connection.send(0, agent.finish)
-        self.effector.adaptive.handled()
+        self.effector.adaptive.handled(self._loop.scheduler.touched(event))
 
     def settled(self) -> None:
         """See LoopOwner."""
@@ -336,6 +337,7 @@ class SimulatedService:
                 self.connected[id_].break_connection()
         self._disconnecting = False
         self._doubt("an event was set aside", in_contact=lambda id_: id_ in self.connected)
+        self.effector.adaptive.handled(self.state.jobs)
 
     def failed(self, error: KoalaError) -> None:
         """See LoopOwner."""

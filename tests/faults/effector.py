@@ -192,7 +192,11 @@ class SimulatedEffector:
         """See Effector."""
         state = self._service.state
         step = state.clusters[action.cluster].step
-        if step is not None and OF_OTHERS.search(step.reason):
+        claims = state.jobs[action.job_id].claims
+        # Beside a step, jobs are asked for what their owners no longer want.
+        changes = [claim.change for claim in claims if claim.change is not None]
+        in_step = any(change.in_step and change.number == action.number for change in changes)
+        if step is not None and in_step and OF_OTHERS.search(step.reason):
             assert state.parameters.approach is Approach.PWA, "shrunk for others under another approach"
             wanted = sum(job.processors for job in state.clusters[action.cluster].others_waiting)
             assert step.value <= wanted or step.step.rounds > 1, "more than others want"
@@ -222,7 +226,7 @@ class SimulatedEffector:
     def resume(self) -> None:
         """Take up what the records say is under way, as the service does when it begins."""
         self.workers.begin()
-        self.adaptive.begin()
+        self.adaptive.resume()
 
     def stir(self) -> None:
         """Let one application do as it pleases."""

@@ -86,7 +86,7 @@ def story(seed: int, kind: str = "rigid") -> Story:
     world = WatchedWorld(seed, kind)
     world.run()
     service = world.service
-    records = service.state.jobs.values()
+    records = world.records.values()
     return Story(
         kinds=frozenset(type(event) for event in service.journal),
         states=frozenset(outcome.state for (outcome,) in service.outcomes.values()),
@@ -255,6 +255,11 @@ def test_adaptive_jobs_complete_when_nothing_goes_wrong(seed: int) -> None:
     assert {outcome.state for outcome in ends} <= {JobState.COMPLETED, JobState.FAILED}
     assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
     assert world.service.effector.adaptive.adapted
+
+
+def test_a_job_is_asked_for_what_its_owner_no_longer_wants_while_others_are_asked_for_a_local_user() -> None:
+    """Only what the step asks for is bounded by what the local user waits for, who may have gone meanwhile."""
+    World(910154, **KINDS["crowded-adaptive"]).run()
 
 
 @pytest.mark.parametrize("seed", [129, 135])

@@ -126,6 +126,10 @@ class World:
         self.cancelled: set[str] = set()
         self.handed_in: set[JobId] = set()
         """Jobs that were taken."""
+        self._clean_at = self.clock.now + FAULTY
+        """When the user has jobs cleaned away: no earlier, as what chance chooses from the jobs would change."""
+        self._cleaned: dict[JobId, JobRecord] = {}
+        """Records of jobs that the service was told to forget."""
         self._locals = 0
         self._checked = 0
         """Events after which the service was checked last."""
@@ -148,6 +152,7 @@ class World:
         for _ in range(0 if calm else self.chance.randint(2, 14)):
             self._during(self.chance.choice(trouble))
         self.clock.at(end, self.faults.stop)
+        self.clock.at(self._clean_at, self._clean)
 
     def _during(self, action: object) -> None:
         self.clock.after(self.chance.uniform(1.0, FAULTY), action)  # type: ignore[arg-type]
@@ -293,6 +298,20 @@ class World:
             with suppress(DefectError, JournalBlockedError):
                 self.service.enter(ev.CancelRequested(time=self.service.now, job_id=JobId(chosen)))
 
+    def _clean(self) -> None:
+        """The user has half of the jobs cleaned away, whether they are over or not."""
+        if not self.service.at_work:
+            self._clean_at = self.clock.now + 10.0
+            self.clock.at(self._clean_at, self._clean)
+            return
+        chosen = sorted(self.handed_in)[::2]
+        jobs = self.service.state.jobs
+        self._cleaned |= {id_: jobs[id_] for id_ in chosen if id_ in jobs}
+        spared = {id_ for id_, record in jobs.items() if not record.state.final or record.live}
+        with suppress(DefectError, JournalBlockedError):
+            self.service.enter(ev.JobsForgotten(time=self.service.now, job_ids=tuple(chosen)))
+        assert self.service.state.jobs.keys() >= spared, "forgotten before it was over"
+
     # ---- what must hold ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -307,9 +326,16 @@ class World:
     def over(self) -> bool:
         """Tell whether all jobs were submitted and ended, and nothing of ours is left anywhere."""
         service = self.service
-        if not service.sound or service.state.placeholders or len({*service.outcomes, *self._set_aside()}) != JOBS:
+        if self.clock.now < self._clean_at or not service.sound or service.state.placeholders:
+            return False
+        if len({*service.outcomes, *self._set_aside()}) != JOBS:
             return False
         return not any(lrm.live(service.prefix) for lrm in self.lrms.values())
+
+    @property
+    def records(self) -> dict[JobId, JobRecord]:
+        """What is, or was until the user had it cleaned away, known of each job."""
+        return {**self._cleaned, **self.service.state.jobs}
 
     def _set_aside(self) -> set[JobId]:
         """Return the jobs that were taken and whose submission was set aside afterwards, as the operator is told.
@@ -350,19 +376,19 @@ class World:
     def _check_end(self) -> None:
         strange = [e for lrm in self.lrms.values() for e in lrm.elements.values() if e.user == STRANGER]
         assert all(e.live for e in strange if e.index % 2 == 0), "a stranger's job was cancelled"
-        state = self.service.state
-        assert not state.batches
-        assert all(record.state.final for record in state.jobs.values())
+        records = self.records
+        assert not self.service.state.batches
+        assert all(record.state.final for record in records.values())
         for id_, (outcome,) in self.service.outcomes.items():
             completed = outcome.state is JobState.COMPLETED
             starts = {rank: n for (one, rank), n in self.service.process_starts.items() if one == id_}
-            runner = state.jobs[id_].job.runner
+            runner = records[id_].job.runner
             if runner is RunnerName.WORKERS:
-                check_outcome(state.jobs[id_], self.service.process_ends)
+                check_outcome(records[id_], self.service.process_ends)
             elif runner is RunnerName.ADAPTIVE:
-                check_adaptive_outcome(state.jobs[id_], self.service.process_ends, starts)
+                check_adaptive_outcome(records[id_], self.service.process_ends, starts)
             elif completed:
-                assert starts == dict.fromkeys(range(len(state.jobs[id_].ranks)), 1), (
+                assert starts == dict.fromkeys(range(len(records[id_].ranks)), 1), (
                     "completed without having run everywhere"
                 )
             assert (outcome.exit_code == 0) == completed

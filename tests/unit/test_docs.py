@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = (ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
 FENCE = re.compile(r"^```(?P<language>\{?\w*\}?)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`(?P<text>koala(?: [^`]*)?)`(?!`)")
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
@@ -267,3 +272,11 @@ def test_the_architecture_names_modules_that_exist() -> None:
     named = re.findall(r"`([\w/]+\.py)`", page)
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in known)] == []
     assert len(named) > 20
+
+
+def test_files_that_contributors_are_sent_to_are_there() -> None:
+    """Every path of the repository in CONTRIBUTING.md, in its commands and its sentences."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?<![\w./])(?:tests|docs|koala_adapter|\.ci)/[\w./*-]*[\w*/]", text)
+    assert len(named) > 10
+    assert [path for path in named if not list(ROOT.glob(path))] == []

@@ -65,6 +65,9 @@ def _rooms(*names: str) -> tuple[str, ...]:
     return (*BOTTOM, *(f"{CORE}.{name}" for name in names))
 
 
+SIZES = ("dynaco.decide", "dynaco.sizerules")
+"""Which sizes a component accepts."""
+
 MAY_IMPORT = {
     f"{CORE}.adapters": (),
     f"{CORE}.endreason": (),
@@ -76,7 +79,7 @@ MAY_IMPORT = {
     f"{CORE}.metrics": _rooms("metrics"),
     f"{CORE}.net": _rooms("net"),
     f"{CORE}.plugin": _rooms("host", "plugin"),
-    f"{CORE}.policies": _rooms("policies", "scheduler", "queueing"),
+    f"{CORE}.policies": _rooms("policies", "scheduler", "queueing", *SIZES),
     f"{CORE}.policies.definition": _rooms("policies.definition"),
     f"{CORE}.policies.entrypoints": _rooms("policies.definition", "policies.entrypoints"),
     f"{CORE}.batchsystem": _rooms("host", "plugin", "batchsystem"),
@@ -91,6 +94,7 @@ MAY_IMPORT = {
     ),
     f"{CORE}.dynaco": _rooms("dynaco"),
     f"{CORE}.scheduler": _rooms("scheduler"),
+    f"{CORE}.scheduler.knownpolicies": _rooms("scheduler", "dynaco.decide"),
     f"{CORE}.scheduler.placement": (*_rooms("scheduler.placement"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.claiming": (*_rooms("scheduler.placement", "scheduler.claiming"), *SCHEDULER_NOUNS),
     f"{CORE}.scheduler.malleable": (*_rooms("scheduler.claiming", "scheduler.malleable"), *SCHEDULER_NOUNS),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wheel is made of: the package, what messages refer to, and the manual pages."""
+"""What a wheel is made of: the package, what messages refer to, the manual pages, and what package indexes show."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import configparser
 import shutil
 import subprocess
 import sys
+from email import policy
+from email.parser import Parser
 from pathlib import Path
 
+import koala_adapter
 from koala_adapter.cli.shippedfiles import shipped
 
 ROOT = Path(__file__).parents[2]
@@ -21,15 +24,33 @@ def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
         else:
             shutil.copy(ROOT / name, tmp_path / name)
-    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", "built"]
+    build = ["build_py", "--build-lib", "built", "egg_info", "--egg-base", "built"]
+    command = [sys.executable, "setup.py", "--quiet", *build]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
+    check_metadata(tmp_path / "built" / "koala_adapter.egg-info" / "PKG-INFO")
     package = tmp_path / "built" / "koala_adapter"
     for kind, pattern in (("conf", "*"), ("docs", "*.md"), ("docs", "*.schema.json")):
         files = {file.name: file.read_bytes() for file in shipped(kind, pattern)}
         assert files
         assert {file.name: file.read_bytes() for file in (package / "shipped" / kind).glob(pattern)} == files
     assert {file.name for file in (package / "cli" / "completions").iterdir()} == {"koala.bash", "_koala", "koala.fish"}
+
+
+def check_metadata(file: Path) -> None:
+    """What pip and package indexes show says what this is, for whom, under which licence, and with which Python."""
+    found = Parser(policy=policy.compat32).parsestr(file.read_text(encoding="utf-8"))
+    assert (found["Name"], found["Version"]) == ("koala-adapter", koala_adapter.__version__)
+    assert (found["License-Expression"] or found["License"]) == "Apache-2.0"
+    assert found["License-File"] == "LICENSE"
+    assert found["Requires-Python"] == ">=3.11"
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert "# koala-adapter" in str(found.get_payload() or found["Description"])
+    assert {"slurm", "gridengine", "pbs", "scheduler", "malleable"} <= set(found["Keywords"].split(","))
+    classifiers = found.get_all("Classifier", [])
+    assert len(classifiers) == len(set(classifiers))
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(classifiers)
+    assert {"Operating System :: POSIX :: Linux", "Typing :: Typed"} <= set(classifiers)
 
 
 def test_manual_pages_are_installed_where_man_looks() -> None:

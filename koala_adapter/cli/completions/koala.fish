@@ -4,7 +4,7 @@ function __koala_at
     set -l at koala
     for word in (commandline -opc)[2..]
         switch "$at $word"
-            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala metrics' 'koala top' 'koala report' 'koala check' 'koala reap' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
+            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala metrics' 'koala top' 'koala report' 'koala check' 'koala reap' 'koala clean' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
                 set at "$at $word"
         end
     end
@@ -28,6 +28,7 @@ complete -c koala -n '__koala_at koala' -a 'top' -d 'Watch clusters, jobs, chang
 complete -c koala -n '__koala_at koala' -a 'report' -d 'Draw what a job, or all jobs of some time, had where and when'
 complete -c koala -n '__koala_at koala' -a 'check' -d 'Check this host, the site file and each cluster'
 complete -c koala -n '__koala_at koala' -a 'reap' -d 'Find placeholders that no job owns any more, and cancel them'
+complete -c koala -n '__koala_at koala' -a 'clean' -d 'Remove what is left of jobs that ended long ago'
 complete -c koala -n '__koala_at koala' -a 'serve' -d 'Run the service in the foreground until it is stopped'
 complete -c koala -n '__koala_at koala' -a 'schedule' -d 'Schedule one cluster\'s whole queue in the place of its own scheduler'
 complete -c koala -n '__koala_at koala' -a 'demo' -d 'See it work - one job on three clusters at once, in ten seconds'
@@ -81,6 +82,7 @@ complete -c koala -n '__koala_at koala sweep' -l quiet -s q -d 'No progress'
 complete -c koala -n '__koala_at koala sweep' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala status' -f
 complete -c koala -n '__koala_at koala status' -l limit -s n -x -d 'Most jobs shown, the latest ones'
+complete -c koala -n '__koala_at koala status' -l watch -s w -d 'Show it anew at each change - one job to its end, all until Ctrl-C'
 complete -c koala -n '__koala_at koala status' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala status' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala cancel' -f
@@ -134,6 +136,11 @@ complete -c koala -n '__koala_at koala reap' -l yes -s y -d 'Do not ask before c
 complete -c koala -n '__koala_at koala reap' -l timeout -x -d 'Seconds to wait until what was cancelled has gone'
 complete -c koala -n '__koala_at koala reap' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala reap' -s h -l help -d 'Show this message and exit'
+complete -c koala -n '__koala_at koala clean' -f
+complete -c koala -n '__koala_at koala clean' -l older -x -d 'Time since the end of a job, at least, such as 30d'
+complete -c koala -n '__koala_at koala clean' -l dry-run -d 'Only tell what would be removed'
+complete -c koala -n '__koala_at koala clean' -l json -d 'Print JSON for programs'
+complete -c koala -n '__koala_at koala clean' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala serve' -f
 complete -c koala -n '__koala_at koala serve' -l stop -d 'End the running service; its jobs go on and are found again'
 complete -c koala -n '__koala_at koala serve' -l end-when-idle -x -d 'End when no job was unfinished for so long'

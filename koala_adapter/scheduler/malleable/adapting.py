@@ -94,6 +94,11 @@ def newcomer(record: JobRecord, rank: int) -> bool:
     )
 
 
+def ends_alone(record: JobRecord, rank: int) -> bool:
+    """Tell whether a process may end, or be lost, without the others: it is new, or was taken out."""
+    return _of_rank(record, rank) is not None
+
+
 def process_over(context: Context, record: JobRecord, rank: int, why: str) -> bool:
     """Take the end of a process that may end without the others: True when it is one."""
     found = _of_rank(record, rank)

@@ -37,6 +37,8 @@ def offer_answered(context: Context, event: ev.OfferAnswered) -> None:
     for number, claim in enumerate(record.claims):
         change = claim.change
         if change is not None and change.number == event.number and change.phase is ChangePhase.ASKED:
+            if event.trouble:
+                record.last_trouble = event.trouble
             if event.memory_declined:
                 for part in parts_of(record, change):
                     part.change.memory_mib = 0

@@ -200,7 +200,7 @@ class PbsSession(OddSession):
                 options.append(f"-l h_rt={value.partition('=')[2]}")
             elif word == "-q":
                 options.append(f"-q {value}")
-            elif word not in {"-r", "-l"}:
+            elif (word == "-S" and not value.startswith("/")) or word not in {"-r", "-l", "-S"}:
                 message = f"code 14: Invalid native specification: {text}"
                 raise InvalidAttributeValueException(message)
         return " ".join(options)

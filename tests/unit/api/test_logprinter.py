@@ -17,7 +17,7 @@ from koala_adapter.cli.check import Checked
 from koala_adapter.cli.plan import plan_table
 from koala_adapter.cli.session import make_console
 from koala_adapter.cli.tables import bar, clusters_table, seconds
-from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
+from koala_adapter.model import LrmJob, LrmJobId, LrmJobState, NodeState
 from koala_adapter.plugin import CheckResult
 from koala_adapter.service.poller import ClusterReading
 from tests.unit.api.jobreports import job_report
@@ -198,3 +198,19 @@ def test_placeholders_that_have_ended_are_not_counted(tmp_path: Path) -> None:
     assert "wanted" not in printed(clusters_table([report], 1000.0))
     crowded = replace(report, others_waiting=3)
     assert "open, 3 wanted by others who wait" in printed(clusters_table([crowded], 1000.0))
+
+
+def test_what_nobody_can_have_is_not_counted_as_that_of_others(tmp_path: Path) -> None:
+    """Processors of nodes that are down or drained; those in use there are still somebody's."""
+    nodes = (
+        node("n1", used=1),
+        node("n2", state=NodeState.DOWN),
+        node("n3", used=3, state=NodeState.DRAINING),
+        node("n4", state=NodeState.UNKNOWN),
+    )
+    reading = ClusterReading(read_at=1000.0, nodes=nodes, jobs=())
+    record = JournalView(directory=tmp_path, scheduler=Site({"a": 16}).scheduler)
+    report = answer_report(record, ClusterAnswer(config=config(), reading=reading))
+    assert (report.processors, report.idle, report.others, report.down) == (16, 3, 4, 9)
+    assert "open, 9 on nodes that are not up" in printed(clusters_table([report], 1000.0))
+    assert "not up" not in printed(clusters_table([replace(report, down=0)], 1000.0))

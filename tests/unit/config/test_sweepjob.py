@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,12 +65,11 @@ def test_tables(tmp_path: Path) -> None:
         (TOP + COMPONENT + '[sweep.parameters]\na = "1..3"\nb = ["x"]\nc = ["z"]', r"no argument .* has \{c\}"),
         (TOP + COMPONENT + '[sweep.parameters]\na = "one"\nb = ["x"]', 'a range such as "1..100"'),
         (TOP + COMPONENT + '[sweep.parameters]\na = "3..1..1"\nb = ["x"]', "whose step leads"),
-        (TOP + COMPONENT + '[sweep.parameters]\na = { file = "none" }\nb = ["x"]', "cannot be used: No such file"),
+        (TOP + COMPONENT + '[sweep.parameters]\na = { file = "none" }\nb = ["x"]', "none cannot be used: No such"),
         (TOP + COMPONENT + '[sweep.parameters]\na = "1..2000"\nb = "1..2000"', "4,000,000 tasks, allowed are at most"),
         (TOP + COMPONENT + '[sweep]\ncombine = "together"\n' + SWEEP, "a 3, b 2 values, allowed with"),
         (TOP + COMPONENT + "[[sweep.table]]\na = 1\nb = 2\n[[sweep.table]]\na = 1", "the names of the first one: a, b"),
         (TOP + COMPONENT + SWEEP + "[[sweep.table]]\na = 1", "it is in sweep.table, too"),
-        (TOP + COMPONENT.replace("9", "1") + SWEEP, "a larger maximum than minimum"),
         (TOP + COMPONENT + 'output_files = ["x"]\n' + SWEEP, "what a task prints is kept"),
         (TOP + COMPONENT + COMPONENT + SWEEP, "is one component"),
         (TOP + 'launcher = "mpi"\n' + COMPONENT + SWEEP, 'with runner = "sweep" is "process"'),
@@ -81,6 +81,40 @@ def test_what_is_refused(text: str, refusal: str, tmp_path: Path) -> None:
     """With what is allowed in its place."""
     with pytest.raises(ConfigurationError, match=refusal):
         load(text, tmp_path)
+
+
+KINDS = r'allowed is a range such as "1\.\.100" or "0\.\.1\.\.0\.25", a list of values, or \{ file = "FILE" \}'
+
+
+@pytest.mark.parametrize(
+    ("values", "refusal"),
+    [
+        ("[]", r"a: found an empty list, allowed is a list of at least 1"),
+        ("[true, 1.5]", r"a\[0\]: found true, allowed is a text in quotes, or a number"),
+        ("[1, { x = 2 }]", r"a\[1\]: allowed is a text in quotes, or a number"),
+        ("{ x = 1 }", r'a: allowed is \{ file = "FILE" \}, with a value on each line of it'),
+        ('{ file = "" }', r'a: allowed is \{ file = "FILE" \}, with a value on each line of it'),
+        ("5", f"a: found 5, {KINDS}"),
+        ("true", f"a: found true, {KINDS}"),
+        ('"one"', f'a: found "one", {KINDS}'),
+    ],
+)
+def test_values_that_are_refused_are_refused_once(values: str, refusal: str, tmp_path: Path) -> None:
+    """With what is allowed for values of their kind, and not for those of all kinds."""
+    text = TOP + COMPONENT.replace(', "{b}"', "") + f"[sweep.parameters]\na = {values}\n"
+    with pytest.raises(ConfigurationError) as refused:
+        load(text, tmp_path)
+    assert re.fullmatch(rf"job:9: sweep\.parameters\.{refusal}", refused.value.message), refused.value.message
+
+
+def test_a_line_that_nobody_has_written_is_not_named(tmp_path: Path) -> None:
+    """Who has typed a command has not seen the job file that it stands for."""
+    wanted = CommandSweep(command=("p", "{a}"), parameters=(("a", "1..2..-1"),), working_directory="/w")
+    with pytest.raises(ConfigurationError, match=r"^command line: sweep\.parameters\.a: found "):
+        load_job_text(
+            sweep_file_text(wanted), directory=tmp_path, job_id=JobId("1"), user="u", submitted_at=0.0,
+            source="command line", typed=False,
+        )  # fmt: skip
 
 
 def test_a_command_line(tmp_path: Path) -> None:
@@ -105,6 +139,7 @@ def test_a_command_line(tmp_path: Path) -> None:
         ([":::", "a=1"], "no program before"),
         (["p", "{a}", ":::", "1..3"], "found '1..3' behind"),
         (["p", "{a}", ":::", "a=1", "a=2"], "there twice"),
+        (["p", "{a}", ":::", "a="], "parameter a has no values"),
     ],
 )
 def test_a_command_line_that_is_refused(words: list[str], refusal: str) -> None:

@@ -156,6 +156,15 @@ def test_what_stands_in_is_kept_while_nothing_changes(tmp_path: Path) -> None:
         standin_site_file({"local": plugin(left_out=(seen,))}, directory, around=NOWHERE)
 
 
+def test_what_is_found_can_be_tried_from_within_an_event_loop(tmp_path: Path) -> None:
+    """That of a notebook, or of whoever asks clusters without a site file."""
+
+    async def from_within() -> str:
+        return standin_site_file({"local": plugin(FOUND)}, tmp_path / "state", around=NOWHERE)[1]
+
+    assert anyio.run(from_within) == "here (this host, by a test)"
+
+
 def test_a_definition_with_a_wrong_discover_is_refused() -> None:
     """It is a part of the contract."""
     entry = EntryPoint(name="local", value=f"{__name__}:WRONG", group="koala_adapter.plugins")

@@ -137,9 +137,12 @@ async def test_over_the_bound_one_waits() -> None:
     with anyio.move_on_after(0.2) as scope:
         await runner.admit()
     assert scope.cancelled_caught
+    assert runner.put_off > 0.1
+    before = runner.put_off
     with anyio.fail_after(60):
         await runner.run(["true"], urgent=True)
     assert runner.window.total == 9
+    assert runner.put_off == before
 
 
 @pytest.mark.parametrize(

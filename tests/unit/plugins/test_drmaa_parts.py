@@ -109,12 +109,15 @@ class TestNativeOptions:
         [
             (GRID_ENGINE, ("-r n", "-l h_rt=61", "-q x", "-l h_vmem=5M")),
             (SLURM, ("--no-requeue", "--time=0:2", "--partition=x", "--mem=5")),
-            (PBS, ("-r n", "-l walltime=61", "-q x", "-l mem=5mb")),
+            (PBS, ("-r n", "-S /bin/sh", "-l walltime=61", "-q x", "-l mem=5mb")),
         ],
         ids=lambda value: value.name if isinstance(value, Library) else None,
     )
     def test_what_the_library_takes(self, library: Library, expected: tuple[str, ...]) -> None:
-        """Where the settings say nothing, each library is asked in its own words; slurm-drmaa's time is h:m."""
+        """Where the settings say nothing, each library is asked in its own words; slurm-drmaa's time is h:m.
+
+        pbs-drmaa would have a login shell of the user's read profiles that may wait or fail.
+        """
         assert native_options(DrmaaSettings(processors=1), submission(queue="x", memory=5), library) == expected
 
     def test_empty_is_nothing(self) -> None:

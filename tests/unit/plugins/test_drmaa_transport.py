@@ -12,7 +12,7 @@ from koala_adapter.errors import LrmRejectedError
 from koala_adapter.model import BatchKey, Directives
 from koala_adapter.plugin import Submission
 from koala_adapter.testing import new_context
-from koala_drmaa.transport import one_text
+from koala_drmaa.transportchoice import one_text
 from koala_pbs import submission as pbs
 from koala_pbs.lrm import PbsLrm
 from koala_pbs.settings import PbsSettings

@@ -19,6 +19,7 @@ ENTRY_POINTS = """\
 placement.first-listed = koala_site_policies:FIRST_LISTED
 malleability.smallest-first = koala_site_policies:SMALLEST_FIRST
 queue.shortest-first = koala_site_policies:SHORTEST_FIRST
+sizes.square-grids = koala_site_policies:SQUARE_GRIDS
 """
 
 

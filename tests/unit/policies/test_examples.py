@@ -13,12 +13,14 @@ from koala_adapter.api.offline import read_record
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.errors import ConfigurationError
+from koala_adapter.dynaco.sizerules import SizeRules
+from koala_adapter.errors import ConfigurationError, JobRefusedError
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.policies.loading import load_policies
 from koala_adapter.scheduler.actions import OfferProcessors
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.journal import Journal
+from koala_adapter.service.neededpolicies import check_policies
 from koala_adapter.service.service import Service
 from tests.unit.config.test_config import PLUGINS, one_cluster
 from tests.unit.policies.installed import example_policies
@@ -35,6 +37,16 @@ __all__ = ["example_policies"]
 pytestmark = pytest.mark.usefixtures("example_policies")
 
 JOB = 'walltime = "1m"\nplacement = "{}"\n[[components]]\ncommand = ["true"]\nprocessors = 1\n'
+MALLEABLE = """
+kind = "malleable"
+runner = "workers"
+walltime = "1m"
+[[components]]
+command = ["true"]
+minimum = 1
+maximum = 9
+sizes = "{}"
+"""
 TRACE = """\
 ; MaxProcs: 4
 1 0 -1 10 4 -1 -1 4 10 -1 1 5 1 -1 -1 -1 -1 -1
@@ -59,6 +71,26 @@ def test_malleability() -> None:
     site.answer(first, 0)
     (second,) = of_kind(OfferProcessors, site.start(malleable("2", part(2, 9), initial=2)))
     assert (second.job_id, second.processors) == ("2", 1)
+
+
+def test_sizes() -> None:
+    """Nine of eleven processors make a square; what fails or is not installed is told, and harms nobody else."""
+    rules = SizeRules(load_policies().sizes)
+    assert rules.decide("square-grids", 4, 7, 1, 20).processors == 5
+    assert rules.decide("square-grids", 9, -2, 1, 20).processors == 5
+
+
+def test_sizes_in_a_job_file(tmp_path: Path) -> None:
+    """A job file may name what is installed, and a service that has not got it refuses the job."""
+    text = MALLEABLE.format("square-grids")
+    made = load_job_text(text, directory=tmp_path, job_id=JobId("1"), user="u", submitted_at=0.0)
+    assert made.components[0].sizes == "square-grids"
+    check_policies(made, load_policies())
+    with pytest.raises(JobRefusedError, match="the service has no rule 'square-grids' for sizes") as refused:
+        check_policies(made, OWN)
+    assert refused.value.hint == "restart it if the rule has been installed meanwhile"
+    with pytest.raises(ConfigurationError, match='or of those installed, "square-grids"'):
+        load_job_text(MALLEABLE.format("cubes"), directory=tmp_path, job_id=JobId("1"), user="u", submitted_at=0.0)
 
 
 @pytest.mark.parametrize("as_default", [True, False])

@@ -94,14 +94,14 @@ def test_the_rule_decides_what_is_taken(sizes: str, offered: int, accepted: int)
     """Of an offer as much as brings the component to the largest size that it can have."""
     runner = WorkersRunner(application(sizes=sizes))
     offer = GrowOffer(component="worker", cluster=BETA, processors=offered, size=3, minimum=1, maximum=9)
-    assert runner.accepted(offer) == accepted
+    assert runner.accepted(offer).processors == accepted
 
 
 def test_the_rule_decides_what_is_given_up() -> None:
     """More than requested, where what would be left is no size that it can have."""
-    assert WorkersRunner(application()).accepted(request(2)) == 2
-    assert WorkersRunner(application(sizes="power-of-two")).accepted(request(1, size=4)) == 2
-    assert WorkersRunner(application()).accepted(request(9)) == 2
+    assert WorkersRunner(application()).accepted(request(2)).processors == 2
+    assert WorkersRunner(application(sizes="power-of-two")).accepted(request(1, size=4)).processors == 2
+    assert WorkersRunner(application()).accepted(request(9)).processors == 2
 
 
 def test_new_ranks_are_started_where_the_head_is_told() -> None:

@@ -146,6 +146,15 @@ def test_a_growth_that_is_given_up() -> None:
     assert site.record("1").state is JobState.COMPLETED
 
 
+def test_a_newcomer_without_contact_is_not_told_to_cost_the_job() -> None:
+    """Only the growth is given up with it; with one of the others, the job is lost."""
+    site, taken = growing()
+    for rank, said in ((taken.ranks[0].rank, "the growth that they are for is given up"), (0, "the job is lost")):
+        placeholder = site.record("1").ranks[rank].placeholder
+        site.post(ev.PlaceholderSilent(time=site.now, placeholder=placeholder, detail="reset"))
+        assert f", {said}." in explain(site.state, None, site.record("1"), site.now)
+
+
 @pytest.mark.parametrize("lost", ["process", "placeholder"])
 def test_a_newcomer_that_is_lost_before_the_point(lost: str) -> None:
     """The growth is given up; the job goes on."""
@@ -324,3 +333,16 @@ def test_an_application_may_not_give_back_below_its_minimum() -> None:
     site = still(6, j1=2)
     (answer,) = site.give_back(2)
     assert (answer.processors, answer.reason) == (0, "0 processors are below its minimum of 1")
+
+
+def test_the_scheduler_tells_which_jobs_an_event_has_touched() -> None:
+    """Those that it names, and those of which it wants something; no others, however many there are."""
+    site = still(7, j1=2, j2=4, j3=1)
+    nobody = ev.TimeReached(time=site.now)
+    site.post(nobody)
+    assert not site.scheduler.touched(nobody)
+    site.wish(2, mandatory=True)
+    assert set(site.scheduler.touched(nobody)) == {"1", "2"}
+    ended = ev.RankEnded(time=site.now, job_id=JobId("3"), rank=5, end=WELL)
+    site.post(ended)
+    assert set(site.scheduler.touched(ended)) == {"3"}

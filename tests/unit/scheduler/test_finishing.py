@@ -33,6 +33,23 @@ def test_last_good_end_completes_the_job() -> None:
     assert len(ends(actions)) == 3
 
 
+def test_jobs_are_forgotten_when_they_are_over_and_not_before() -> None:
+    """Of one whose processes or placeholders are not all gone, everything stays known."""
+    site = running(2)
+    forget = ev.JobsForgotten(time=site.now, job_ids=(JobId("1"), JobId("9")))
+    site.post(forget)
+    assert site.record("1").state is JobState.RUNNING
+    site.rank_ends("1", 0)
+    site.rank_ends("1", 1)
+    site.post(forget)
+    assert site.record("1").state is JobState.COMPLETED
+    site.end_ending()
+    site.post(forget)
+    assert JobId("1") not in site.state.jobs
+    assert site.state.finished == []
+    assert site.post(forget) == []
+
+
 def test_repeated_end_of_a_rank_counts_once() -> None:
     """The same rank told three times is one rank."""
     site = running(2)

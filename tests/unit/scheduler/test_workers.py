@@ -17,6 +17,7 @@ from koala_adapter.scheduler.actions import (
     SubmitPlaceholders,
     TakeProcessors,
 )
+from koala_adapter.scheduler.explain import explain
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.outcome import JobState
 from tests.unit.scheduler.malleable_site import MalleableSite, malleable, offers, part, requests
@@ -342,3 +343,44 @@ def test_what_is_about_to_be_given_up_is_not_replaced_before_it_has_gone() -> No
         for taking in of_kind(TakeProcessors, site.hold_stubs()):
             site.take(taking)
     assert sum(site.sizes("1")) == 5
+
+
+def test_a_rule_that_fails_is_told() -> None:
+    """The offer counts as declined, and `koala explain` says what is wrong; the job goes on."""
+    site = MalleableSite({"a": 4})
+    (offer, *_) = of_kind(OfferProcessors, site.start(headed(1, 3)))
+    site.post(ev.OfferAnswered(time=site.now, job_id=JobId("1"), number=offer.number, accepted=0, trouble="it raises"))
+    assert site.sizes("1") == [1, 1]
+    assert "Last trouble: it raises." in explain(site.state, None, site.record("1"), site.now)
+
+
+def silenced(site: MalleableSite, rank: int) -> str:
+    """Lose contact with the agent of a rank; return what is explained half a minute later."""
+    placeholder = site.record("1").ranks[rank].placeholder
+    site.post(ev.PlaceholderSilent(time=site.now, placeholder=placeholder, detail="reset"))
+    site.pass_time(30)
+    return explain(site.state, None, site.record("1"), site.now)
+
+
+def test_what_is_explained_while_there_is_no_contact_comes_true() -> None:
+    """Without a worker the job goes on, without its head it is lost; each is said before it happens."""
+    site = MalleableSite({"a": 3}, Approach.NONE)
+    site.start(headed(2, 2 + 1))
+    assert silenced(site, 2).endswith(
+        "with 1 of its placeholders (1 on a); if that lasts another 4 min, the job goes on with fewer workers."
+    )
+    site.pass_time(400)
+    assert (site.record("1").state, site.sizes("1")) == (JobState.RUNNING, [1, 1])
+    assert silenced(site, 0).endswith("if that lasts another 4 min, the job is lost.")
+    site.pass_time(400)
+    assert site.record("1").state.final
+
+
+@pytest.mark.parametrize(("approach", "said"), [(Approach.NONE, "the job is lost"), (Approach.PRA, "fewer workers")])
+def test_the_last_worker_of_a_job_without_a_head_out_of_contact(approach: Approach, said: str) -> None:
+    """The job is lost with it where nobody gives it processors; elsewhere it gets others."""
+    site = MalleableSite({"a": 1}, approach)
+    site.start(workers("1", part(1, 3)))
+    assert silenced(site, 0).endswith(f"{said}.")
+    site.pass_time(400)
+    assert site.record("1").state.final is (approach is Approach.NONE)

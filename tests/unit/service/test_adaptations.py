@@ -12,7 +12,8 @@ import anyio.lowlevel
 import pytest
 
 from koala_adapter.dynaco.notes import Note, note, parse_note, payload_of
-from koala_adapter.model import EndReason, TaskEnd
+from koala_adapter.model import EndReason, JobId, TaskEnd
+from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation.framing import FrameBuffer, frame
 from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.runner import Application
@@ -45,9 +46,11 @@ class OneRunner:
         application = Application(job=record.job, ranks=record.ranks, clusters={"m": "a"}, files={"m": ()})
         self.runner = AdaptiveRunner(application)
         self.listener: ApplicationListener | None = None
+        self.asked = 0
 
     def adaptive(self, record: JobRecord) -> AdaptiveRunner | None:
         """Return it while the job is not over."""
+        self.asked += 1
         return None if record.state.final else self.runner
 
     def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
@@ -149,14 +152,14 @@ def test_a_complaint_outlives_the_job() -> None:
     job_id = line.site.record("1").job.id
     for rank in (0, 1):
         line.note(rank, hello())
-    line.adaptations.handled()
+    line.adaptations.handled([job_id])
     line.note(0, note("error", text="done() without a change"))
     line.site.post(RankEnded(time=line.site.now, job_id=job_id, rank=0, end=BADLY))
     assert line.site.record("1").state.final
-    line.adaptations.handled()
+    line.adaptations.handled([job_id])
     assert line.adaptations.complaint(job_id) == "Process 0 made a wrong call: done() without a change."
     del line.site.state.jobs[job_id]
-    line.adaptations.handled()
+    line.adaptations.handled([job_id])
     assert not line.adaptations.complaint(job_id)
 
 
@@ -186,3 +189,28 @@ def test_a_job_that_runs_costs_nothing_while_nothing_happens() -> None:
         return line.looks - before
 
     assert anyio.run(rest) == 0
+
+
+def test_who_has_said_what_is_no_template_is_told_so_at_once_and_heard_again() -> None:
+    """The answer does not wait for something else to happen, and the process' next wish is answered."""
+    line = Line()
+    for rank in (0, 1):
+        line.note(rank, hello())
+    heard = [payload for _, payload in line.say(0, frame(b"<NT/>"))]
+    assert any(b"<NT_Status>NT_ERROR</NT_Status>" in one for one in heard), heard
+    wish = nt.template("0-1", "APPLICATION", "node7", "head", [nt.resource("GPU", 1)], direction="grow", round=1)
+    heard = [payload for _, payload in line.say(0, nt.frame(nt.build(wish)))]
+    assert [nt.parse(one).status for one in heard] == ["NT_REJECTED"], heard
+
+
+def test_an_event_that_touches_other_jobs_costs_no_look_at_this_one() -> None:
+    """The scheduler tells which jobs an event has touched, and nobody asks for the others."""
+    line = Line()
+    job_id = line.site.record("1").job.id
+    for rank in (0, 1):
+        line.note(rank, hello())
+    line.applications.asked = 0
+    line.adaptations.handled([JobId("2")])
+    assert line.applications.asked == 0
+    line.adaptations.handled([job_id])
+    assert line.applications.asked == 1

@@ -194,7 +194,7 @@ def test_an_offer_is_rejected_or_not_answered() -> None:
     stage.go_on()
     offer = stage.latest()
     stage.site.now += 30
-    stage.manager.time_passed(stage.site.now, lambda _: (stage.site.record("1"), stage.party))
+    stage.manager.time_passed(stage.site.record("1"), stage.party)
     assert stage.phase is None
     assert stage.heard[-1].state == "expired"
     assert offer.answer_within == 20
@@ -206,7 +206,7 @@ def test_an_offer_runs_out_while_the_journal_cannot_be_written() -> None:
     stage.go_on()
     stage.journal_full = True
     stage.site.now += 30
-    stage.manager.time_passed(stage.site.now, lambda _: (stage.site.record("1"), stage.party))
+    stage.manager.time_passed(stage.site.record("1"), stage.party)
     assert stage.phase is ChangePhase.ASKED
     heard = len(stage.heard)
     stage.go_on()
@@ -291,7 +291,7 @@ def test_an_offer_that_ran_out_as_the_service_was_down(known: bool) -> None:  # 
     for again in (True, False):
         stage.deliver()
         stage.site.now += 21.0
-        stage.manager.time_passed(stage.site.now, lambda _: (stage.site.record("1"), stage.party))
+        stage.manager.time_passed(stage.site.record("1"), stage.party)
         assert stage.phase is None
         stage.site.pass_time(2 * stage.site.parameters.scan_interval)
         stage.go_on()

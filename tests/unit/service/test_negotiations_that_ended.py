@@ -83,7 +83,7 @@ def test_an_acceptance_that_ran_out() -> None:
     acceptance = stage.latest()
     stage.out_of_contact = True
     stage.site.now += 31.0
-    stage.manager.time_passed(stage.site.now, lambda _: (stage.site.record("1"), stage.party))
+    stage.manager.time_passed(stage.site.record("1"), stage.party)
     stage.application.send(nt.committed(acceptance), stage.site.now)
     stage.application.data_to_send()
     stage.go_on()

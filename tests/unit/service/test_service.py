@@ -19,7 +19,7 @@ from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import recorded
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.errors import EXIT_SERVICE, DefectError, RecoveryError
+from koala_adapter.errors import EXIT_SERVICE, DefectError, JobNotFoundError, RecoveryError
 from koala_adapter.model import BatchKey, ClusterName, JobId, LrmJob, LrmJobId, LrmJobState, PlaceholderId
 from koala_adapter.plugin import Capabilities, PluginDefinition
 from koala_adapter.plugin.commands import login_name
@@ -285,6 +285,30 @@ async def test_hosted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         server.stop_wanted.set()
     shown = CliRunner().invoke(koala, ["--state", str(served.directory), "status"])
     assert "(CancelRequested) was set aside" in " ".join(shown.output.split())
+
+
+async def test_cleaning_by_the_socket(served: Served) -> None:
+    """What is over goes, from memory and disk; what goes on stays; who asks for what is gone is told so."""
+    async with anyio.create_task_group() as tasks:
+        server = await tasks.start(host, served.site, served.plugins, served.directory)
+        client = Client(served.directory)
+        over, goes_on = [await to_thread.run_sync(lambda: client.submit(job("0", component("x", 1)))) for _ in range(2)]
+        await to_thread.run_sync(lambda: client.cancel(over))
+        await to_thread.run_sync(lambda: list(client.watch(over)))
+        for id_ in (over, goes_on):
+            (served.directory / "jobs" / id_).mkdir(parents=True)
+        told = await to_thread.run_sync(lambda: client.clean(0.0, dry_run=True))
+        assert told.jobs == (over,)
+        assert (await to_thread.run_sync(lambda: client.job(over))).id == over
+        done = await to_thread.run_sync(lambda: client.clean(0.0, dry_run=False))
+        assert (done.jobs, done.unfinished, done.trouble) == ((over,), 1, ())
+        assert [path.name for path in (served.directory / "jobs").iterdir()] == [goes_on]
+        assert [one.id for one in await to_thread.run_sync(client.jobs)] == [goes_on]
+        with pytest.raises(JobNotFoundError, match=f"job {over} was removed by `koala clean`"):
+            await to_thread.run_sync(lambda: client.job(over))
+        server.stop_wanted.set()
+    with pytest.raises(JobNotFoundError, match="was removed"):
+        recorded(served.directory, OWN).job(over)
 
 
 async def test_callers_are_answered_while_a_snapshot_is_written(

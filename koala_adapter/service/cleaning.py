@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removes from a state directory what is left of jobs that ended long ago.
+
+First it is written down that a job is cleaned away, then its directory gets another name, and then that is removed. Who
+is killed in between leaves a directory that the next cleaning knows to be nobody's, and never a job half of whose
+results are there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from koala_adapter.model import BatchKey, JobId
+from koala_adapter.plugin.sharedwindow import SUFFIX, UNUSED_AFTER, remove_window, unused_windows
+from koala_adapter.service.cleanreport import CleanReport, Removed
+from koala_adapter.service.sweepfiles import first_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.service.journal import Journal
+
+CLEANED = ".cleaned-"
+"""Begins the name of a directory that is being removed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Chosen:
+    """What is to be removed, and what is spared."""
+
+    jobs: list[JobId]
+    unfinished: int
+    newer: int
+    continued: list[str]
+    reports: int
+    reports_size: int
+    paths: dict[str, list[Path]] = field(default_factory=dict)
+    """Directories and files, by the sort that they are of in a report."""
+    trouble: list[str] = field(default_factory=list)
+
+
+class Cleaning:
+    """One cleaning of a state directory, by the process that owns it (or by any, if it is only to be told)."""
+
+    def __init__(
+        self, directory: Path, journal: Journal, state: State, *, older: float, now: float, log: Path | None = None
+    ) -> None:
+        """``older``: seconds since the end of a job; ``now``: by the clock of the service whose journal it is.
+
+        ``log``: what no service writes to at present.
+        """
+        self._jobs = directory / "jobs"
+        self._directory = directory
+        self._journal = journal
+        self._state = state
+        self._older = older
+        self._now = now
+        self._log = log
+        self._ended_before = now - older
+        self._written_before = time.time() - older
+
+    def choose(self) -> Chosen:
+        """Return what is to be removed. Raises JournalError."""
+        records = self._state.jobs
+        old = {id_: None for id_, record in records.items() if self._is_over(record)}
+        lengths = dict(self._journal.archived_before(self._ended_before))
+        old |= {JobId(id_): None for id_ in lengths if id_ not in records}
+        reports = [json.loads(body) for body in self._journal.archived_since(self._ended_before)]
+        needed = self._needed_sweeps(old, reports)
+        jobs = [id_ for id_ in old if id_ not in needed]
+        unfinished = [id_ for id_, record in records.items() if not record.state.final or record.live]
+        known = {*records, *(str(one["id"]) for one in reports)} - {*unfinished, *old}
+        sizes = [lengths[id_] for id_ in jobs if id_ in lengths]
+        chosen = Chosen(
+            jobs=jobs,
+            unfinished=len(unfinished),
+            newer=len(known),
+            continued=[id_ for id_ in old if id_ in needed],
+            reports=len(sizes),
+            reports_size=sum(sizes),
+        )
+        chosen.paths = {
+            "directories": list(self._directories(set(jobs), {*records, *known, *needed})),
+            "request windows": self._windows(),
+            "words of placeholders": list(self._words()),
+            "logs": [] if self._log is None or not self._is_old(self._log) else [self._log],
+        }
+        return chosen
+
+    def _is_over(self, record: JobRecord) -> bool:
+        finished_at = record.finished_at
+        return record.state.final and not record.live and finished_at is not None and finished_at < self._ended_before
+
+    def _needed_sweeps(self, old: Collection[str], reports: list[dict[str, Any]]) -> set[str]:
+        """Return the jobs in whose directories are the sweeps of jobs that are spared."""
+        needed: set[str] = {first_job(one.job) for id_, one in self._state.jobs.items() if id_ not in old}
+        needed |= {Path(one["sweep"]["directory"]).parent.name for one in reports if one.get("sweep")}
+        return needed
+
+    def _directories(self, jobs: Collection[str], kept: Collection[str]) -> Iterator[Path]:
+        for path in _entries(self._jobs):
+            name = path.name
+            if name in jobs or name.startswith(CLEANED):
+                yield path
+            elif name not in kept and (self._journal.cleaned_at(name) is not None or self._is_old(path)):
+                yield path  # of a job that a killed cleaning has given up, or that was never taken in
+
+    def _windows(self) -> list[Path]:
+        now = min(time.time(), self._written_before + UNUSED_AFTER)
+        return unused_windows(self._directory / "requests", now=now)
+
+    def _words(self) -> Iterator[Path]:
+        """Yield what placeholders said that are gone, on nodes that see the state directory."""
+        for cluster in _entries(self._directory / "clusters"):
+            for path in _entries(cluster / "output"):
+                batch = path.name.removesuffix(".out").rpartition(".")[0]
+                if batch and BatchKey(batch) not in self._state.batches and self._is_old(path):
+                    yield path
+
+    def _is_old(self, path: Path) -> bool:
+        """Tell whether nothing has been written for so long; not when that cannot be known."""
+        try:
+            return all(one.lstat().st_mtime < self._written_before for one in (path, *path.rglob("*")))
+        except OSError:
+            return False
+
+    def give_up(self, chosen: Chosen, forget: Callable[[tuple[JobId, ...]], None]) -> None:
+        """Have it that nothing is known any more of what was chosen; its files can be removed then.
+
+        ``forget``: has the scheduler drop its records. Raises JournalBlockedError and DefectError, with nothing
+        removed.
+        """
+        remembered = tuple(id_ for id_ in chosen.jobs if id_ in self._state.jobs)
+        if remembered:
+            forget(remembered)
+        self._journal.clean(chosen.jobs, self._now)
+        renamed = []
+        for path in chosen.paths["directories"]:
+            new = path if path.name.startswith(CLEANED) else path.with_name(f"{CLEANED}{path.name}")
+            try:
+                renamed.append(path.rename(new))
+            except OSError as error:
+                chosen.trouble.append(f"{path}: {error.strerror or error}")
+        chosen.paths["directories"] = renamed
+
+    def remove(self, chosen: Chosen) -> CleanReport:
+        """Remove the files of what was given up, and tell. May take long; to be called in a thread of its own."""
+        return self._report(chosen, dry_run=False)
+
+    def tell(self, chosen: Chosen) -> CleanReport:
+        """Tell what would be removed."""
+        return self._report(chosen, dry_run=True)
+
+    def _report(self, chosen: Chosen, *, dry_run: bool) -> CleanReport:
+        removed, trouble = [], list(chosen.trouble)
+        for what, paths in chosen.paths.items():
+            number = size = 0
+            for path in paths:
+                of_this = _size(path)
+                try:
+                    if not dry_run:
+                        _remove(path)
+                except OSError as error:
+                    trouble.append(f"{error.filename or path}: {error.strerror or error}")
+                    continue
+                number, size = number + 1, size + of_this
+            removed.append(Removed(what=what, number=number, size=size))
+        removed.insert(1, Removed(what="reports", number=chosen.reports, size=chosen.reports_size))
+        return CleanReport(
+            dry_run=dry_run,
+            older=self._older,
+            jobs=tuple(chosen.jobs),
+            removed=tuple(one for one in removed if one.number),
+            unfinished=chosen.unfinished,
+            newer=chosen.newer,
+            continued=tuple(chosen.continued),
+            trouble=tuple(trouble),
+        )
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of the files at and below a path, as far as they can be seen."""
+    size = 0
+    for one in (path, *path.rglob("*")):
+        with suppress(OSError):
+            status = one.lstat()
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return size
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a directory; no error when it is gone. Raises OSError."""
+    with suppress(FileNotFoundError):
+        if path.suffix == SUFFIX:
+            remove_window(path)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
