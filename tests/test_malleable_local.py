@@ -172,7 +172,7 @@ sizes = "{}"
 
 @pytest.mark.nightly
 def test_sizes_by_a_rule_that_is_installed(koala: Koala, tmp_path: Path) -> None:
-    """Four processors are taken, which make a square, and no three. One rule fails: its job keeps its size, and says why."""
+    """Four processors make a square, three do not. Where a rule fails, its job keeps its size, and says why."""
     packages = tmp_path / "site-packages"
     packages.mkdir()
     install(packages, f"{ENTRY_POINTS}sizes.broken = brokensizes:BROKEN\n")
