@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
+from koala_adapter.cli.fittingtable import FittingTable
 from koala_adapter.cli.session import EXIT_INTERRUPTED, command_body, json_option, pass_session
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def list_experiments(session: Session, as_json: bool) -> None:
             for one in found
         ])  # fmt: skip
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = FittingTable()
     table.add_column("experiment", no_wrap=True)
     table.add_column("seeds", justify="right")
     table.add_column("what it repeats")

@@ -34,6 +34,7 @@ COMMANDS = (
     ("clusters", "jobs", "Show the clusters: what is idle, what we hold, how often we ask."),
     ("metrics", "metrics", "Print what a service counts, in the form of OpenMetrics."),
     ("top", "top", "Watch clusters, jobs, changes of size and negotiations on one screen."),
+    ("report", "report", "Draw what a job, or all jobs of some time, had where and when."),
     ("check", "check", "Check this host, the site file and each cluster."),
     ("reap", "reap", "Find placeholders that no job owns any more, and cancel them."),
     ("clean", "clean", "Remove what is left of jobs that ended long ago."),

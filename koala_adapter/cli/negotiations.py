@@ -15,9 +15,8 @@ from koala_adapter.cli.session import command_body, json_option, pass_session
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.table import Table
-
     from koala_adapter.api.negotiationreports import NegotiationMessageReport, NegotiationReport
+    from koala_adapter.cli.fittingtable import FittingTable
     from koala_adapter.cli.session import Session
 
 _SAYS = {
@@ -64,11 +63,12 @@ def negotiations(session: Session, number: int | None, job_id: str, limit: int, 
         session.console.print(*_lines(one, templates=templates), sep="\n", soft_wrap=True, markup=False)
 
 
-def _table(found: Sequence[NegotiationReport]) -> Table:
+def _table(found: Sequence[NegotiationReport]) -> FittingTable:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    from koala_adapter.cli.fittingtable import FittingTable
+
+    table = FittingTable()
     for heading in ("id", "job", "process", "began", "state"):
         table.add_column(heading, no_wrap=True)
     table.add_column("what")

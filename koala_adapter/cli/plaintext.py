@@ -17,14 +17,14 @@ STEPS = "▁▂▃▄▅▆▇█"
 _STAND_INS = str.maketrans(
     {
         **dict(zip(STEPS, "_.-:=+*#", strict=True)),
-        **dict.fromkeys("━▓", "#"),
+        **dict.fromkeys("━▓■", "#"),
         **dict.fromkeys("╌─╶╴╺╸", "-"),
         **dict.fromkeys("│┃", "|"),
         **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
         **dict.fromkeys("⠁⠂⠄⡀⢀⠠⠐⠈⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "*"),
         "▒": "=",
         "░": ".",
-        "·": ".",
+        **dict.fromkeys("·□", "."),
         "•": "*",
         "▸": ">",
         "…": "~",

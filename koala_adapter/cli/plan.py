@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.markup import escape
-from rich.table import Table
 
+from koala_adapter.cli.fittingtable import FittingTable
 from koala_adapter.cli.session import command_body, job_argument, json_option, pass_session
 from koala_adapter.cli.sizenotes import size_notes
 from koala_adapter.config.mpiresize import explained
@@ -105,9 +105,9 @@ def show_plan(report: PlanReport, job: Job, console: Console) -> None:
         console.print(f"[dim]{escape(cluster)} was left out: {escape(reason)}[/]")
 
 
-def plan_table(components: tuple[PlannedComponent, ...]) -> Table:
+def plan_table(components: tuple[PlannedComponent, ...]) -> FittingTable:
     """Return where each component would go."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = FittingTable()
     for heading in ("component", "cluster", "processors", "idle now", ""):
         table.add_column(heading)
     taken: dict[str, int] = {}

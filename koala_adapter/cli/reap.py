@@ -11,10 +11,10 @@ import anyio
 import click
 from pydantic import TypeAdapter
 from rich.markup import escape
-from rich.table import Table
 
 from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import prepare_directory
+from koala_adapter.cli.fittingtable import FittingTable
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.errors import EXIT_LRM
 from koala_adapter.service.reaping import Leftover, Owned, Reaper
@@ -92,7 +92,7 @@ def _show(session: Session, reaper: Reaper, *, dry_run: bool) -> None:
         if not reaper.trouble:
             session.console.print("no placeholder is without an owner")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = FittingTable()
     for heading in ("cluster", "LRM job", "name", "state", "node", "of"):
         table.add_column(heading)
     for one in reaper.found:

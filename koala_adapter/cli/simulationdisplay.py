@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from koala_adapter.cli.fittingtable import FittingTable
 from koala_adapter.simulation.compared_cases import find_platform, run_cases, sites_of
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def show_notes(session: Session, outcomes: Sequence[Outcome]) -> None:
             )
 
 
-def outcomes_table(outcomes: Sequence[Outcome]) -> Table:
+def outcomes_table(outcomes: Sequence[Outcome]) -> FittingTable:
     """Return one line for each trace and policy."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = FittingTable()
     for heading in ("trace", "policy"):
         table.add_column(heading, no_wrap=True)
     for heading in (

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
-from rich.table import Table
 
+from koala_adapter.cli.fittingtable import FittingTable
 from koala_adapter.config.formatting import printable, show_duration, show_size
 from koala_adapter.scheduler.outcome import JobState
 
@@ -70,9 +70,9 @@ def waiting_time(report: JobReport) -> float:
     return (report.launched_at or report.finished_at or report.reported_at) - report.submitted_at
 
 
-def components_table(report: JobReport) -> Table:
+def components_table(report: JobReport) -> FittingTable:
     """Return where each component is and what it holds."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = FittingTable()
     for heading in ("component", "cluster", "held", "", "waited", "hosts"):
         table.add_column(heading)
     for component in report.components:
@@ -97,9 +97,9 @@ def _few(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown  # noqa: PLR2004 - as many as shown
 
 
-def job_lines(report: JobReport) -> list[str | Table]:
+def job_lines(report: JobReport) -> list[str | FittingTable]:
     """Return a job in detail."""
-    lines: list[str | Table] = [
+    lines: list[str | FittingTable] = [
         f"job [bold]{report.id}[/] ({escape(report.name)}): {styled(report.state)}",
         escape(report.explanation),
         components_table(report),
@@ -133,9 +133,9 @@ def sweep_state(report: JobReport) -> str:
     return f" {sweep.done}/{sweep.total}{failed}{left}"
 
 
-def changes_table(report: JobReport) -> Table:
+def changes_table(report: JobReport) -> FittingTable:
     """Return how the size of a job has changed while it ran, and how long after its launch."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = FittingTable()
     for heading in ("changed after", "component", "cluster", "processors", "why"):
         table.add_column(heading)
     for change in report.size_changes:
@@ -183,9 +183,9 @@ def _listed(names: Sequence[str], number: int) -> str:
     return ", ".join(printable(name) for name in shown) + more
 
 
-def jobs_table(reports: Sequence[JobReport]) -> Table:
+def jobs_table(reports: Sequence[JobReport]) -> FittingTable:
     """Return one line for each job."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = FittingTable()
     for heading in ("id", "name", "state", "processors", "clusters", "waited", "ran", "exit"):
         table.add_column(heading)
     for report in reports:
@@ -203,9 +203,9 @@ def jobs_table(reports: Sequence[JobReport]) -> Table:
     return table
 
 
-def clusters_table(reports: Sequence[ClusterReport], now: float) -> Table:
+def clusters_table(reports: Sequence[ClusterReport], now: float) -> FittingTable:
     """Return one line for each cluster."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = FittingTable()
     for heading in ("cluster", "system", "size", "idle", "others", "ours", "kept", "seen ago", "req/min"):
         table.add_column(heading, no_wrap=heading != "system", min_width=7 if heading == "system" else None)
     table.add_column("state", overflow="fold")

@@ -134,6 +134,8 @@ class Shadow:
             self._replay(now)
             self._fold(now)
             self._tell()
+            # What is seen and what is decided anew are found one after the other, and happened among each other.
+            self.happened.sort(key=lambda one: one.time)
 
     def _examine_nodes(self, listing: Listing, now: float) -> bool:
         pools = pools_of(listing.nodes, listing.queues)

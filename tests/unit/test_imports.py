@@ -74,6 +74,7 @@ MAY_IMPORT = {
     f"{CORE}.errors": BOTTOM,
     f"{CORE}.model": BOTTOM,
     f"{CORE}.taskend": (f"{CORE}.endreason",),
+    f"{CORE}.history": _rooms("api.reports", "simulation.experiments.framework", "history"),
     f"{CORE}.host": _rooms("host"),
     f"{CORE}.metrics": _rooms("metrics"),
     f"{CORE}.net": _rooms("net"),
@@ -195,6 +196,7 @@ IMPORTED_ONLY_BY = {
         f"{CORE}.parsl",
         f"{CORE}.python",
         f"{CORE}.discovery",
+        f"{CORE}.history",
         f"{CORE}.sitecheck",
         f"{CORE}.wiki.koalasource",
         f"{CORE}.cli",
@@ -210,7 +212,7 @@ IMPORTED_ONLY_BY = {
         f"{CORE}.sitecheck",
         f"{CORE}.cli",
     ),
-    f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.cli"),
+    f"{CORE}.simulation": (f"{CORE}.simulation", f"{CORE}.liveworkload", f"{CORE}.history", f"{CORE}.cli"),
     f"{CORE}.liveworkload": (f"{CORE}.liveworkload", f"{CORE}.cli"),
 }
 """The parts on top, and what is installed for one of them alone: whatever lies below does not know them."""

@@ -7,7 +7,7 @@ _koala() {
         word=${COMP_WORDS[i]}
         [[ $word == -- ]] && { compopt -o default; COMPREPLY=(); return; }
         case "$at $word" in
-            "koala init"|"koala run"|"koala submit"|"koala sweep"|"koala status"|"koala cancel"|"koala resize"|"koala logs"|"koala explain"|"koala plan"|"koala script"|"koala clusters"|"koala metrics"|"koala top"|"koala check"|"koala reap"|"koala clean"|"koala serve"|"koala schedule"|"koala demo"|"koala simulate"|"koala experiment"|"koala experiment list"|"koala experiment run"|"koala negotiations"|"koala negotiation"|"koala negotiation access"|"koala negotiation check"|"koala negotiation schema"|"koala app"|"koala conf"|"koala schema"|"koala docs"|"koala completion"|"koala wiki"|"koala wiki ask"|"koala wiki serve") at="$at $word" ;;
+            "koala init"|"koala run"|"koala submit"|"koala sweep"|"koala status"|"koala cancel"|"koala resize"|"koala logs"|"koala explain"|"koala plan"|"koala script"|"koala clusters"|"koala metrics"|"koala top"|"koala report"|"koala check"|"koala reap"|"koala clean"|"koala serve"|"koala schedule"|"koala demo"|"koala simulate"|"koala experiment"|"koala experiment list"|"koala experiment run"|"koala negotiations"|"koala negotiation"|"koala negotiation access"|"koala negotiation check"|"koala negotiation schema"|"koala app"|"koala conf"|"koala schema"|"koala docs"|"koala completion"|"koala wiki"|"koala wiki ask"|"koala wiki serve") at="$at $word" ;;
         esac
     done
     case "$at,$prev" in
@@ -37,6 +37,8 @@ _koala() {
         "koala script,--cluster" | "koala script,-c") words=(-) ;;
         "koala metrics,--port") words=(-) ;;
         "koala top,--interval") words=(-) ;;
+        "koala report,--since") words=(-) ;;
+        "koala report,--out" | "koala report,-o") files=yes; words=(-) ;;
         "koala check,--timeout") words=(-) ;;
         "koala check,--cluster" | "koala check,-c") words=(-) ;;
         "koala reap,--timeout") words=(-) ;;
@@ -90,7 +92,7 @@ _koala() {
         "koala wiki serve,--event-port") words=(-) ;;
     esac
     if ((${#words[@]} == 0)); then case "$at" in
-        "koala") words=(--site --state --verbose --version --help); values=(init run submit sweep status cancel resize logs explain plan script clusters metrics top check reap clean serve schedule demo simulate experiment negotiations negotiation app conf schema docs completion wiki); ;;
+        "koala") words=(--site --state --verbose --version --help); values=(init run submit sweep status cancel resize logs explain plan script clusters metrics top report check reap clean serve schedule demo simulate experiment negotiations negotiation app conf schema docs completion wiki); ;;
         "koala init") words=(--yes --output --replace --help); values=(); ;;
         "koala run") words=(--processors --mpi --walltime --cluster --split --save --json --quiet --help); values=(); files=yes; ;;
         "koala submit") words=(--processors --mpi --walltime --cluster --split --save --json --help); values=(); files=yes; ;;
@@ -105,6 +107,7 @@ _koala() {
         "koala clusters") words=(--json --help); values=(); ;;
         "koala metrics") words=(--port --help); values=(); ;;
         "koala top") words=(--interval --once --help); values=(); ;;
+        "koala report") words=(--since --out --help); values=(); ;;
         "koala check") words=(--no-submit --timeout --outside --cluster --json --help); values=(); ;;
         "koala reap") words=(--dry-run --all --yes --timeout --json --help); values=(); ;;
         "koala clean") words=(--older --dry-run --json --help); values=(); ;;

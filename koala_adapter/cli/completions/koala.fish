@@ -4,7 +4,7 @@ function __koala_at
     set -l at koala
     for word in (commandline -opc)[2..]
         switch "$at $word"
-            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala metrics' 'koala top' 'koala check' 'koala reap' 'koala clean' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
+            case 'koala init' 'koala run' 'koala submit' 'koala sweep' 'koala status' 'koala cancel' 'koala resize' 'koala logs' 'koala explain' 'koala plan' 'koala script' 'koala clusters' 'koala metrics' 'koala top' 'koala report' 'koala check' 'koala reap' 'koala clean' 'koala serve' 'koala schedule' 'koala demo' 'koala simulate' 'koala experiment' 'koala experiment list' 'koala experiment run' 'koala negotiations' 'koala negotiation' 'koala negotiation access' 'koala negotiation check' 'koala negotiation schema' 'koala app' 'koala conf' 'koala schema' 'koala docs' 'koala completion' 'koala wiki' 'koala wiki ask' 'koala wiki serve'
                 set at "$at $word"
         end
     end
@@ -25,6 +25,7 @@ complete -c koala -n '__koala_at koala' -a 'script' -d 'Show exactly what would 
 complete -c koala -n '__koala_at koala' -a 'clusters' -d 'Show the clusters - what is idle, what we hold, how often we ask'
 complete -c koala -n '__koala_at koala' -a 'metrics' -d 'Print what a service counts, in the form of OpenMetrics'
 complete -c koala -n '__koala_at koala' -a 'top' -d 'Watch clusters, jobs, changes of size and negotiations on one screen'
+complete -c koala -n '__koala_at koala' -a 'report' -d 'Draw what a job, or all jobs of some time, had where and when'
 complete -c koala -n '__koala_at koala' -a 'check' -d 'Check this host, the site file and each cluster'
 complete -c koala -n '__koala_at koala' -a 'reap' -d 'Find placeholders that no job owns any more, and cancel them'
 complete -c koala -n '__koala_at koala' -a 'clean' -d 'Remove what is left of jobs that ended long ago'
@@ -117,6 +118,10 @@ complete -c koala -n '__koala_at koala top' -f
 complete -c koala -n '__koala_at koala top' -l interval -x -d 'Seconds between two looks'
 complete -c koala -n '__koala_at koala top' -l once -d 'Print the screen once and end - no terminal is needed'
 complete -c koala -n '__koala_at koala top' -s h -l help -d 'Show this message and exit'
+complete -c koala -n '__koala_at koala report' -f
+complete -c koala -n '__koala_at koala report' -l since -x -d 'What went on so long ago or later, such as 12h or 1d'
+complete -c koala -n '__koala_at koala report' -l out -s o -r -d 'Directory for the page, its figures (PNG, SVG) and data (CSV, JSON)'
+complete -c koala -n '__koala_at koala report' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala check' -f
 complete -c koala -n '__koala_at koala check' -l no-submit -d 'Submit no placeholder - do not try whether nodes reach this host'
 complete -c koala -n '__koala_at koala check' -l timeout -x -d 'Seconds that a placeholder may take until its agent reports'

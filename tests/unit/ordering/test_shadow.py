@@ -184,3 +184,15 @@ def test_many_jobs_are_folded_without_losing_count() -> None:
     assert folded.mean_wait_theirs == whole.mean_wait_theirs
     # What was decided before a run time was known stays decided.
     assert whole.mean_wait_ours <= folded.mean_wait_ours < folded.mean_wait_theirs
+
+
+def test_what_happened_between_two_looks_is_told_in_order() -> None:
+    """What was seen to begin, and what is decided anew of the time before, by the times at which they happened."""
+    watched = Watched()
+    watched.site.now = 10.0
+    watched.submit("1", 20)
+    watched.site.now = 20.0
+    watched.start("1")
+    watched.look(30.0)
+    told = [(one.time, one.kind) for one in watched.shadow.happened]
+    assert told == [(10.0, JobEventKind.START), (20.0, JobEventKind.STARTED)]
