@@ -183,7 +183,8 @@ class Job:
     def is_head(self, name: str) -> bool:
         """Tell whether a component is (part of) the head beside others that change: it stays as it is to the end."""
         component = self.component(name)
-        return self.runner is not RunnerName.RANKS and component.minimum == component.maximum
+        bears_others = self.runner not in {RunnerName.RANKS, RunnerName.SWEEP}
+        return bears_others and component.minimum == component.maximum
 
     @property
     def has_workers(self) -> bool:

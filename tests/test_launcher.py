@@ -98,7 +98,9 @@ class Place:
         files = {**node_files("koala_adapter.sweeps", "launcher", PROGRAM), SETTINGS: json.dumps(settings).encode()}
         for name, content in files.items():
             (library / name).write_bytes(content)
-        return subprocess.Popen([sys.executable, "-S", "-B", library / PROGRAM], cwd=self.directory)
+        command = [sys.executable, "-S", "-B", str(library / PROGRAM)]
+        with (self.directory / "complaints").open("wb") as complaints:
+            return subprocess.Popen(command, cwd=self.directory, stderr=complaints)
 
     async def returned(self, answer: bytes) -> ssl.SSLSocket:
         """Connect as a launcher does that has lost its connection, with the answer that it has kept."""
@@ -161,6 +163,26 @@ async def test_what_becomes_of_tasks(tmp_path: Path) -> None:
     assert (tmp_path / "sweep" / found[0, "done"]["stdout"]).read_text() == "one\n0 1\n"
     assert (tmp_path / "sweep" / found[1, "failed"]["stderr"]).read_text() == "said\n"
     assert found[0, "done"]["stderr"] is None
+
+
+async def test_where_tmpdir_is_gone_output_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the launcher; where that is gone, too, it says so in one line and leaves its task to others."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    scripts = (f"rm -r {scratch}; echo one", "echo two", f"rm -r {tmp_path}/library; echo three", "echo four")
+    place = Place(tmp_path, scripts)
+    async with place.running() as sweep:
+        assert await exits(place.launcher()) == 1
+        assert sweep.progress.done == 3
+        complaints = (tmp_path / "complaints").read_text()
+        assert complaints.startswith("no room for the output of a task, neither where TMPDIR says nor in ")
+        assert complaints.count("\n") == 1
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        other = place.launcher()
+        await place.until_over(sweep)
+        assert await exits(other) == 0
+    assert sorted((one["task"], one["state"]) for one in place.entries()) == [(task, "done") for task in range(4)]
 
 
 async def test_a_launcher_that_is_asked_to_leave_kills_its_task(tmp_path: Path) -> None:

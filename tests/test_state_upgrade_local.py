@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state directory of an earlier version is taken over as it is: its jobs, their output, and the numbers that go on."""
+"""A state directory of an earlier version is taken over as it is: its jobs, their output, and where it had got to."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_it_holds_is_told_without_a_service(koala: Koala) -> None:
 
 
 def test_a_service_goes_on_with_it(koala: Koala) -> None:
-    """The next job gets the next number; what there was is still there, and nothing of it is left over in the clusters."""
+    """The next job gets the next number; what there was is still there, and nothing is left over in the clusters."""
     koala.serve()
     koala.run("run", koala.job("echo new", name="new"))
     assert [(job["id"], job["state"]) for job in koala.json("status")] == [

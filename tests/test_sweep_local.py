@@ -93,10 +93,19 @@ def test_what_failed_is_gone_on_with(koala: Koala, tmp_path: Path, monkeypatch: 
     assert "2 of 8 tasks failed" in done.stderr
     assert "koala sweep --resume 1" in done.stderr
     assert [one["state"] for one in entries(koala, "1") if one["task"] == 4] == ["repeated", "failed"]
+    logs = koala.inside("logs", "1")
+    assert logs.stdout == ""
+    where = f"{koala.state}/jobs/1/sweep/tasks,suchas000/4.outand.erroftask4,whichfailed;"
+    assert where in "".join(logs.stderr.split())
     (tmp_path / "mended").touch()
     report = koala.json("sweep", "--resume", "1")
     assert (report["outcome"]["exit_code"], report["sweep"]["done"], report["sweep"]["failed"]) == (0, 8, 0)
     tasks = [one["task"] for one in entries(koala, "1") if one["state"] == "done"]
     assert sorted(tasks) == list(range(8))
+    assert "all 8 tasks are done: there is nothing to go on with" in koala.inside("sweep", "--resume", "1").stderr
+    assert koala.json("sweep", "--resume", "2")["id"] == "2"
+    assert [one["job"] for one in entries(koala, "1") if one["state"] == "resumed"] == ["2"]
     assert koala.json("run", str(saved))["sweep"]["done"] == 8
+    alone = koala.inside("sweep", "-n", "1", "--json", "--", "true", "{a}", ":::", "a=1..3")
+    assert json.loads(alone.stdout)["sweep"]["done"] == 3
     assert "nothing is known of a sweep of job 99" in koala.inside("sweep", "--resume", "99", check=245).stderr

@@ -276,5 +276,9 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
         for report in session.client.follow(job_id, patience=PATIENCE, on_lost=lost(session)):
             printer.print_new(marked=report.processes(component, rank) > 1)
     printer.print_new(marked=report.processes(component, rank) > 1, rest=True)
-    if not printer.files and not follow and not report.over:
+    if report.sweep is not None:
+        from koala_adapter.sweeps.progress import where_output_is
+
+        session.remark(where_output_is(report.sweep))
+    elif not printer.files and not follow and not report.over:
         raise JobNotFoundError(f"job {job_id} has written nothing yet", hint="use -f to wait for it")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter.cli.jobs import job_information
 from koala_adapter.cli.jobwords import SOURCE, save
 from koala_adapter.cli.run import run_job
 from koala_adapter.cli.session import command_body, json_option, pass_session
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("words", metavar="[--] PROGRAM [ARGUMENTS] ::: NAME=VALUES ...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--maximum", "-n", type=click.IntRange(min=2), metavar="N", help="Most processors. Default: 1000.")
+@click.option("--maximum", "-n", type=click.IntRange(min=1), metavar="N", help="Most processors. Default: 1000.")
 @click.option("--together", is_flag=True, help="The first values are a task, the second ones the next, and so on.")
 @click.option("--repeats", type=click.IntRange(0, 1000), default=2, show_default=True, help="New tries of what fails.")
 @click.option(
@@ -71,6 +72,10 @@ def sweep(
         if words or save_as is not None or cluster is not None or together:
             raise click.UsageError("with --resume the sweep is what it was: nothing may stand beside it but -n and -t")
         job = _resumed(session, resume, maximum=maximum, walltime=walltime)
+        if _nothing_left(session, job):
+            if as_json:
+                session.print_json(asdict(job_information(session).job(resume)))
+            return
     else:
         from koala_adapter.config.commandjob import WALLTIME
         from koala_adapter.config.commandsweep import MOST_LAUNCHERS, CommandSweep, split_words
@@ -133,6 +138,18 @@ def _resumed(session: Session, job_id: str, *, maximum: int | None, walltime: st
     if maximum is not None:
         job = replace(job, components=(replace(job.components[0], maximum=maximum),))
     return job if walltime is None else replace(job, walltime=_seconds(walltime))
+
+
+def _nothing_left(session: Session, job: Job) -> bool:
+    """Tell whether all tasks of a sweep are done, and say so if they are."""
+    from koala_adapter.service.sweepfiles import recorded_progress
+    from koala_adapter.sweeps.progress import said
+
+    found = recorded_progress(session.directory / "jobs", job)
+    if found is None or found.done < found.total:
+        return False
+    session.remark(f"{said(found)}: there is nothing to go on with; what came of them is in {found.directory}")
+    return True
 
 
 def _seconds(walltime: str) -> int:

@@ -83,7 +83,7 @@ def _lines(wanted: CommandSweep) -> Iterator[str]:
     yield "[[components]]"
     yield f"command = [{', '.join(map(toml_text, wanted.command))}]"
     yield "minimum = 1"
-    yield f"maximum = {max(2, wanted.maximum)}"
+    yield f"maximum = {wanted.maximum}"
     yield f"cluster = {toml_text(wanted.cluster)}" if wanted.cluster else "flexible = true"
     yield f"retire_grace = {wanted.grace}"
     yield ""

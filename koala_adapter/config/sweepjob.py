@@ -165,9 +165,6 @@ def sweep_problems(
 
 
 def _component_problems(index: int, component: _Component) -> Iterator[tuple[KeyPath, str]]:
-    if component.minimum is None or component.minimum == component.maximum:
-        text = 'allowed with runner = "sweep" is a larger maximum than minimum: launchers come and go between the two'
-        yield ("components", index, "maximum"), text
     if component.output_files:
         text = 'not with runner = "sweep": what a task prints is kept; let it write files below working_directory'
         yield ("components", index, "output_files"), text

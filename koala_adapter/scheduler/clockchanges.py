@@ -46,6 +46,7 @@ POINTS_IN_TIME = frozenset(
         "started_at",
         "submitted_at",
         "taken_at",
+        "vain_until",
     }
 )
 """Fields of the records that hold a point in time."""

@@ -73,6 +73,12 @@ class ClusterRecord:
     """Number of malleable jobs that ran when they were levelled last."""
     no_shrink_before: float | None = None
     """Pause after running jobs gave up less than they were asked for, or have grown."""
+    vain_shrinks: int = 0
+    """Steps in a row that were to shrink running jobs and freed nothing, while their sizes were the same."""
+    vain_sizes: list[int] = field(default_factory=list)
+    """These sizes, in the order of the start of the jobs."""
+    vain_until: float | None = None
+    """Until when running jobs of these sizes are not asked again."""
     others_waiting: list[OthersJob] = field(default_factory=list)
     """Jobs of others that wait in its queue, in that order, as far as running malleable jobs are shrunk for them."""
     waits: list[Wait] = field(default_factory=list)

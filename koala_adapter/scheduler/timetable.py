@@ -158,6 +158,7 @@ def change_due(record: JobRecord, timer: Timer) -> int | None:
 
 
 def _pauses(cluster: ClusterRecord) -> list[float]:
-    ends = (cluster.paused_until, cluster.no_growth_before, cluster.levelled_until, cluster.no_shrink_before)
+    shrinking = (cluster.no_shrink_before, cluster.vain_until)
+    ends = (cluster.paused_until, cluster.no_growth_before, cluster.levelled_until, *shrinking)
     doubts = (job.doubted_at for job in cluster.others_waiting)
     return [at for at in (*ends, *doubts) if at is not None]

@@ -65,7 +65,7 @@ class RunningSweep:
         self._book = Book(len(expansion), job.sweep.repeats)
         self._book.restored(files.open())
         if job.sweep.continues is not None and job.id not in files.resumed_by:
-            self._enter(0, Entry.RESUMED, {"job": job.id})
+            self._enter(0, Entry.RESUMED, {"job": job.id, "at": now()})
         self._server: PullServer | None = None
         self._saved = False
 
@@ -158,7 +158,7 @@ class RunningSweep:
                 "attempt": given.attempt,
                 "cluster": launcher.cluster,
                 "host": launcher.host,
-                "at": round(time.time(), 3),
+                "at": now(),
                 **self._files.keep_output(given.task, answer.out, answer.err),
             }
             self._enter(given.task, entry, told)
@@ -180,7 +180,9 @@ class RunningSweep:
         if entry is None:
             self._book.given_back(given)
         else:
-            told: dict[str, Any] = {"attempt": given.attempt, "cluster": launcher.cluster, "host": launcher.host}
+            told: dict[str, Any] = {
+                "attempt": given.attempt, "cluster": launcher.cluster, "host": launcher.host, "at": now(),
+            }  # fmt: skip
             try:
                 self._enter(given.task, entry, {"parameters": self._expansion.row(given.task), **told})
             except OSError as error:
@@ -199,6 +201,11 @@ class RunningSweep:
         elif self._server is not None:
             self._server.dispatch()
         self._changed()
+
+
+def now() -> float:
+    """Return the time of day as it is written down: seconds since the epoch, in thousandths."""
+    return round(time.time(), 3)
 
 
 def _answer(frame: bytes) -> _Answer:

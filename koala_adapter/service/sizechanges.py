@@ -43,8 +43,8 @@ class SizeChanges:
     ) -> None:
         """``listen``: address for programs that negotiate; ``store`` keeps what was negotiated.
 
-        ``report`` takes events in; ``tell`` sends a frame to the process of a task, which it may not reach; ``rules`` say
-        which sizes a component takes.
+        ``report`` takes events in; ``tell`` sends a frame to the process of a task, which it may not reach; ``rules``
+        say which sizes a component takes.
         """
         self._port = NegotiationPort(listen)
         self._adaptations = Adaptations(

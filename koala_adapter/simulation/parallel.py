@@ -71,12 +71,10 @@ def _died() -> SimulationError:
 
 def _abandon(pool: ProcessPoolExecutor, before: set[BaseProcess]) -> None:
     """End all processes of a pool without waiting for what they do."""
-    pool.shutdown(wait=False, cancel_futures=True)
-    children = set(multiprocessing.active_children()) - before
-    for child in children:
+    for child in set(multiprocessing.active_children()) - before:
         child.terminate()
-    for child in children:
-        child.join(timeout=PATIENCE)
+    # The pool's thread is the only one to wait for them: of two, one may not learn that a process has ended.
+    pool.shutdown(wait=True, cancel_futures=True)
 
 
 class ProgressBoard:
@@ -123,8 +121,6 @@ _BOARD: ContextVar[ProgressBoard] = ContextVar("_BOARD")
 """The board that this process was given when it was started."""
 LOOK = 0.1
 """Seconds between two looks at how far the runs are."""
-PATIENCE = 10.0
-"""Seconds that a process which was told to end may take to be gone."""
 
 
 def watched(

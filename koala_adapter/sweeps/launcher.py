@@ -159,7 +159,12 @@ class Launcher:
     def _done(self, task: "Dict[str, Any]") -> "Optional[bytes]":
         """Run a task; return what is to be told of it, None: nothing, as it was not its own end."""
         begun = time.monotonic()
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            files = scratch_file(), scratch_file()
+        except OSError as error:
+            self._say(LEAVING)
+            sys.exit("no room for the output of a task, neither where TMPDIR says nor in %s: %s" % (HERE, error))
+        with files[0] as out, files[1] as err:
             status = self._run(task, out, err)
             if self._ended:
                 return None
@@ -210,6 +215,14 @@ def started(
     return subprocess.Popen(
         argv, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
     )
+
+
+def scratch_file() -> "IO[bytes]":
+    """Return a file for the output of a task, where temporary files are, or else where the launcher is."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:  # a node's prolog has set TMPDIR and made none, or somebody has removed it
+        return tempfile.TemporaryFile(dir=HERE)
 
 
 def kill_group(pid: int) -> None:

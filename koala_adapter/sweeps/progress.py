@@ -31,6 +31,16 @@ class SweepProgress:
         return self.done + self.failed == self.total
 
 
+def where_output_is(progress: SweepProgress) -> str:
+    """Return, for people, where to find what the tasks have printed."""
+    task = progress.first_failed[0] if progress.first_failed else 0
+    failed = ", which failed" if progress.first_failed else ""
+    return (
+        f"what its tasks print is in {progress.directory}/tasks, such as {task // 1000:03}/{task}.out and .err of task "
+        f"{task}{failed}; {progress.directory}/results.jsonl tells what became of each"
+    )
+
+
 def said(progress: SweepProgress) -> str:
     """Return how a sweep has ended, in words."""
     if not progress.failed:

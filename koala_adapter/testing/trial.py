@@ -65,7 +65,7 @@ class LrmUnderTest:
     stop_lrm: Callable[[], Awaitable[None]] | None = None
     """Makes the LRM unavailable; its jobs go on. None: the tests of unavailability are skipped."""
     start_lrm: Callable[[], Awaitable[None]] | None = None
-    """Makes it available again and returns when it answers."""
+    """Makes it available again, also when it is, and returns when it answers."""
     patience: float = 30.0
     """Seconds within which the LRM does and shows what it was asked for, such as starting a job."""
     unavailable_within: float = 60.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.scheduler.claiming.claims import scan_queue
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.growthrequests import keep_promises
-from koala_adapter.scheduler.malleable.hysteresis import in_one_step
+from koala_adapter.scheduler.malleable.hysteresis import asked_in_vain, in_one_step
 from koala_adapter.scheduler.malleable.jobmanagement import Need, ShrunkFor
 from koala_adapter.scheduler.malleable.others import free_for_growing, lacking_for_others
 from koala_adapter.scheduler.malleable.policies import Direction
@@ -94,7 +94,8 @@ class RecordedSites:
         """Tell whether a pause is not over: after a vain step, after lost processors, after jobs were levelled."""
         now = self._context.now
         if direction is Direction.SHRINK:
-            return cluster.no_shrink_before is not None and now < cluster.no_shrink_before
+            paused = cluster.no_shrink_before is not None and now < cluster.no_shrink_before
+            return paused or asked_in_vain(self._context, cluster)
         if cluster.no_growth_before is not None and now < cluster.no_growth_before:
             return True
         if cluster.levelled_until is None or len(self.running(cluster)) != cluster.levelled:

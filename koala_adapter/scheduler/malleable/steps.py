@@ -14,7 +14,7 @@ from koala_adapter.scheduler.actions import OfferProcessors, ReportRefusedAnswer
 from koala_adapter.scheduler.changes import Change, ChangePhase, ClusterStep
 from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
-from koala_adapter.scheduler.malleable.hysteresis import jobs_have_shrunk, pause
+from koala_adapter.scheduler.malleable.hysteresis import jobs_have_shrunk, pause, shrunk_in_vain
 from koala_adapter.scheduler.malleable.others import free_for_growing
 from koala_adapter.scheduler.malleable.policies import Direction, Step
 from koala_adapter.scheduler.roster import order_of
@@ -97,9 +97,9 @@ def continue_step(context: Context, cluster: ClusterRecord) -> None:
             cluster.levelled = len(context.roster.on(cluster.parameters.name))
             context.timetable.for_cluster(cluster, cluster.levelled_until)
     elif step.remaining > 0 and step.remaining >= current.value:  # what helped a little is worth another step
-        seconds = max(SHORTEST_PAUSE, context.state.parameters.scan_interval)
-        pause(context, cluster, Direction.SHRINK, seconds)
+        shrunk_in_vain(context, cluster)
     else:
+        cluster.vain_shrinks, cluster.vain_until = 0, None
         jobs_have_shrunk(context, cluster)
 
 

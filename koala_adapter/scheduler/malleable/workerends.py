@@ -27,6 +27,8 @@ MOST_DOUBLINGS = 10
 """The pause after workers that ended badly is doubled so often at most."""
 MOST_FAILED_LAUNCHERS = 10
 """A sweep goes on without launchers until so many have failed."""
+LONGEST_REST_OF_A_SWEEP = 60.0
+"""Seconds. A launcher that fails has failed at nothing that the next one must fail at, and costs little."""
 
 
 def is_worker(record: JobRecord, rank: int) -> bool:
@@ -96,6 +98,8 @@ def _rest(context: Context, record: JobRecord) -> None:
     context.roster.update(record)
     doublings = min(MOST_DOUBLINGS, max(0, record.worker_failures - 1))
     seconds = max(SHORTEST_PAUSE, context.state.parameters.end_patience) * 2**doublings
+    if record.job.runner is RunnerName.SWEEP:
+        seconds = min(seconds, max(LONGEST_REST_OF_A_SWEEP, context.state.parameters.end_patience))
     if not _workers(record):
         seconds = max(SHORTEST_PAUSE, context.state.parameters.end_patience)
     context.timetable.for_job(record, TimerKind.WORKERS, context.now + seconds)

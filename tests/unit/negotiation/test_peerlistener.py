@@ -18,10 +18,12 @@ from anyio import to_thread
 from koala_adapter.errors import ConfigurationError, ServiceRunningError
 from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation.conversation import Conversation
+from koala_adapter.negotiation.derivedtemplates import accepted
 from koala_adapter.negotiation.endpoint import Endpoint, Limits
-from koala_adapter.negotiation.events import Ended
+from koala_adapter.negotiation.events import Agreed, Consumed, Ended, OfferReceived
 from koala_adapter.negotiation.framing import frame
 from koala_adapter.negotiation.granting import Granter, Promised
+from koala_adapter.negotiation.peerconnection import connect, connect_unix
 from koala_adapter.negotiation.peerlistener import ListenerBounds, PeerListener
 from koala_adapter.negotiation.reservations import ReservationBook
 from koala_adapter.negotiation.states import State
@@ -128,6 +130,38 @@ async def test_an_application_with_a_token_negotiates_by_tcp() -> None:
         assert kinds == ["offer", "agreed", "consumed"]
         assert manager.book.available(CPU) == 0
         assert manager.book.holders() == ()
+
+
+@pytest.mark.parametrize("way", ["tcp", "unix"])
+async def test_an_application_may_use_the_same_modules(way: str, tmp_path: Path) -> None:
+    """It connects, says what it wants, hears what there is, takes it, and hears that it is there."""
+    manager, path = Manager(), tmp_path / "nt.sock"
+    told: list[type[Event]] = []
+    end = Endpoint(side=Side.APPLICATION, host="node7", peer="head")
+    done = anyio.Event()
+
+    def handle(event: Event, now: float) -> None:
+        told.append(type(event))
+        if isinstance(event, OfferReceived):
+            end.send(accepted(event.template), now)
+        elif isinstance(event, Consumed):
+            done.set()
+
+    async with anyio.create_task_group() as tasks:
+        if way == "tcp":
+            port = await tasks.start(manager.listener.serve_tcp)
+            stream = await connect("127.0.0.1", port, manager.tokens.issue("a"))
+        else:
+            await tasks.start(manager.listener.serve_unix, path, "a")
+            stream = await connect_unix(path)
+        conversation = Conversation(stream, end, handle)
+        tasks.start_soon(conversation.run)
+        await conversation.say(request(14))
+        with anyio.fail_after(60):
+            await done.wait()
+        tasks.cancel_scope.cancel()
+    assert told == [OfferReceived, Agreed, Consumed]
+    assert manager.book.available(CPU) == 0
 
 
 async def test_the_manager_begins() -> None:

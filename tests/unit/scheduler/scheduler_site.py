@@ -22,7 +22,6 @@ from koala_adapter.model import (
     Launcher,
     LrmJobId,
     PlaceholderId,
-    RunnerName,
     TaskEnd,
 )
 from koala_adapter.scheduler import Scheduler
@@ -121,7 +120,7 @@ def recount_changes(state: State) -> None:
             if record.state is JobState.RUNNING and record.job.kind is JobKind.MALLEABLE:
                 minimum, maximum = bounds(record, claim)
                 component_ = record.job.component(claim.component)
-                if record.job.runner is RunnerName.WORKERS:  # they may end by themselves
+                if record.job.has_workers:  # they may end by themselves
                     minimum = 0
                 elif component_.flexible:
                     # By the bounds of one claim the others get all that they are offered, which can be too much.

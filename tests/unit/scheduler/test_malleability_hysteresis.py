@@ -8,7 +8,7 @@ import pytest
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors
 from tests.unit.scheduler.malleable_site import MalleableSite, granted, malleable, offers, part, requests
-from tests.unit.scheduler.scheduler_site import job, of_kind
+from tests.unit.scheduler.scheduler_site import component, job, of_kind
 
 PAUSE = 100.0
 
@@ -150,3 +150,42 @@ def test_room_is_made_for_others_in_steps() -> None:
     assert request.processors == 3
     site.shrink_by(request)
     assert requests(site.actions) == [("1", 3), ("1", 2)]
+
+
+def asked_over(site: MalleableSite, seconds: float) -> int:
+    """Return how often jobs are asked to shrink in some time; each declines, and the LRM is polled all the while."""
+    asked, end = 0, site.now + seconds
+    while site.now < end:
+        for request in of_kind(RequestProcessors, site.pass_time(5.0)):
+            asked += 1
+            site.answer(request, 0)
+    return asked
+
+
+def vain() -> MalleableSite:
+    """Return a site where EGS as published asks the job that started last, which has nothing to give."""
+    site = MalleableSite({"a": 7}, policy="egs")
+    site.start(malleable("1", part(2, 4), initial=4, walltime=90_000))
+    site.start(malleable("2", part(3, 4), initial=3, walltime=90_000))
+    site.poll("a", 7, idle=0, ours=7)
+    (request,) = of_kind(RequestProcessors, site.submit(job("3", component("x", 1, cluster="a"))))
+    assert request.job_id == "2"
+    site.answer(request, 0)
+    return site
+
+
+def test_who_is_at_its_minimum_is_not_asked_for_ever() -> None:
+    """At first with each scan, then less and less often."""
+    site = vain()
+    assert 8 <= asked_over(site, 3600) <= 20
+    assert asked_over(site, 6 * 3600) <= 7
+
+
+def test_who_gave_nothing_is_asked_again_when_sizes_have_changed() -> None:
+    """The long pause is over then."""
+    site = vain()
+    asked_over(site, 3600)
+    site.release("1", 1)
+    site.end_ending()
+    anew = [*site.submit(job("4", component("x", 1, cluster="a"))), *site.pass_time(20.0)]
+    assert requests(anew) == [("2", 1)]

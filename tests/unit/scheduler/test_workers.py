@@ -125,6 +125,33 @@ def test_pauses_grow_with_each_failure() -> None:
     assert max(one.at for kind, one in due.items() if kind == "workers") == pytest.approx(site.now + 40)
 
 
+def test_a_sweep_rests_for_a_minute_at_most() -> None:
+    """Launchers that failed, however many, keep its processors from no others for longer."""
+    site = MalleableSite({"a": 12}, Approach.NONE)
+    site.start(replace(malleable("1", part(9, 10)), runner=RunnerName.SWEEP))
+    for rank in range(8):
+        end(site, rank, FAILED)
+    assert site.record("1").worker_failures == 8
+    due = site.record("1").timers
+    assert max(one.at for kind, one in due.items() if kind == "workers") == pytest.approx(site.now + 60)
+
+
+def test_a_sweep_of_one_processor_gets_another_launcher() -> None:
+    """It is no head, which would end the job: the processor that it may have is taken again."""
+    site = MalleableSite({"a": 1})
+    site.start(replace(malleable("1", part(1, 1)), runner=RunnerName.SWEEP))
+    end(site, 0, FAILED)
+    site.end_ending()
+    assert (site.record("1").state, site.sizes("1")) == (JobState.RUNNING, [0])
+    before = len(site.actions)
+    site.pass_time(11)
+    site.poll("a", 1, idle=1, ours=0)
+    (offer,) = of_kind(OfferProcessors, site.actions[before:])
+    (taken,) = of_kind(TakeProcessors, [*site.answer(offer), *site.hold_stubs()])
+    site.take(taken)
+    assert site.sizes("1") == [1]
+
+
 def test_the_last_worker_that_fails_ends_the_job_unless_the_head_ends_first() -> None:
     """When the head ends well within the patience that is why; otherwise the job has failed, and says with what."""
     site = MalleableSite({"a": 2}, Approach.NONE)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The executor: Snakemake hands it jobs, it hands them to koala's service, and tells Snakemake how they ended."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+
+import koala_adapter as koala
+from snakemake_executor_plugin_koala.description import koala_job
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
+
+LATEST = 100
+"""Jobs that are asked for at once, at least."""
+
+
+class Executor(RemoteExecutor):
+    """Runs each job of a workflow on one processor, of whichever cluster of the site has one."""
+
+    def __post_init__(self) -> None:
+        """Read the site. Raises WorkflowError."""
+        settings = self.workflow.executor_settings
+        self._walltime = settings.walltime
+        self._left = ExitStack()
+        try:
+            site = koala.Site.load(settings.site, state=settings.state)
+        except koala.KoalaError as error:
+            raise WorkflowError(_words(error)) from error
+        # At its end nothing is left behind: no job, and no service that was started for them.
+        leaves_jobs = self.workflow.remote_execution_settings.immediate_submit
+        self._site = site if leaves_jobs else self._left.enter_context(site)
+
+    @property
+    def cores(self) -> int:
+        """What the Snakemake on the node may use: the one processor that its job has."""
+        return 1
+
+    def run_job(self, job: JobExecutorInterface) -> None:
+        """Submit a job; one that koala does not take has failed."""
+        try:
+            handle = self._site.submit(
+                koala_job(
+                    job,
+                    self.format_job_exec(job),
+                    directory=str(self.workflow.workdir_init),
+                    environment=self.envvars(),
+                    walltime=self._walltime,
+                )
+            )
+        except koala.KoalaError as error:
+            self.report_job_error(SubmittedJobInfo(job), msg=f"koala: {_words(error)} ")
+            return
+        self.report_job_submission(SubmittedJobInfo(job, external_jobid=handle.id))
+
+    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
+        """Tell Snakemake of the jobs that have ended, and yield the others."""
+        async with self.status_rate_limiter:
+            reports = self._reports([one.external_jobid for one in active_jobs]) if active_jobs else {}
+        for one in active_jobs:
+            report = reports.get(one.external_jobid)
+            if report is None or report.outcome is None:
+                yield one
+            elif report.state is koala.JobState.COMPLETED:
+                self.report_job_success(one)
+            else:
+                message = f"koala: {report.outcome.detail or report.state.value}; see {report.output_directory}. "
+                self.report_job_error(one, msg=message)
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """Cancel jobs; what has ended meanwhile is left alone."""
+        for one in active_jobs:
+            with suppress(koala.KoalaError):
+                self._site.job(one.external_jobid).cancel()
+
+    def shutdown(self) -> None:
+        """Return when all is over."""
+        super().shutdown()
+        self._left.close()
+
+    def _reports(self, ids: Sequence[str]) -> Mapping[str, koala.JobReport]:
+        """Return what is known of jobs; nothing while no service answers, which says nothing of them."""
+        try:
+            # One that was ended or has failed meanwhile is started again, and goes on with the jobs.
+            self._site.begin_service()
+            latest = {one.id: one for one in self._site.information().jobs(max(LATEST, 2 * len(ids)))}
+            return {one: latest.get(one) or self._site.job(one).report() for one in ids}
+        except koala.KoalaError as error:
+            print(f"koala: {_words(error)}", file=sys.stderr)  # noqa: T201 - Snakemake's loggers print no warnings of plugins
+            return {}
+
+
+def _words(error: koala.KoalaError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message
