@@ -214,6 +214,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_rectangular(page: Path) -> None:
+    """Each row of a table has as many cells as its head: of a row in the wrong table no tool complains."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = table.splitlines()
+        assert [row for row in rows if cells(row) != cells(rows[0])] == []
+
+
+def cells(row: str) -> int:
+    """Return the number of cells of a row of a table."""
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
+
+
 def test_paths_in_our_repository_exist() -> None:
     """What the reader is told to copy from our repository is there."""
     named = {
