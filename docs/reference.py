@@ -23,6 +23,7 @@ from docs.completions import completions
 from docs.manpages import man_pages
 from docs.statediagram import drawing
 from docs.variables import table as variables_table
+from koala_adapter.cli.jsonshapes import SHAPES
 from koala_adapter.config.inputfiles import InputFileTable
 from koala_adapter.config.jobmodel import ComponentTable, JobHeader
 from koala_adapter.config.schema import job_schema, schema_text, site_schema
@@ -65,6 +66,7 @@ NEGOTIATION = re.compile(r"(<!-- negotiation: (\w+) -->\n).*?(<!-- end -->)", re
 DRMAA = re.compile(r"(<!-- drmaa: libraries -->\n).*?(<!-- end -->)", re.DOTALL)
 CAPABILITIES = re.compile(r"(<!-- capabilities -->\n).*?(<!-- end -->)", re.DOTALL)
 VARIABLES = re.compile(r"(<!-- variables: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+JSON = re.compile(r"(<!-- json -->\n).*?(<!-- end -->)", re.DOTALL)
 METRICS = re.compile(r"(<!-- metrics: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 STATES = re.compile(r"(<!-- transitions: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MODELS: dict[str, type[BaseModel]] = {
@@ -127,6 +129,8 @@ def generated() -> dict[Path, str]:
     contents[page] = VARIABLES.sub(
         lambda mark: f"{mark[1]}{variables_table(mark[2])}{mark[3]}", page.read_text(encoding="utf-8")
     )
+    page = DOCS / "json.md"
+    contents[page] = JSON.sub(lambda mark: f"{mark[1]}{_json_shapes()}{mark[2]}", page.read_text(encoding="utf-8"))
     page = DOCS / "metrics.md"
     contents[page] = METRICS.sub(
         lambda mark: f"{mark[1]}{_metrics(getattr(catalogue, mark[2]))}{mark[3]}", page.read_text(encoding="utf-8")
@@ -141,6 +145,15 @@ def generated() -> dict[Path, str]:
     contents |= {MAN / name: text for name, text in man_pages(tree).items()}
     contents |= {COMPLETIONS / name: text for name, text in completions(tree).items()}
     return contents
+
+
+def _json_shapes() -> str:
+    """Return the table of what commands print with ``--json``."""
+    rows = [
+        f"| `{name}` | {shape.version} | {', '.join(f'`koala {command}`' for command in shape.commands)} |"
+        for name, shape in SHAPES.items()
+    ]
+    return "\n".join(["", "| schema | version | printed by |", "|---|---|---|", *rows, "", ""])
 
 
 def _metrics(told: Sequence[catalogue.Metric]) -> str:

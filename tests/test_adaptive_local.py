@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from koala_adapter.cli.jsonshapes import shape_schema
+from tests.json_shapes import deviations
 from tests.local_koala import LIVENESS, Koala, eventually
 from tests.stepsum import expected_result, write_stepsum
 from tests.wishes import write_wishes
@@ -195,7 +197,10 @@ def expect_negotiations(koala: Koala, service: subprocess.Popen[str]) -> None:
     assert koala.client.negotiations() == found
     koala.client.stop()
     eventually(lambda: not koala.client.running())
-    assert [one["summary"] for one in json.loads(koala.inside("negotiations", "--json").stdout)] == summaries
+    negotiated = koala.json("negotiations")
+    assert [one["summary"] for one in negotiated] == summaries
+    assert deviations(negotiated, shape_schema("negotiation-list")) == []
+    assert deviations(koala.json("status", "1"), shape_schema("job-report")) == []
     assert "no negotiation 7" in koala.inside("negotiations", "7", check=1).stderr
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING
@@ -11,8 +12,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import koala_adapter
+from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.metrics import catalogue
 from koala_adapter.net.freeport import free_port
+from tests.json_shapes import deviations
 from tests.local_koala import Koala, eventually
 
 if TYPE_CHECKING:
@@ -123,10 +126,12 @@ def test_a_wiki_server_counts_requests_and_refusals(koala: Koala) -> None:
     server = koala.start("wiki", "serve", "--cluster", "alpha", *wiki, *more, "--metrics-port", "0")
     port = told_port(server)
     eventually(lambda: koala.inside("wiki", "ask", *wiki, "GETNODES", "0:ALL", check=None).exit_code == 0)
+    listed = json.loads(koala.inside("wiki", "ask", *wiki, "--json", "GETNODES", "0:ALL").stdout)
+    assert deviations(listed, shape_schema("wiki-reply")) == []
     koala.inside("wiki", "ask", *wiki, "STARTJOB", "99", "TASKLIST=n1", check=247)
     text = scrape(port)
     found = samples(text)
-    assert found["koala_wiki_request_seconds_count", "GETNODES"] == 1
+    assert found["koala_wiki_request_seconds_count", "GETNODES"] == 2
     assert found["koala_wiki_request_seconds_count", "STARTJOB"] == 1
     assert found["koala_wiki_refusals_total", "STARTJOB"] == 1
     assert names(text) <= {one.name for one in (*catalogue.COMMON, *catalogue.WIKI)}

@@ -47,7 +47,7 @@ COMMANDS = (
     ("negotiation", "negotiation", "Show and check templates of negotiations, and let a program negotiate for a job."),
     ("app", "app", "Write the library for programs that change their size while they run, in Python and in C."),
     ("conf", "manual", "Print an example of a site file, or what an administrator installs."),
-    ("schema", "manual", "Print the JSON Schema of site files or job files."),
+    ("schema", "manual", "Print the JSON Schema of site files, of job files, or of what a command prints with --json."),
     ("docs", "manual", "Show a page of the manual."),
     ("completion", "manual", "Print what completes commands and options in bash, zsh or fish."),
     ("wiki", "wiki", "Let a scheduler that speaks WIKI (Maui, Moab) own the order of a batch system's jobs."),

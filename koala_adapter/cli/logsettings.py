@@ -6,9 +6,14 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 import structlog
+
+from koala_adapter.cli.rotatedlog import RotatedLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class LogStream:
@@ -30,8 +35,12 @@ class LogStream:
             self._stream.flush()
 
 
-def set_up_log(*, shown: bool) -> None:
-    """Log on standard error when ``shown``; otherwise to nowhere."""
+def set_up_log(*, shown: bool, file: Path | None = None) -> None:
+    """Log on standard error when ``shown``; otherwise to nowhere.
+
+    ``file``: what standard output and standard error are, if it is to be put aside before it gets large.
+    """
+    stream = sys.stderr if file is None else RotatedLog(file)
     level = logging.INFO if shown else logging.CRITICAL
     structlog.configure(
         processors=[
@@ -42,7 +51,7 @@ def set_up_log(*, shown: bool) -> None:
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", LogStream(cast("TextIO", stream)))),
     )
     if not shown:
         # What asyncio complains of on its own is for us, not for the person at the terminal.

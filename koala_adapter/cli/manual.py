@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter.cli.manualpage import page_text
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.cli.shippedfiles import chosen, shipped, shown_name, summary
 
@@ -18,6 +19,30 @@ if TYPE_CHECKING:
 
 SCHEMA_LINE = re.compile(r"^#:schema .*\n#?\n?")
 """By which an editor finds the schema in a source tree."""
+JSON_SHAPES = (
+    "job-report",
+    "job-list",
+    "submitted",
+    "submitted-files",
+    "explanation",
+    "local-explanation",
+    "cluster-list",
+    "plan",
+    "scripts",
+    "checks",
+    "reaped",
+    "cleaned",
+    "queue-event",
+    "shadow-report",
+    "given-back",
+    "negotiation-list",
+    "negotiation-access",
+    "simulation-list",
+    "experiment-list",
+    "experiment-result",
+    "wiki-reply",
+)
+"""Names of what ``--json`` prints; what they stand for is imported when one of them is asked for."""
 COMPLETIONS = {"bash": "koala.bash", "zsh": "_koala", "fish": "koala.fish"}
 
 
@@ -51,13 +76,14 @@ def docs(name: str | None) -> None:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["site", "job"]))
+@click.argument("kind", metavar="NAME", type=click.Choice(["site", "job", *JSON_SHAPES]))
 @pass_session
 @command_body
 def schema(session: Session, kind: str) -> None:
-    r"""Print the JSON Schema of site files or job files.
+    r"""Print the JSON Schema of site files, of job files, or of what a command prints with --json.
 
-    It is for editors that check and complete TOML. That of site files has the settings of all plugins that are
+    NAME is site, job, or a name in `koala docs json`. The first two are for editors that check and complete TOML. That
+    of site files has the settings of all plugins that are
     installed. An editor finds it by a first line such as
     "#:schema site.schema.json".
 
@@ -67,6 +93,11 @@ def schema(session: Session, kind: str) -> None:
     """
     from koala_adapter.config.schema import job_schema, schema_text, site_schema
 
+    if kind in JSON_SHAPES:
+        from koala_adapter.cli.jsonshapes import shape_schema
+
+        click.echo(schema_text(shape_schema(kind)), nl=False)
+        return
     click.echo(schema_text(site_schema(session.plugins) if kind == "site" else job_schema()), nl=False)
 
 
@@ -89,7 +120,7 @@ def completion(shell: str) -> None:
 def _show(kind: str, pattern: str, name: str | None, *, listed_by: str) -> None:
     files = shipped(kind, pattern)
     if name is not None:
-        text = SCHEMA_LINE.sub("", chosen(files, name, listed_by=listed_by).read_text(encoding="utf-8"))
+        text = SCHEMA_LINE.sub("", page_text(chosen(files, name, listed_by=listed_by)))
         if kind == "docs" and sys.stdout.isatty():
             click.echo_via_pager(text)
         else:

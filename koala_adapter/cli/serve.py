@@ -12,7 +12,8 @@ import click
 from koala_adapter.api.backgroundservice import READY
 from koala_adapter.api.hosting import host
 from koala_adapter.api.offline import read_record
-from koala_adapter.api.statedirectory import ownership, wait_until_unowned
+from koala_adapter.api.statedirectory import LOG_NAME, ownership, wait_until_unowned
+from koala_adapter.cli.logsettings import set_up_log
 from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.cli.stopping import stop_on_signal, under_supervision
@@ -54,6 +55,8 @@ def serve(
     Example:
       koala --site /etc/koala/site.toml serve
     """
+    if lock_descriptor is not None:
+        set_up_log(shown=True, file=session.directory / LOG_NAME)
     if stop:
         session.client.stop()
         with session.progress.status("waiting for the service to end"):

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from koala_adapter.cli.jsonshapes import shape_schema
 from koala_adapter.queueing.policies import POLICIES
+from tests.json_shapes import deviations
 from tests.real.scheduling import Scheduling
 from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
@@ -222,6 +224,7 @@ def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, t
     with scheduling:
         scheduling.wait(lambda: reserved in scheduling.told("reserved"), what="a reservation")
         told = scheduling.user.run("explain", f"{cluster.name}:{reserved}", "--json").json
+        assert deviations(told, shape_schema("local-explanation")) == []
         assert (told["phase"], told["position"]) == ("waiting", 1)
         assert "reserved for it" in told["reason"]
         assert "is in nobody's way" in scheduling.user.run("explain", "--cluster", cluster.name, long).text

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every ``--json`` prints: its shape by name, with a version, and the JSON Schema made from it.
+
+Within a version members may be added; one that is removed, or means something else, makes another version.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from koala_adapter.api.clusterreports import ClusterReport, PlanReport
+from koala_adapter.api.negotiationreports import NegotiationAccess, NegotiationReport
+from koala_adapter.api.reports import JobReport
+from koala_adapter.config.schema import DIALECT
+from koala_adapter.ordering.entries import JobEvent
+from koala_adapter.ordering.explanations import Explanation
+from koala_adapter.ordering.shadow import ShadowReport
+from koala_adapter.scheduler.outcome import JobState  # noqa: TC001 - read at run time
+from koala_adapter.service.cleanreport import CleanReport
+from koala_adapter.service.reaping import Leftover  # noqa: TC001 - likewise
+from koala_adapter.service.samplesubmission import SampleSubmission  # noqa: TC001 - likewise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from koala_adapter.config.schema import Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A job that was handed in."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedFile:
+    """A job file that was handed in, as one of several."""
+
+    id: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedFiles:
+    """Several job files that were handed in, as far as they were."""
+
+    jobs: tuple[SubmittedFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobExplanation:
+    """Why a job is where it is."""
+
+    id: str
+    state: JobState
+    explanation: str
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalExplanation(Explanation):
+    """Why a job of a cluster's own batch system is where it is."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scripts:
+    """What would be submitted to a cluster."""
+
+    cluster: str
+    submissions: tuple[SampleSubmission, ...]
+    note: str
+    """What is not as it would be; may be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    cluster: str | None
+    """None: this host."""
+    subject: str
+    ok: bool
+    found: str
+    remedy: str
+    """What to do; empty when it is OK."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """All that was looked at."""
+
+    ok: bool
+    """Whether nothing failed."""
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaped:
+    """Placeholders that no job owns."""
+
+    dry_run: bool
+    """Nothing was cancelled."""
+    found: tuple[Leftover, ...]
+    stayed: tuple[Leftover, ...]
+    """Those of them that are still there."""
+    trouble: dict[str, str]
+    """Why a cluster could not be looked at, by its name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaned(CleanReport):
+    """What was removed, and what was spared."""
+
+    size: int = 0
+    """Bytes of all that was removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenBackQueue:
+    """What a batch system got back."""
+
+    cluster: str
+    released: tuple[str, ...]
+    running: tuple[str, ...]
+    """Running jobs that would have come back in hold and will not now."""
+    still_held: dict[str, str]
+    """Why a job could not be released, by its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowEnd(ShadowReport):
+    """The last line of a shadow."""
+
+    kind: str
+    """Always ``report``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WikiReply:
+    """What a WIKI resource manager answered."""
+
+    status: int
+    """Below 0: refused."""
+    text: str
+    records: tuple[str, ...] | None
+    """Of a list; None: it is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceIrregularity:
+    """Something in a trace that is not as it should be."""
+
+    kind: str
+    count: int
+    line: int | None
+    """The first."""
+    left_out: bool
+    """Whether such jobs are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedCase:
+    """What came out of replaying a trace under a policy; times in seconds."""
+
+    trace: str
+    policy: str
+    processors: int
+    jobs: int
+    skipped: int
+    """Jobs left out."""
+    mean_wait: float | None
+    mean_slowdown: float | None
+    mean_bounded_slowdown: float | None
+    makespan: float | None
+    utilization: float | None
+    """From 0 to 1."""
+    percentiles: dict[str, dict[str, float]]
+    """By what is measured, and by the percentage."""
+    jobs_per_second: float | None
+    """Of the simulation."""
+    mean_run: float | None
+    mean_response: float | None
+    mean_queue: float | None
+    """Jobs that wait, on average."""
+    largest_queue: int | None
+    irregularities: tuple[TraceIrregularity, ...]
+    extras: dict[str, int]
+    """What the policy counted."""
+    interrupted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentSetting:
+    """Something about an experiment that can be changed."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownExperiment:
+    """An experiment that can be repeated."""
+
+    name: str
+    summary: str
+    paper: str
+    seeds: int
+    settings: tuple[ExperimentSetting, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentFinding:
+    """A claim of a paper, and what came out here."""
+
+    claim: str
+    outcome: str
+    holds: bool | None
+    """None: it cannot be told."""
+    margin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentResult:
+    """What came out of an experiment."""
+
+    experiment: str
+    page: str
+    """Path of the page."""
+    findings: tuple[ExperimentFinding, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What some commands print with ``--json``."""
+
+    version: int
+    commands: tuple[str, ...]
+    kind: Any
+    """A type; of each line where ``lines`` is true."""
+    lines: bool = False
+
+
+SHAPES = {
+    "job-report": Shape(
+        version=1,
+        commands=("run", "sweep", "status ID", "cancel", "resize"),
+        kind=JobReport,
+    ),
+    "job-list": Shape(version=1, commands=("status",), kind=list[JobReport]),
+    "submitted": Shape(version=1, commands=("submit JOB",), kind=Submitted),
+    "submitted-files": Shape(version=1, commands=("submit JOB JOB",), kind=SubmittedFiles),
+    "explanation": Shape(version=1, commands=("explain ID",), kind=JobExplanation),
+    "local-explanation": Shape(version=1, commands=("explain CLUSTER:ID",), kind=LocalExplanation),
+    "cluster-list": Shape(version=1, commands=("clusters",), kind=list[ClusterReport]),
+    "plan": Shape(version=1, commands=("plan",), kind=PlanReport),
+    "scripts": Shape(version=1, commands=("script",), kind=Scripts),
+    "checks": Shape(version=1, commands=("check",), kind=Checks),
+    "reaped": Shape(version=1, commands=("reap",), kind=Reaped),
+    "cleaned": Shape(version=1, commands=("clean",), kind=Cleaned),
+    "queue-event": Shape(version=1, commands=("schedule",), kind=JobEvent, lines=True),
+    "shadow-report": Shape(version=1, commands=("schedule --shadow",), kind=ShadowEnd, lines=True),
+    "given-back": Shape(version=1, commands=("schedule --give-back CLUSTER",), kind=GivenBackQueue),
+    "negotiation-list": Shape(version=1, commands=("negotiations",), kind=list[NegotiationReport]),
+    "negotiation-access": Shape(version=1, commands=("negotiation access",), kind=NegotiationAccess),
+    "simulation-list": Shape(version=1, commands=("simulate",), kind=list[SimulatedCase]),
+    "experiment-list": Shape(version=1, commands=("experiment list",), kind=list[KnownExperiment]),
+    "experiment-result": Shape(version=1, commands=("experiment run",), kind=ExperimentResult),
+    "wiki-reply": Shape(version=1, commands=("wiki ask",), kind=WikiReply),
+}
+"""By the names under which `koala schema` prints them."""
+
+
+class _AllThere(GenerateJsonSchema):
+    """Members that have a default are printed, too."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: ANN401, ARG002 - the signature of pydantic
+        """Tell that it is."""
+        return True
+
+
+def shape_schema(name: str) -> Schema:
+    """Return the JSON Schema of a shape. Raises KeyError."""
+    shape = SHAPES[name]
+    schema = TypeAdapter(shape.kind).json_schema(mode="serialization", schema_generator=_AllThere)
+    told = " and ".join(f"`koala {command} --json`" for command in shape.commands)
+    description = f"{'Each line' if shape.lines else 'What'} {told} prints. Within a version members may be added."
+    known = {kind.__name__: kind for kind in _dataclasses(shape.kind)}
+    for found in ([schema] if "properties" in schema else []) + list(schema.get("$defs", {}).values()):
+        kind = known.get(found.get("title", ""))
+        if kind is not None:
+            _describe(found, kind)
+        for member in found.get("properties", {}).values():
+            member.pop("title", None)
+    return {
+        **schema,
+        "$schema": DIALECT,
+        "title": f"koala {name}, version {shape.version}",
+        "description": description,
+        "x-version": shape.version,
+    }
+
+
+def _dataclasses(kind: Any) -> Iterator[type]:  # noqa: ANN401 - any type
+    """Return the dataclasses in a type, with those of their members."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        yield kind
+        hints = inspect.get_annotations(kind, eval_str=True)
+        for base in kind.__mro__[1:-1]:
+            hints |= inspect.get_annotations(base, eval_str=True)
+        for field in fields(kind):
+            yield from _dataclasses(hints[field.name])
+    for part in get_args(kind):
+        yield from _dataclasses(part)
+
+
+def _describe(schema: dict[str, Any], kind: type) -> None:
+    """Say of each member what the texts below it in the source say."""
+    schema["description"] = inspect.getdoc(kind) or ""
+    for cls in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for member, text in pairwise(statements):
+            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                found = schema["properties"].get(member.target.id)
+                if found is not None and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                    found["description"] = inspect.cleandoc(str(text.value.value))

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of a service in the background: a file that is put aside before it gets large."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LARGEST = 10 * 1024**2
+"""Bytes after which the file is put aside."""
+KEPT = 3
+"""Files that are kept beside it, ``service.log.1`` the latest of them."""
+
+
+class RotatedLog:
+    """A text stream on a descriptor that is an open file; whoever else writes to the descriptors goes on with it."""
+
+    def __init__(self, path: Path, descriptors: tuple[int, ...] = (1, 2), *, largest: int = LARGEST) -> None:
+        """``path``: of the file that all of ``descriptors`` are open on; the last of them is written to."""
+        self._path = path
+        self._descriptors = descriptors
+        self._largest = largest
+
+    def write(self, text: str) -> int:
+        """Write, to a new file if the present one is full. Raises OSError."""
+        descriptor = self._descriptors[-1]
+        data = text.encode("utf-8", "backslashreplace")
+        size = os.fstat(descriptor).st_size
+        if size and size + len(data) > self._largest:
+            # What cannot be put aside goes on growing: that is better than no log.
+            with suppress(OSError):
+                self._put_aside()
+        os.write(descriptor, data)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def _put_aside(self) -> None:
+        if not os.path.samestat(self._path.stat(), os.fstat(self._descriptors[-1])):
+            return  # somebody else, such as logrotate, has done it
+        for number in range(KEPT, 0, -1):
+            earlier = self._path if number == 1 else self._aside(number - 1)
+            with suppress(FileNotFoundError):
+                earlier.replace(self._aside(number))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        new = os.open(self._path, flags, 0o600)
+        try:
+            for descriptor in self._descriptors:
+                os.dup2(new, descriptor)
+        finally:
+            os.close(new)
+
+    def _aside(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
