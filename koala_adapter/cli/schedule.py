@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import click
-from pydantic import TypeAdapter
 
 from koala_adapter.api.statedirectory import ownership, prepare_directory
 from koala_adapter.batchsystem.starter import LrmStarts, Starter
@@ -20,14 +18,13 @@ from koala_adapter.batchsystem.starts import PATIENCE, Patience, Starts
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
 from koala_adapter.cli.queuepolicy import QueuePolicy
+from koala_adapter.cli.schedulescreen import Screen
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.cli.stopping import stop_on_signal, under_supervision
-from koala_adapter.cli.tables import seconds
 from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.metrics.process import watch_commands
-from koala_adapter.ordering.entries import JobEvent
 from koala_adapter.ordering.explainserver import ExplainServer, explained_by
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.listedjobs import Rules
@@ -36,7 +33,7 @@ from koala_adapter.ordering.outsidescheduler import OutsideScheduler
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher, start_plugin
 from koala_adapter.ordering.queuemeter import QueueMeter
 from koala_adapter.ordering.schedulingpass import MisfitRules
-from koala_adapter.ordering.shadow import Shadow, ShadowReport
+from koala_adapter.ordering.shadow import Shadow
 from koala_adapter.ordering.timeofday import as_read, report_as_read
 from koala_adapter.queueing.policies import METRICS, PriorityWeights, make_cluster_scheduler
 from koala_adapter.service.clusterdriver import close_lrm, make_lrm
@@ -45,16 +42,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rich.status import Status
-
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
-    from koala_adapter.ordering.explanations import Overview
+    from koala_adapter.ordering.entries import JobEvent
     from koala_adapter.plugin import Lrm
     from koala_adapter.queueing.policies import ClusterScheduler, MakeQueue
 
-HAPPENING = TypeAdapter(JobEvent)
-SHADOW_REPORT = TypeAdapter(ShadowReport)
 RECORD = "starts.sqlite"
 SHORTEST = 0.2
 """Seconds between two looks at least."""
@@ -262,7 +255,7 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
     lrm, commands = make_lrm(config, session.plugins, session.directory, owner=True)
     meter = QueueMeter(config.name)
     watch_commands(meter.meter, config.name, commands)
-    screen = Screen(session, config.name, plan, meter)
+    screen = Screen(session, config.name, what=str(plan), shadow=plan.shadow, as_json=plan.as_json, meter=meter)
     shortest = max(SHORTEST, shortest_poll_interval(config.requests_as_owner, 2 * lrm.requests_per_poll))
     pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
     try:
@@ -339,73 +332,3 @@ async def _shadow(watcher: PacedWatcher, plan: Plan, screen: Screen) -> None:
                 await watcher.pause(restless=False, due=None)
     finally:
         screen.conclude(report_as_read(shadow.report(), watcher.clock.offset))
-
-
-class Screen:
-    """Shows what goes on: lines of what happened, and on a terminal where the queue stands."""
-
-    def __init__(self, session: Session, cluster: str, plan: Plan, meter: QueueMeter) -> None:
-        """Nothing is shown yet."""
-        self._session = session
-        self.cluster = cluster
-        self.meter = meter
-        self._plan = plan
-        self._status: Status | None = None
-        self._failing = False
-        doing = "watches" if plan.shadow else "schedules"
-        session.remark(f"koala {doing} cluster {cluster}: {plan}; Ctrl-C ends it")
-
-    def __enter__(self) -> None:
-        """Begin the status line, if there is a terminal."""
-        console = self._session.moving
-        if console.is_terminal and not self._plan.as_json:
-            self._status = console.status("looking")
-            self._status.start()
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        if self._status is not None:
-            self._status.stop()
-
-    def tell(self, happened: Sequence[JobEvent]) -> None:
-        """Show what happened, and count it."""
-        self.meter.tell(happened)
-        for one in happened:
-            if self._plan.as_json:
-                click.echo(HAPPENING.dump_json(one).decode())
-            else:
-                self._session.console.print(
-                    ordertext.line(one), style=ordertext.style(one), markup=False, soft_wrap=True
-                )
-
-    def show(self, text: str) -> None:
-        """Show where things stand."""
-        if self._status is not None:
-            self._status.update(text)
-
-    def show_report(self, report: ShadowReport) -> None:
-        """Show where a shadow stands."""
-        ours, theirs = (seconds(wait) for wait in (report.mean_wait_ours, report.mean_wait_theirs))
-        self.show(f"{self.cluster}: {report.jobs} jobs, mean wait {ours} with this policy, {theirs} as it is")
-
-    def trouble(self, why: str) -> None:
-        """Say that the batch system does not answer, or does again."""
-        if why or self._failing:
-            self._session.remark(f"{self.cluster} does not answer: {why}" if why else f"{self.cluster} answers again")
-        self._failing = bool(why)
-
-    def farewell(self, found: Overview) -> None:
-        """Say what becomes of the jobs when nobody schedules any more."""
-        running, waiting = found.running, found.starting + found.waiting + found.left_out
-        self._session.remark(
-            f"koala schedules {self.cluster} no more; jobs that run on: {running}, "
-            f"that wait until it is started again: {waiting}"
-        )
-
-    def conclude(self, report: ShadowReport) -> None:
-        """Print the report of a shadow."""
-        if self._plan.as_json:
-            click.echo(json.dumps({"kind": "report", **SHADOW_REPORT.dump_python(report, mode="json")}))
-        else:
-            for line in ordertext.shadow_report(report):
-                self._session.console.print(line, markup=False, soft_wrap=True)
