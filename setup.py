@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the wheel carry what messages refer to: the manual and the examples in conf/. All else is in setup.cfg."""
+"""Has the wheel carry what messages refer to: the manual, what its pages include, and conf/. All else: setup.cfg."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
 SHIPPED = {"conf": ("*",), "docs": ("*.md", "*.schema.json")}
+INCLUDED = re.compile(r"\{literalinclude\} \.\./(\S+)")
 
 
 class BuildWithManual(build_py):
@@ -33,13 +35,16 @@ class BuildWithManual(build_py):
 
     def _shipped(self) -> dict[str, str]:
         """Return where each file goes."""
-        return {
-            str(file): str(Path(self.build_lib, "koala_adapter", "shipped", file))
+        files = {
+            file
             for directory, patterns in SHIPPED.items()
             for pattern in patterns
-            for file in sorted(Path(directory).glob(pattern))
+            for file in Path(directory).glob(pattern)
             if file.is_file()
         }
+        for page in Path("docs").glob("*.md"):
+            files.update(Path(found) for found in INCLUDED.findall(page.read_text(encoding="utf-8")))
+        return {str(file): str(Path(self.build_lib, "koala_adapter", "shipped", file)) for file in sorted(files)}
 
 
 setup(cmdclass={"build_py": BuildWithManual})

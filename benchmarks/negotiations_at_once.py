@@ -8,7 +8,8 @@ has. Told are the time from the connection to the answer, the listener's process
 *Decision*: in one process the scheduler, the records of jobs that run, and the service's negotiation manager. A process
 of one of the jobs asks for one more; the time is that from its frame to the frame of the answer: with the reading of
 both templates, the scheduler's decision, and the look at all jobs that follows each event. The agents' channels are
-left out.
+left out. Once with as many jobs as are open at once above, each of which asks and has not committed itself at the end:
+what such a negotiation takes and keeps in a whole service, with its record in a journal that is in memory, too.
 
     python benchmarks/negotiations_at_once.py [--open 10000] [--jobs 1000]
 """
@@ -33,6 +34,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from koala_adapter.dynaco.notes import note, payload_of
+from koala_adapter.model import ClusterName
 from koala_adapter.negotiation import applicationside as nt
 from koala_adapter.negotiation.conversation import Conversation
 from koala_adapter.negotiation.endpoint import Endpoint, Limits
@@ -46,6 +48,7 @@ from koala_adapter.runners.adaptive import AdaptiveRunner
 from koala_adapter.runners.runner import Application
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.scheduler.parameters import ClusterParameters
 from koala_adapter.service.adaptations import Adaptations
 from koala_adapter.service.negotiationkeeper import NegotiationKeeper
 from koala_adapter.service.negotiationport import NegotiationPort
@@ -191,7 +194,8 @@ class Service:
 
     def __init__(self, jobs: int) -> None:
         """All of them run, and their processes have joined."""
-        self.site = UncheckedSite({"a": 3 * jobs}, Approach.NONE)
+        cluster = ClusterParameters(name=ClusterName("a"), placeholders_in_flight=max(500, jobs))
+        self.site = UncheckedSite({"a": 3 * jobs}, Approach.NONE, clusters=(cluster,))
         self.applications = Runners()
         self.heard: list[bytes] = []
         database = sqlite3.connect(":memory:", isolation_level=None)
@@ -232,10 +236,11 @@ class Service:
         self.adaptations.said(record, self.applications.runners[record.job.id], rank, data)
 
 
-def decisions(jobs: int) -> None:
-    """Print how long the manager of so many running jobs takes to answer one of them."""
+def decisions(jobs: int, asking: int) -> None:
+    """Print how long the manager of so many running jobs takes to answer one of them, and what an open answer keeps."""
     service, times = Service(jobs), []
-    for number in range(min(jobs, ASKING)):
+    kept, began = memory(), time.process_time()
+    for number in range(min(jobs, asking)):
         data, before = wish(f"0-{number + 1}"), len(service.heard)
         begin = time.perf_counter()
         service.say(str(number + 1), data)
@@ -244,6 +249,9 @@ def decisions(jobs: int) -> None:
         assert [one.status for one in answers] == ["NT_ACCEPTED"], answers
     print(f"{jobs} running adaptive jobs, from a wish to its answer:", end=" ")
     print(f"median {statistics.median(times) * 1e3:.2f} ms, least {min(times) * 1e3:.2f}, most {max(times) * 1e3:.2f}")
+    used, grown = time.process_time() - began, memory() - kept
+    each = f"{used / len(times) * 1e6:.0f} us of processor time, {grown / len(times):.1f} KiB each"
+    print(f"  {len(times)} open at once: {each}")
 
 
 def main() -> None:
@@ -252,9 +260,10 @@ def main() -> None:
     parser.add_argument("--open", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=1_000)
     given = parser.parse_args()
+    open_at_once(given.open)  # first: its process begins as a copy of this one, with what this one has kept
     for jobs in sorted({10, given.jobs}):
-        decisions(jobs)
-    open_at_once(given.open)
+        decisions(jobs, ASKING)
+    decisions(given.open, given.open)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ placeholder holds one processor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
@@ -394,15 +394,3 @@ class PlaceholderId:
     def __str__(self) -> str:
         """``BATCH.INDEX``."""
         return f"{self.batch}.{self.index}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directives:
-    """What a site wants changed in every submission to a cluster (flags by their long or short LRM name)."""
-
-    add: tuple[str, ...] = ()
-    """Arguments appended, such as ``--account=physics`` or ``-l h_vmem=2G``."""
-    drop: tuple[str, ...] = ()
-    """Names of flags left out, such as ``--no-requeue``."""
-    rename: tuple[tuple[str, str], ...] = field(default=())
-    """Pairs (flag as we write it, flag as this site wants it)."""

@@ -94,6 +94,8 @@ class Koala:
 
     directory: Path
     running: list[subprocess.Popen[str]] = field(default_factory=list)
+    packages: list[Path] = field(default_factory=list)
+    """Directories of further packages that are installed for every ``koala``."""
 
     def __post_init__(self) -> None:
         """Write the site file."""
@@ -135,7 +137,8 @@ class Koala:
         """The environment of every ``koala``: nothing of the shell around the tests."""
         roots = dict.fromkeys(str(Path(module.__file__ or "").parents[1]) for module in (koala_adapter, koala_local))
         kept = {name: os.environ[name] for name in ("PATH", "HOME")}
-        return {**kept, "LC_ALL": "C.UTF-8", "PYTHONPATH": os.pathsep.join(roots), "TMPDIR": str(self.directory)}
+        path = os.pathsep.join((*map(str, self.packages), *roots))
+        return {**kept, "LC_ALL": "C.UTF-8", "PYTHONPATH": path, "TMPDIR": str(self.directory)}
 
     def run(self, *arguments: str, check: int | None = 0, **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - passed on
         """Run one command to its end; ``check``: the exit code it must have. Nobody is ever shown a traceback."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import anyio
@@ -123,7 +124,6 @@ async def test_two_numbers(tmp_path: Path) -> None:
     found = await tried(LocalLrm, 2, tmp_path)
     assert all(result.ok for result in found.values())
     assert "told them apart" in found["numbers"].found
-    assert "the bound of requests" not in found["released"].found
 
 
 async def test_one_number_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,9 @@ async def test_a_listing_that_comes_late(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(trialplaceholder, "GOING_TIME", 0.01)
     found = await tried(Delayed, 2, tmp_path)
     assert all(result.ok for result in found.values())
-    assert "for 30.0 s of which nobody looked: the bound of requests was reached" in found["released"].found
+    told = re.search(r"for (\S+) s of which nobody looked, to stay within the bound", found["released"].found)
+    assert told is not None
+    assert float(told[1]) >= 30.0
 
 
 async def test_placeholders_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

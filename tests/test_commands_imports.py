@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,3 +59,17 @@ def test_handing_a_job_to_a_service_imports_nothing_of_a_service(koala: Koala, c
     found = imported_packages(koala.command(command, koala.job("true"))[1:], koala.environment)
     assert {"click", "koala_local", "pydantic"} <= found
     assert found.isdisjoint({"cryptography", "koala_slurm", "koala_sge", "structlog"})
+
+
+def test_a_service_does_without_what_few_jobs_need() -> None:
+    """`koala run` on Slurm is a service: what drives DRMAA libraries and what applications negotiate by come later."""
+    few = {
+        "koala_drmaa.protocol",
+        "koala_drmaa.transport",
+        "lxml",
+        "koala_adapter.negotiation.applicationside",
+        "http.client",
+    }
+    program = "import sys, koala_slurm.lrm, koala_adapter.cli.innerservice; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert few.isdisjoint(done.stdout.split())

@@ -11,11 +11,21 @@ import pytest
 
 from tests.local_koala import Gate, Koala, eventually
 from tests.taskqueue import expected_sum, write_taskqueue
+from tests.unit.policies.installed import ENTRY_POINTS, EXAMPLES, install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+BROKEN = """
+from koala_adapter.dynaco.sizerules import UsableSizes
+from koala_adapter.policies import PolicyDefinition, PolicyKind
+
+def make():
+    return UsableSizes("broken", lambda processors: 1 // 0)
+
+BROKEN = PolicyDefinition(kind=PolicyKind.SIZES, name="broken", summary="fails", factory=make)
+"""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -142,6 +152,45 @@ def test_an_owner_resizes_a_job(koala: Koala) -> None:
     assert "name one of: worker" in koala.inside("resize", "1", "1", "--component", "head", check=240).stderr
     koala.inside("cancel", "1")
     assert "has ended" in koala.inside("resize", "1", "2", check=240).stderr
+    eventually(lambda: koala.placeholders() == [])
+
+
+SQUARES = """
+name = "squares"
+kind = "malleable"
+runner = "workers"
+walltime = 300
+[[components]]
+name = "worker"
+command = ["sleep", "900"]
+minimum = 1
+maximum = 9
+cluster = "{}"
+sizes = "{}"
+"""
+
+
+@pytest.mark.nightly
+def test_sizes_by_a_rule_that_is_installed(koala: Koala, tmp_path: Path) -> None:
+    """Four processors make a square, three do not. Where a rule fails, its job keeps its size, and says why."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    install(packages, f"{ENTRY_POINTS}sizes.broken = brokensizes:BROKEN\n")
+    (packages / "brokensizes.py").write_text(BROKEN)
+    koala.packages += [packages, EXAMPLES]
+    koala.serve()
+    for name, cluster in (("square-grids", "alpha"), ("broken", "beta")):
+        path = koala.directory / f"{name}.toml"
+        path.write_text(SQUARES.format(cluster, name))
+        koala.run("submit", str(path))
+        eventually(lambda: sum(sizes(koala).values()) == 4)
+    assert "near are 1 and 4" in koala.inside("resize", "1", "3", check=240).stderr
+    eventually(lambda: "raises ZeroDivisionError" in koala.json("status", "2")["explanation"])
+    assert (koala.state_of("2"), sum(sizes(koala, "2").values())) == ("running", 1)
+    koala.inside("resize", "1", "1")
+    eventually(lambda: sum(sizes(koala).values()) == 1)
+    for job in ("1", "2"):
+        koala.inside("cancel", job)
     eventually(lambda: koala.placeholders() == [])
 
 

@@ -40,5 +40,5 @@ def test_a_day_and_a_job_are_drawn(koala: Koala) -> None:
         assert (job["job"], job["name"], job["state"], job["processors"]) == ("1", "drawn", "completed", "4")
         told = (out / "data" / "clusters.csv").read_text(encoding="utf-8").splitlines()
         assert [row["cluster"] for row in csv.DictReader(told)] == ["alpha", "beta"]
-    assert "units s, m, h, d, w" in koala.inside("report", "--since", "yesterday", check=2).stderr
+    assert "found 'yesterday', allowed is" in koala.inside("report", "--since", "yesterday", check=2).stderr
     assert "Either JOB or --since" in koala.inside("report", check=2).stderr

@@ -17,7 +17,7 @@ def require_not_cleaned(journal: Journal, job_id: str, wall_offset: float) -> No
 
     ``wall_offset``: seconds to add to a time of the service clock for people's.
     """
-    cleaned_at = journal.cleaned_at(job_id)
+    cleaned_at = journal.finished.cleaned_at(job_id)
     if cleaned_at is not None:
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(cleaned_at + wall_offset))
         hint = "it had ended long before; its output and its report are gone for good"

@@ -137,7 +137,7 @@ def read_record(directory: Path, policies: Policies, *, archived: int = 0) -> Jo
         return JournalView(directory=directory, scheduler=Scheduler(policies=policies))
     with Journal(directory / JOURNAL_NAME, read_only=True) as journal:
         scheduler = rebuilt(WithPolicies(journal, policies), partial(Scheduler, policies=policies))
-        reports = [adapter_of(JobReport).validate_json(text) for text in reversed(journal.latest_archived(archived))]
+        reports = [adapter_of(JobReport).validate_json(text) for text in reversed(journal.finished.latest(archived))]
         return JournalView(
             directory=directory,
             scheduler=scheduler,

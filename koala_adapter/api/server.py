@@ -195,7 +195,7 @@ class Server:
         try:
             return live_report(self._service, self._service.scheduler.job(job_id).job.id)
         except JobNotFoundError:
-            archived = self._service.journal.archived(job_id)
+            archived = self._service.journal.finished.report(job_id)
             if archived is None:
                 require_not_cleaned(self._service.journal, job_id, self._service.clock.offset)
                 raise
@@ -204,7 +204,7 @@ class Server:
     def _reports(self, limit: int) -> list[JobReport]:
         live = [live_report(self._service, job_id) for job_id in list(self._service.state.jobs)[-limit:]]
         known = {report.id for report in live}
-        texts = self._service.journal.latest_archived(limit)
+        texts = self._service.journal.finished.latest(limit)
         archived = [of_the_past(adapter_of(JobReport).validate_json(text)) for text in texts]
         reports = [report for report in archived if report.id not in known] + live
         return sorted(reports, key=in_order)[-limit:]

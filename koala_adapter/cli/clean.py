@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter.cli.durations import in_seconds
 from koala_adapter.cli.session import EXIT_FAILURE, command_body, json_option, pass_session
 
 if TYPE_CHECKING:
@@ -20,25 +21,12 @@ MOST_NAMED = 20
 """Jobs in one line."""
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Return the seconds of a duration such as 30d. Raises click's error for what is no duration."""
-    from koala_adapter.config.fields import DURATION_WORDS, NotAllowedError, parse_duration
-
-    try:
-        found = parse_duration(value)
-    except NotAllowedError as error:
-        raise click.BadParameter(f"found {value!r}, allowed is {error}", ctx, param) from error
-    if not isinstance(found, int | float) or found < 0:
-        raise click.BadParameter(f"found {value!r}, allowed is {DURATION_WORDS}", ctx, param)
-    return float(found)
-
-
 @click.command()
 @click.option(
     "--older",
     required=True,
     metavar="TIME",
-    callback=_seconds,
+    callback=in_seconds,
     help="Time since the end of a job, at least, such as 30d.",
 )
 @click.option("--dry-run", is_flag=True, help="Only tell what would be removed.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter.cli.manualpage import page_text
 from koala_adapter.cli.session import command_body, pass_session
 from koala_adapter.cli.shippedfiles import chosen, shipped, shown_name, summary
 
@@ -119,7 +120,7 @@ def completion(shell: str) -> None:
 def _show(kind: str, pattern: str, name: str | None, *, listed_by: str) -> None:
     files = shipped(kind, pattern)
     if name is not None:
-        text = SCHEMA_LINE.sub("", chosen(files, name, listed_by=listed_by).read_text(encoding="utf-8"))
+        text = SCHEMA_LINE.sub("", page_text(chosen(files, name, listed_by=listed_by)))
         if kind == "docs" and sys.stdout.isatty():
             click.echo_via_pager(text)
         else:

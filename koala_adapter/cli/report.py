@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from koala_adapter.cli.durations import in_seconds
 from koala_adapter.cli.jobs import job_information
 from koala_adapter.cli.session import command_body, pass_session
 
@@ -18,25 +18,13 @@ if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
 
 MOST_JOBS = 10_000
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-class Span(click.ParamType[float]):
-    """How long ago, such as ``90m`` or ``1d``; in seconds."""
-
-    name = "span"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds."""
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", str(value))
-        if found is None:
-            self.fail(f"{value!r} is not a number with one of the units s, m, h, d, w, such as 90m or 1d", param, ctx)
-        return float(found[1]) * UNITS[found[2]]
 
 
 @click.command()
 @click.argument("job_id", metavar="[JOB]", required=False)
-@click.option("--since", type=Span(), metavar="SPAN", help="What went on so long ago or later, such as 12h or 1d.")
+@click.option(
+    "--since", callback=in_seconds, metavar="TIME", help="What went on so long ago or later, such as 12h or 1d."
+)
 @click.option(
     "--out",
     "-o",
@@ -60,7 +48,7 @@ def report(session: Session, job_id: str | None, since: float | None, directory:
       koala report --since 1d --out monday
     """
     if (job_id is None) == (since is None):
-        raise click.UsageError("report what? Either JOB or --since SPAN.")
+        raise click.UsageError("report what? Either JOB or --since TIME.")
     from koala_adapter.history.picture import history
     from koala_adapter.simulation.figures import check_matplotlib
     from koala_adapter.simulation.report import Heading, write_result

@@ -17,8 +17,8 @@ from koala_adapter.batchsystem.startlog import StartLog
 from koala_adapter.batchsystem.starts import PATIENCE, Patience, Starts
 from koala_adapter.cli import ordertext
 from koala_adapter.cli.metricsport import metrics_port_option, tell_metrics
+from koala_adapter.cli.orderscreen import OrderScreen
 from koala_adapter.cli.queuepolicy import QueuePolicy
-from koala_adapter.cli.schedulescreen import Screen
 from koala_adapter.cli.session import command_body, json_option, pass_session
 from koala_adapter.cli.stopping import stop_on_signal, under_supervision
 from koala_adapter.config.sitefile import shortest_poll_interval
@@ -255,7 +255,9 @@ async def _run(session: Session, config: ClusterConfig, plan: Plan, directory: P
     lrm, commands = make_lrm(config, session.plugins, session.directory, owner=True)
     meter = QueueMeter(config.name)
     watch_commands(meter.meter, config.name, commands)
-    screen = Screen(session, config.name, what=str(plan), shadow=plan.shadow, as_json=plan.as_json, meter=meter)
+    doing = "watches" if plan.shadow else "schedules"
+    session.remark(f"koala {doing} cluster {config.name}: {plan}; Ctrl-C ends it")
+    screen = OrderScreen(session, config.name, meter, as_json=plan.as_json)
     shortest = max(SHORTEST, shortest_poll_interval(config.requests_as_owner, 2 * lrm.requests_per_poll))
     pace = Pace(interval=max(config.poll_interval, shortest), shortest=shortest)
     try:
@@ -290,7 +292,7 @@ async def _require_rights(lrm: Lrm, session: Session, *, first: bool) -> None:
             session.remark(f"{result.subject}: {result.found}; {result.remedy}")
 
 
-async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path) -> None:
+async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: OrderScreen, path: Path) -> None:
     record = StartLog(path)
     watcher = PacedWatcher(lrm, pace, on_trouble=screen.trouble, clock=ServiceClock(before=record.clock))
     record.note_clock(watcher.clock.reading())
@@ -315,7 +317,7 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: Screen, path: Path
         screen.farewell(overview(mirror))
 
 
-async def _shadow(watcher: PacedWatcher, plan: Plan, screen: Screen) -> None:
+async def _shadow(watcher: PacedWatcher, plan: Plan, screen: OrderScreen) -> None:
     shadow = Shadow(plan.make_scheduler, plan.rules)
     screen.meter.read_shadow(shadow.report)
     try:

@@ -26,7 +26,8 @@ from koala_adapter.config.fields import (
     Whole,
 )
 from koala_adapter.config.parametertables import values_of, with_parameters
-from koala_adapter.model import ClusterName, Directives, MpiResize
+from koala_adapter.model import ClusterName, MpiResize
+from koala_adapter.plugin.directives import Directives
 from koala_adapter.plugin.limits import URGENT_SHARE, WINDOW
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from koala_adapter.errors import LrmError, LrmUnsupportedError
-from koala_adapter.model import ClusterName, Directives, HoldOwner, LrmJobState
+from koala_adapter.model import ClusterName, HoldOwner, LrmJobState
+from koala_adapter.plugin.directives import Directives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -36,14 +36,14 @@ class Archive:
     def catch_up(self) -> None:
         """Keep the reports of what had ended before a kill. Raises JournalBlockedError."""
         for job_id, record in self._state().jobs.items():
-            if record.state.final and self._journal.archived(job_id) is None:
+            if record.state.final and self._journal.finished.report(job_id) is None:
                 self.keep(job_id)
 
     def keep(self, job_id: JobId) -> None:
         """Keep the report of a finished job as it is now, in place of an earlier one. Raises JournalBlockedError."""
         record = self._state().jobs[job_id]
         finished_at = record.finished_at or self._state().now or 0.0
-        self._journal.archive(job_id, finished_at, self._make_report(job_id))
+        self._journal.finished.keep(job_id, finished_at, self._make_report(job_id))
 
     def ended(self, job_id: JobId) -> None:
         """Keep the report of a job that has just ended. Raises JournalBlockedError."""

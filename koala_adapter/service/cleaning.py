@@ -71,9 +71,9 @@ class Cleaning:
         """Return what is to be removed. Raises JournalError."""
         records = self._state.jobs
         old = {id_: None for id_, record in records.items() if self._is_over(record)}
-        lengths = dict(self._journal.archived_before(self._ended_before))
+        lengths = dict(self._journal.finished.before(self._ended_before))
         old |= {JobId(id_): None for id_ in lengths if id_ not in records}
-        reports = [json.loads(body) for body in self._journal.archived_since(self._ended_before)]
+        reports = [json.loads(body) for body in self._journal.finished.since(self._ended_before)]
         needed = self._needed_sweeps(old, reports)
         jobs = [id_ for id_ in old if id_ not in needed]
         unfinished = [id_ for id_, record in records.items() if not record.state.final or record.live]
@@ -110,7 +110,7 @@ class Cleaning:
             name = path.name
             if name in jobs or name.startswith(CLEANED):
                 yield path
-            elif name not in kept and (self._journal.cleaned_at(name) is not None or self._is_old(path)):
+            elif name not in kept and (self._journal.finished.cleaned_at(name) is not None or self._is_old(path)):
                 yield path  # of a job that a killed cleaning has given up, or that was never taken in
 
     def _windows(self) -> list[Path]:
@@ -141,7 +141,7 @@ class Cleaning:
         remembered = tuple(id_ for id_ in chosen.jobs if id_ in self._state.jobs)
         if remembered:
             forget(remembered)
-        self._journal.clean(chosen.jobs, self._now)
+        self._journal.finished.clean(chosen.jobs, self._now)
         renamed = []
         for path in chosen.paths["directories"]:
             new = path if path.name.startswith(CLEANED) else path.with_name(f"{CLEANED}{path.name}")

@@ -26,12 +26,13 @@ from koala_adapter.model import BatchKey, PlaceholderId
 from koala_adapter.scheduler.batchnumbers import NumberedBatch, batch_number
 from koala_adapter.scheduler.events import EVENT_TYPES, Configured, Event
 from koala_adapter.service.defects import SetAside, sentences
+from koala_adapter.service.finishedjobs import TABLES, FinishedJobs
 from koala_adapter.service.negotiationstore import NegotiationStore
 from koala_adapter.service.snapshots import head, restored, rows
 from koala_adapter.vjm.credentials import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator
     from pathlib import Path
     from typing import Self
 
@@ -53,8 +54,6 @@ CREATE TABLE IF NOT EXISTS submissions (
     batch TEXT PRIMARY KEY, submitted_at REAL NOT NULL, job TEXT NOT NULL, component TEXT NOT NULL,
     cluster TEXT NOT NULL, count INTEGER NOT NULL
 );
-CREATE TABLE IF NOT EXISTS finished (id TEXT PRIMARY KEY, finished_at REAL NOT NULL, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS cleaned (id TEXT PRIMARY KEY, cleaned_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS set_aside (number INTEGER PRIMARY KEY, time REAL NOT NULL, type TEXT NOT NULL,
     body TEXT NOT NULL, failure TEXT NOT NULL);
 """
@@ -123,11 +122,13 @@ class Journal:
                 self._database = sqlite3.connect(path, isolation_level=None)
                 self._database.execute("PRAGMA journal_mode=WAL")
                 self._database.execute("PRAGMA synchronous=NORMAL")
-                self._database.executescript(_SCHEMA)
+                self._database.executescript(_SCHEMA + TABLES)
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"{path}: cannot open the journal: {error}", hint="check the state directory") from error
         self.negotiations = NegotiationStore(self._execute, read_only=read_only)
         """What applications and koala said to each other."""
+        self.finished = FinishedJobs(self._execute, self.negotiations)
+        """Reports of jobs that have ended."""
         found = self.value("schema")
         if found is not None and found not in _READABLE:
             raise JournalError(
@@ -377,49 +378,3 @@ class Journal:
     def batches_with_secrets(self) -> list[BatchKey]:
         """Return the submissions whose secrets are kept."""
         return [BatchKey(row[0]) for row in self._execute("SELECT batch FROM tokens")]
-
-    def archive(self, job_id: str, finished_at: float, body: str) -> None:
-        """Keep the report (JSON) of a finished job."""
-        self._execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?)", (job_id, finished_at, body))
-
-    def archived(self, job_id: str) -> str | None:
-        """Return the report of a finished job."""
-        row = self._execute("SELECT body FROM finished WHERE id = ?", (job_id,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def latest_archived(self, limit: int) -> list[str]:
-        """Return the reports of the jobs that finished last, newest first."""
-        rows = self._execute("SELECT body FROM finished ORDER BY finished_at DESC LIMIT ?", (limit,))
-        return [str(row[0]) for row in rows]
-
-    def archived_before(self, limit: float) -> list[tuple[str, int]]:
-        """Return id and length of the report of each job that finished before ``limit``, oldest first."""
-        rows = self._execute(
-            "SELECT id, length(CAST(body AS BLOB)) FROM finished WHERE finished_at < ? ORDER BY finished_at", (limit,)
-        )
-        return [(str(row[0]), int(row[1])) for row in rows]
-
-    def archived_since(self, limit: float) -> list[str]:
-        """Return the reports of the jobs that finished at ``limit`` or later."""
-        return [str(row[0]) for row in self._execute("SELECT body FROM finished WHERE finished_at >= ?", (limit,))]
-
-    def clean(self, job_ids: Iterable[str], now: float) -> None:
-        """Drop what is kept of finished jobs, but for the fact that it was. Raises JournalBlockedError."""
-        self._execute("BEGIN IMMEDIATE")
-        try:
-            for job_id in job_ids:
-                self._execute("INSERT OR REPLACE INTO cleaned VALUES (?, ?)", (job_id, now))
-                self._execute("DELETE FROM finished WHERE id = ?", (job_id,))
-                self.negotiations.drop(job_id)
-            self._execute("COMMIT")
-        except JournalError:
-            with suppress(sqlite3.Error):
-                self._database.execute("ROLLBACK")
-            raise
-
-    def cleaned_at(self, job_id: str) -> float | None:
-        """Return when what was kept of a job was dropped; None: it was not, or there is no such job."""
-        if not self._has("cleaned"):
-            return None
-        row = self._execute("SELECT cleaned_at FROM cleaned WHERE id = ?", (job_id,)).fetchone()
-        return None if row is None else float(row[0])

@@ -59,7 +59,7 @@ SECOND_TIME = 60.0
 WAITING_TIME = 4.0
 """The same when it waits: there may be no room for it."""
 GONE = frozenset({LrmJobState.ENDED})
-WORTH_TELLING = 1.0
+WORTH_TELLING = 5.0
 """Seconds for which the bound of requests has kept us from looking, at least, where it is told."""
 
 
@@ -86,6 +86,7 @@ class Trial:
         self._timeout = timeout
         self._tell = tell
         self._put_off = put_off
+        self._paused = 0.0
         self._batch = BatchKey(f"koala-{secrets.token_hex(4)}-1")
         count = min(COUNT, config.parameters.placeholders_in_flight)
         numbers = [PlaceholderId(batch=self._batch, index=index) for index in range(1, count + 1)]
@@ -178,7 +179,9 @@ class Trial:
 
     async def _pause(self) -> None:
         """Wait until the LRM should be looked at again: check must not use up the requests that it needs itself."""
-        await anyio.sleep(self._pace.pause(anyio.current_time()))
+        begun = anyio.current_time()
+        await anyio.sleep(self._pace.pause(begun))
+        self._paused += anyio.current_time() - begun
 
     def _silent(self) -> list[PlaceholderId]:
         return [id_ for id_, visit in self._visits.items() if visit.agent is None]
@@ -264,15 +267,15 @@ class Trial:
 
     async def _leave(self) -> CheckResult:
         """See the placeholders gone. The bound of requests may put looks off: what they show decides, not when."""
-        begun, put_off_before = time.monotonic(), self._put_off()
+        begun, unseen_before = time.monotonic(), self._unseen()
         while True:
             asked_after = time.monotonic() - begun
             if not await self._look():
                 self._left = True
                 found = f"seen gone {time.monotonic() - begun:.1f} s after it was released"
-                put_off = self._put_off() - put_off_before
-                if put_off >= WORTH_TELLING:
-                    found += f", for {put_off:.1f} s of which nobody looked: the bound of requests was reached"
+                unseen = self._unseen() - unseen_before
+                if unseen >= WORTH_TELLING:
+                    found += f", for {unseen:.1f} s of which nobody looked, to stay within the bound of requests"
                 return _good("released", found)
             if asked_after >= GOING_TIME:
                 break
@@ -281,6 +284,10 @@ class Trial:
         if self._trouble:
             return _bad("released", f"nobody knows whether it has gone: {self._trouble}", remedy)
         return _bad("released", f"still listed {asked_after:.0f} s after it was released", remedy)
+
+    def _unseen(self) -> float:
+        """Return for how many seconds nobody has looked so far, for the sake of the bound of requests."""
+        return self._paused + self._put_off()
 
     async def _clean_up(self) -> None:
         if not self._left:

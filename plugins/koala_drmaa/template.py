@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import PurePath
 
-    from koala_adapter.model import Directives
     from koala_adapter.plugin import Submission
+    from koala_adapter.plugin.directives import Directives
 
 SHELL = "/bin/sh"
 EVERYWHERE = "/tmp"  # noqa: S108 - working directory that exists on each node; nothing is written there by us

@@ -15,7 +15,7 @@ from koala_adapter.errors import LrmRejectedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from koala_adapter.model import Directives
+    from koala_adapter.plugin.directives import Directives
 
 OURS = frozenset({"-N", "-J", "-v", "-C"})
 """Flags without which a submission could not be recognized again, or its script would be read for directives."""

@@ -22,8 +22,8 @@ from koala_pbs.jobs import INDEX_VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.model import Directives
     from koala_adapter.plugin import Submission
+    from koala_adapter.plugin.directives import Directives
     from koala_pbs.settings import PbsSettings
 
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9._+-]{0,229}", re.ASCII)

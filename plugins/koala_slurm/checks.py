@@ -21,7 +21,8 @@ from koala_slurm.submission import dry_run_command, sbatch_command
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from koala_adapter.model import Directives, Queue
+    from koala_adapter.model import Queue
+    from koala_adapter.plugin.directives import Directives
     from koala_slurm.client import SlurmCommands
     from koala_slurm.controller import ControllerConfig
     from koala_slurm.settings import SlurmSettings

@@ -13,7 +13,7 @@ from koala_adapter.errors import LrmRejectedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from koala_adapter.model import Directives
+    from koala_adapter.plugin.directives import Directives
 
 SHORT_NAMES: Mapping[str, str] = {
     "-A": "--account",

@@ -18,8 +18,8 @@ from koala_slurm.durations import minutes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from koala_adapter.model import Directives
     from koala_adapter.plugin import Submission
+    from koala_adapter.plugin.directives import Directives
     from koala_slurm.settings import SlurmSettings
 
 IN_TEMPLATE = frozenset(

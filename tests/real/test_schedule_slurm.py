@@ -35,7 +35,7 @@ SITE_PIECE = Path(__file__).parents[2] / "conf" / "job_submit.lua"
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run a cluster whose jobs come in held by the site's submission piece through the module; tests take `cluster`."""
-    require(missing_for_slurm())
+    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster("sched", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
     (cluster.directory / SITE_PIECE.name).write_text(SITE_PIECE.read_text())
     with cluster:

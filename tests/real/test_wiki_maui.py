@@ -85,7 +85,7 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WikiServing]:
     """Serve a cluster of four nodes of eight processors, three of them with features."""
-    require(missing_for_slurm())
+    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster("shapes", nodes=4, cpus=8, settings=SETTINGS, gres=("fpga", 1))
     (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
     with cluster:

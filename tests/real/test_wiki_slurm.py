@@ -35,7 +35,7 @@ USER = "nobody"
 @pytest.fixture(scope="module")
 def module_cluster() -> Iterator[SlurmCluster]:
     """Run a cluster of four nodes of eight processors with the site's piece through the module."""
-    require(missing_for_slurm())
+    require(missing_for_slurm(lua=True))
     cluster = SlurmCluster("wiki", nodes=4, cpus=8, settings={"JobSubmitPlugins": "lua"})
     (cluster.directory / "job_submit.lua").write_text(PIECE.read_text())
     with cluster:

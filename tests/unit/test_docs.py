@@ -18,8 +18,9 @@ from koala_adapter import errors
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.model import Directives, JobId
+from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
+from koala_adapter.plugin.directives import Directives
 from koala_adapter.scheduler.actions import Action
 from koala_adapter.scheduler.events import EVENT_TYPES
 from koala_slurm.directives import problem_of
@@ -211,6 +212,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = [match["target"].partition("#")[0] for match in LINK.finditer(page.read_text(encoding="utf-8"))]
     local = [target for target in targets if target and "://" not in target]
     assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_rectangular(page: Path) -> None:
+    """Each row of a table has as many cells as its head: of a row in the wrong table no tool complains."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = table.splitlines()
+        assert [row for row in rows if cells(row) != cells(rows[0])] == []
+
+
+def cells(row: str) -> int:
+    """Return the number of cells of a row of a table."""
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
 
 
 def test_paths_in_our_repository_exist() -> None:

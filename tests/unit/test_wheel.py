@@ -12,6 +12,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import koala_adapter
+from koala_adapter.cli.manualpage import page_text
 from koala_adapter.cli.shippedfiles import shipped
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,18 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
     """Built of a copy, so that nothing is written into the sources; the copy then has nothing but what was built."""
-    for name in ("conf", "docs", "koala_adapter", "plugins", "man", "setup.py", "setup.cfg", "README.md", "LICENSE"):
+    for name in (
+        "conf",
+        "docs",
+        "examples",
+        "koala_adapter",
+        "plugins",
+        "man",
+        "setup.py",
+        "setup.cfg",
+        "README.md",
+        "LICENSE",
+    ):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
         else:
@@ -34,6 +46,8 @@ def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
         files = {file.name: file.read_bytes() for file in shipped(kind, pattern)}
         assert files
         assert {file.name: file.read_bytes() for file in (package / "shipped" / kind).glob(pattern)} == files
+    for page in (package / "shipped" / "docs").glob("*.md"):
+        assert page_text(page) == page_text(ROOT / "docs" / page.name)
     assert {file.name for file in (package / "cli" / "completions").iterdir()} == {"koala.bash", "_koala", "koala.fish"}
 
 

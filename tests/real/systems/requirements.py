@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koala_drmaa.environment import drmaa_library_places, first_library
-from tests.real.systems.processes import SLURM_PATH, SYSTEM_PATH
+from tests.real.systems.processes import OTHER_SLURM, SLURM_PATH, SYSTEM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SLURM: Mapping[str, str] = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
+LUA = "lib/slurm/job_submit_lua.so"
+"""What runs a script at each submission, in a Slurm that was built with Lua."""
 MUNGE: Mapping[str, str] = {"munged": "munge"}
 GRID_ENGINE: Mapping[str, str] = {
     "/usr/lib/gridengine/sge_qmaster": "gridengine-master",
@@ -46,14 +48,18 @@ def _missing(programs: Mapping[str, str], *, root: bool) -> list[str]:
     return lacking
 
 
-def missing_for_slurm(*, munge: bool = False) -> list[str]:
+def missing_for_slurm(*, munge: bool = False, lua: bool = False) -> list[str]:
     """Say what is missing for a Slurm cluster; with `munge` for one with several users. Empty: nothing.
+
+    ``lua``: its controller runs a script at each submission. Debian's always can.
 
     Where KOALA_TEST_SLURM names a Slurm, no other will do: it would be tested in the name of that one.
     """
     if not SLURM_PATH:
         return _missing({**SLURM, **(MUNGE if munge else {})}, root=True)
     lacking = [program for program in SLURM if not shutil.which(program, path=SLURM_PATH)]
+    if lua and OTHER_SLURM is not None and not (OTHER_SLURM / LUA).exists():
+        lacking.append(LUA)
     return [
         *(f"{name} in {SLURM_PATH} (KOALA_TEST_SLURM)" for name in lacking),
         *_missing(MUNGE if munge else {}, root=True),

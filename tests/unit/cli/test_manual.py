@@ -99,6 +99,16 @@ def test_lists_say_what_each_is(kind: str, pattern: str) -> None:
         assert chosen(files, file.name, listed_by="") == file
 
 
+def test_pages_show_what_they_include() -> None:
+    """Whole files, the lines that are named, and single functions, as in the rendered manual."""
+    pages = {file.stem: CliRunner().invoke(koala, ["docs", file.stem]).output for file in shipped("docs", "*.md")}
+    assert [name for name, text in pages.items() if "literalinclude" in text] == []
+    assert "```python\n# SPDX-License-Identifier: Apache-2.0\n" in pages["plugins"]
+    assert "class TinyqLrm(Lrm):" in pages["plugins"]
+    assert "```python\ndef main(" in pages["malleable"]
+    assert "```c\n    connection = NT_Connect(" in pages["negotiation"]
+
+
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     """And nothing outside is ever read."""
     for name in ("../setup", "nothing"):

@@ -21,7 +21,7 @@ from koala_adapter.config.sitemodel import (
     SiteConfig,
 )
 from koala_adapter.errors import ConfigurationError
-from koala_adapter.model import Directives
+from koala_adapter.plugin.directives import Directives
 from koala_adapter.plugin.limits import RequestWindow
 from koala_adapter.scheduler.parameters import ClusterParameters
 from tests.unit.config.toml_text import plugin, replaced, toml_file, values

@@ -16,8 +16,9 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
-from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobId, LrmJobState
+from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.plugin import Submission
+from koala_adapter.plugin.directives import Directives
 from koala_drmaa.classify import error_of, is_ending, kind_of_exception, kind_of_text
 from koala_drmaa.environment import HelperLaunch, Loading, first_library
 from koala_drmaa.libraries import GRID_ENGINE, LIBRARIES, OTHER, PBS, SLURM, Library, library_of

@@ -9,8 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.model import BatchKey, Directives
+from koala_adapter.model import BatchKey
 from koala_adapter.plugin import Submission
+from koala_adapter.plugin.directives import Directives
 from koala_adapter.testing import new_context
 from koala_drmaa.transportchoice import one_text
 from koala_pbs import submission as pbs

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmNotFoundError, LrmRejectedError, LrmUnavailableError, LrmUnreachableError
-from koala_adapter.model import BatchKey, Directives, EndReason, Node, NodeState
+from koala_adapter.model import BatchKey, EndReason, Node, NodeState
 from koala_adapter.plugin import Submission
 from koala_adapter.plugin.commands import CommandResult
+from koala_adapter.plugin.directives import Directives
 from koala_pbs import control
 from koala_pbs.directives import problem_of
 from koala_pbs.jobids import array_index, array_of, checked, compacted, element_ids

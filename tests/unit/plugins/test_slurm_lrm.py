@@ -15,8 +15,9 @@ from koala_adapter.errors import (
     LrmUnavailableError,
     LrmUnsupportedError,
 )
-from koala_adapter.model import BatchKey, Directives, EndReason, LrmJobId, LrmJobState
+from koala_adapter.model import BatchKey, EndReason, LrmJobId, LrmJobState
 from koala_adapter.plugin import Submission
+from koala_adapter.plugin.directives import Directives
 from koala_adapter.testing import RecordingRunner, eventually, new_context
 from koala_slurm import PLUGIN, SlurmSettings
 from koala_slurm.controller import parse_config

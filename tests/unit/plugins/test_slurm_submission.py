@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koala_adapter.errors import LrmRejectedError
-from koala_adapter.model import BatchKey, Directives
+from koala_adapter.model import BatchKey
 from koala_adapter.plugin import Submission
+from koala_adapter.plugin.directives import Directives
 from koala_slurm.directives import problem_of
 from koala_slurm.settings import SlurmSettings
 from koala_slurm.submission import dry_run_command, parse_job_id, sbatch_command

@@ -61,7 +61,7 @@ def lived_in(directory: Path) -> Path:
             journal.append(event)
         for id_, days in ((ARCHIVED, 40), (NEWER, 1)):
             report = job_report(id=id_, output_directory=str(directory / "jobs" / id_))
-            journal.archive(id_, time.time() - days * DAY, report.to_json())
+            journal.finished.keep(id_, time.time() - days * DAY, report.to_json())
     for id_, days in ((FINISHED, 40), (ARCHIVED, 40), (NEWER, 1), (WAITING, 40)):
         written(directory / "jobs" / id_ / "x" / "0.out", 3 * 1024**2, days=days)
     return directory
@@ -140,7 +140,7 @@ def test_negotiations_of_a_job_go_with_it(state: Path) -> None:
 def test_a_killed_cleaning_is_finished_by_the_next(state: Path) -> None:
     """Whether the directory had its new name already or not; a directory of no job that is new is left."""
     with Journal(state / "journal.sqlite") as journal:
-        journal.clean([ARCHIVED], time.time())
+        journal.finished.clean([ARCHIVED], time.time())
     (state / "jobs" / FINISHED).rename(state / "jobs" / f"{CLEANED}{FINISHED}")
     written(state / "jobs" / "500" / "x" / "0.out", 1, days=0)
     written(state / "jobs" / "501" / "x" / "0.out", 1, days=40)
@@ -169,7 +169,7 @@ def test_a_sweep_stays_while_a_later_job_goes_on_with_it(state: Path) -> None:
         progress = SweepProgress(
             total=2, done=1, failed=0, running=0, directory=str(state / "jobs" / ARCHIVED / "sweep")
         )
-        journal.archive(NEWER, time.time() - DAY, job_report(id=NEWER, sweep=progress).to_json())
+        journal.finished.keep(NEWER, time.time() - DAY, job_report(id=NEWER, sweep=progress).to_json())
     result = invoke(state, "clean", "--older", "30d")
     assert f"spared, since a later job goes on with their sweep: {ARCHIVED}" in result.stdout
     assert directories(state) == {WAITING, NEWER, ARCHIVED}

@@ -280,10 +280,10 @@ def test_no_database_is_told_as_such(tmp_path: Path) -> None:
 def test_reports_of_finished_jobs_are_found_newest_first(journal: Journal) -> None:
     """By id, or the latest ones; a job that is archived again replaces its report."""
     for number in range(5):
-        journal.archive(str(number), float(number), f"report {number}")
-    journal.archive("0", 9.0, "report 0 again")
-    assert journal.latest_archived(3) == ["report 0 again", "report 4", "report 3"]
-    assert (journal.archived("0"), journal.archived("7")) == ("report 0 again", None)
+        journal.finished.keep(str(number), float(number), f"report {number}")
+    journal.finished.keep("0", 9.0, "report 0 again")
+    assert journal.finished.latest(3) == ["report 0 again", "report 4", "report 3"]
+    assert (journal.finished.report("0"), journal.finished.report("7")) == ("report 0 again", None)
 
 
 def test_a_reader_sees_one_moment(journal: Journal) -> None:

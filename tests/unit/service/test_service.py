@@ -165,7 +165,7 @@ async def test_a_job_from_its_submission_to_its_end(served: Served) -> None:
         await until(lambda: service.state.jobs[id_].state is JobState.COMPLETED, service)
         served.lrm.all_jobs = ()
         await until(lambda: not service.state.placeholders, service)
-        assert service.journal.archived(id_) == f"report of {id_}"
+        assert service.journal.finished.report(id_) == f"report of {id_}"
         await until(lambda: not service.busy, service)
 
 

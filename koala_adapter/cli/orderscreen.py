@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``koala schedule`` shows of what goes on, and counts."""
+"""What ``koala schedule`` shows while it orders a queue or watches how it is ordered."""
 
 from __future__ import annotations
 
@@ -27,21 +27,17 @@ HAPPENING = TypeAdapter(JobEvent)
 SHADOW_REPORT = TypeAdapter(ShadowReport)
 
 
-class Screen:
+class OrderScreen:
     """Shows what goes on: lines of what happened, and on a terminal where the queue stands."""
 
-    def __init__(
-        self, session: Session, cluster: str, *, what: str, shadow: bool, as_json: bool, meter: QueueMeter
-    ) -> None:
-        """Nothing is shown yet but ``what``, the policy."""
+    def __init__(self, session: Session, cluster: str, meter: QueueMeter, *, as_json: bool) -> None:
+        """Nothing is shown yet."""
         self._session = session
         self.cluster = cluster
         self.meter = meter
         self._as_json = as_json
         self._status: Status | None = None
         self._failing = False
-        doing = "watches" if shadow else "schedules"
-        session.remark(f"koala {doing} cluster {cluster}: {what}; Ctrl-C ends it")
 
     def __enter__(self) -> None:
         """Begin the status line, if there is a terminal."""
