@@ -19,7 +19,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 _KNOWN = frozenset(
     {
-        "$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "default", "description", "enum", "items",
+        "$defs", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const", "default", "description", "enum", "items",
         "maxItems", "minItems", "prefixItems", "properties", "required", "title", "type", "x-version",
     }
 )  # fmt: skip
