@@ -19,8 +19,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 _KNOWN = frozenset(
     {
-        "$defs", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const", "default", "description", "enum", "items",
-        "maxItems", "minItems", "prefixItems", "properties", "required", "title", "type", "x-version",
+        "$defs", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const", "default", "description", "enum",
+        "items", "maxItems", "minItems", "prefixItems", "properties", "required", "title", "type", "x-version",
     }
 )  # fmt: skip
 
