@@ -33,16 +33,6 @@ SLOW_START = 8.0
 ORPHAN = "koala-{}-999999"
 
 
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
-
-
 @dataclass
 class UsedKoala(Koala):
     """A site without a service on which a job has run, for tests that leave it as it is."""
