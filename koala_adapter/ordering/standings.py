@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from koala_adapter.queueing.checkedqueue import CheckedQueue
 from koala_adapter.queueing.local_queue import why_waiting
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class _Queue:
         self._order: Sequence[LocalJob] = tuple(scheduler.waiting)
         self.reserved: Mapping[LocalJob, float] = dict(scheduler.reservations(now))
         self._free, self._processors = scheduler.free, scheduler.processors
+        self._trouble = scheduler.trouble if isinstance(scheduler, CheckedQueue) else ""
 
     @cached_property
     def _places(self) -> Mapping[LocalJob, int]:
@@ -51,7 +53,8 @@ class _Queue:
             return None
         position = place if job.processors <= self._processors else 0
         start = self.reserved.get(job)
-        reason = why_waiting(job, position, start, free=self._free, processors=self._processors)
+        known = why_waiting(job, position, start, free=self._free, processors=self._processors)
+        reason = self._trouble or known
         return Standing(position=position, queued=len(self._order), start=start, reason=reason)
 
 

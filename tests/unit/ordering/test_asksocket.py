@@ -18,6 +18,7 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
 from click.testing import CliRunner
 
+from koala_adapter.batchsystem.starts import Patience, Starts
 from koala_adapter.cli.koala import koala
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
 from koala_adapter.host.clock import ServiceClock
@@ -32,9 +33,14 @@ from koala_adapter.ordering.asksocket import (
     job_asked_for,
 )
 from koala_adapter.ordering.explanations import explain, explain_as_noted
+from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.ordering.mirror import Mirror
 from koala_adapter.ordering.publicpath import PublicPath
+from koala_adapter.queueing.backfill import Easy
+from koala_adapter.queueing.checkedqueue import CheckedQueues
 from koala_adapter.queueing.local_queue import ClusterScheduler
 from koala_adapter.queueing.policies import POLICIES
+from koala_adapter.queueing.priority import ARRIVAL
 from tests.unit.ordering.ordering_site import Listed
 
 if TYPE_CHECKING:
@@ -42,6 +48,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.ordering.explanations import Explanation
+    from koala_adapter.queueing.local_queue import LocalJob
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +144,25 @@ def test_before_the_first_decision_nothing_is_said_of_places() -> None:
     site.observe()
     found = explain_as_noted(site.mirror, "1")
     assert (found.phase, found.position, found.reserved_at) == ("waiting", None, None)
+
+
+class Failing(Easy):
+    """A site's own policy with a defect."""
+
+    def schedule(self, now: float) -> list[LocalJob]:
+        """Fail."""
+        raise ZeroDivisionError(now)
+
+
+def test_a_policy_at_fault_is_told_of() -> None:
+    """Nothing starts then, whatever is free."""
+    site, queues = Listed(), CheckedQueues(make=Failing, described="policy 'mine'", refused=lambda _: None)
+    site.mirror = Mirror(lambda: queues(0, weights=ARRIVAL), Rules(), Starts(Patience()))
+    site.submit("1", 8)
+    site.look()
+    found = explain_as_noted(site.mirror, "1")
+    assert "policy 'mine'" in found.reason
+    assert found == explain(site.mirror, "1", site.now)
 
 
 async def test_no_question_reaches_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
