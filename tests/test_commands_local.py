@@ -72,6 +72,14 @@ def test_run_prints_results_apart_from_progress(koala: Koala) -> None:
     assert koala.placeholders() == []
 
 
+def test_logs_say_where_something_is(koala: Koala) -> None:
+    """Who looks at the output of a program that has only complained is told where that is."""
+    koala.run("run", koala.job("echo broken >&2; exit 3", processors=1), check=3)
+    done = koala.inside("logs", "1")
+    assert (done.stdout, "koala logs 1 --stderr prints standard error" in done.stderr) == ("", True)
+    assert "left/0: broken" in koala.inside("logs", "1", "--stderr").stdout
+
+
 def test_first_line_of_all_is_marked(koala: Koala) -> None:
     """Lines are marked by the size of the job, although only one rank has written anything so far."""
     script = f"[ $KOALA_RANK = 1 ] || until [ -e {koala.directory}/go ]; do sleep 0.1; done; echo of $KOALA_RANK"

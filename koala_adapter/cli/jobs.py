@@ -296,5 +296,22 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
         from koala_adapter.sweeps.progress import where_output_is
 
         session.remark(where_output_is(report.sweep))
-    elif not printer.files and not follow and not report.over:
-        raise JobNotFoundError(f"job {job_id} has written nothing yet", hint="use -f to wait for it")
+    elif printer.silent:
+        _tell_silence(session, report, component, rank, errors=errors, waits=not follow and not report.over)
+
+
+def _tell_silence(
+    session: Session, report: JobReport, component: str | None, rank: int | None, *, errors: bool, waits: bool
+) -> None:
+    """Say where something is when there is nothing where it was looked for. Raises JobNotFoundError if it may come."""
+    from koala_adapter.api.logprinter import LogPrinter
+
+    other = LogPrinter(
+        Path(report.output_directory), component=component, rank=rank, suffix=".out" if errors else ".err"
+    )
+    if not other.silent:
+        here, there = ("standard error", "standard output") if errors else ("standard output", "standard error")
+        show = f"koala logs {report.id}" if errors else f"koala logs {report.id} --stderr"
+        session.remark(f"nothing on {here}; {show} prints {there}")
+    elif waits:
+        raise JobNotFoundError(f"job {report.id} has written nothing yet", hint="use -f to wait for it")
