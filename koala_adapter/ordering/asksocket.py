@@ -47,7 +47,7 @@ QUESTION_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 """A place is free again by then, whatever whoever asked does."""
 REST = 19
-"""Times as long as something took is rested after it: a twentieth of one processor is what asking can cost."""
+"""Times as long as something took is rested after it: letting in and answering get a twentieth of a processor each."""
 ROUND = 64
 """Connections that are taken in before it rests."""
 SHORTEST_REST = 0.001
