@@ -216,6 +216,8 @@ class JobRecord:
     """Order of start among malleable jobs; 0 until it runs."""
     ended_by: PlaceholderId | None = None
     """Placeholder whose end, as its agent told it, decided the outcome; its LRM may know better why it ended."""
+    launcher_over: bool = False
+    """Who speaks for all of its processes has ended well, or has said that all is done."""
     suspected: JobOutcome | None = None
     """What mpiexec said of its end while an agent was out of contact, whose loss may be the true cause."""
     outcome: JobOutcome | None = None
