@@ -11,7 +11,7 @@ from koala_adapter.scheduler.claiming.lifecycle import drop_if_forgotten, end_pl
 from koala_adapter.scheduler.claiming.reorganization import reassign_to_claiming
 from koala_adapter.scheduler.claiming.reuse import reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
-from koala_adapter.scheduler.lastranks import await_last_ranks, ranks_awaited
+from koala_adapter.scheduler.lastranks import await_last_ranks
 from koala_adapter.scheduler.malleable.adapting import process_lost, process_over
 from koala_adapter.scheduler.malleable.growing import check_taken
 from koala_adapter.scheduler.malleable.offers import drop_changes
@@ -117,7 +117,7 @@ def _all_over(record: JobRecord) -> bool:
     if record.job.runner is RunnerName.SWEEP:
         return record.launcher_over
     if record.job.launcher is Launcher.MPI:
-        return record.launcher_over and not ranks_awaited(record)
+        return record.launcher_over and not record.ranks_awaited()
     return all_done(record)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.model import EndReason, MpiResize, RunnerName
-from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from koala_adapter.scheduler.timers import TimerKind
 
@@ -21,14 +20,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0
 """Seconds in which the processes must have ended after a launcher that ended well."""
-
-
-def ranks_awaited(record: JobRecord) -> list[int]:
-    """Return the processes that have not ended; those that a growth was still to bring in need not have begun."""
-    changes = [claim.change for claim in record.claims if claim.change is not None]
-    new = {rank for change in changes if change.phase is ChangePhase.TAKING for rank in change.ranks}
-    over = record.ends.keys() | record.departed | new
-    return [rank.rank for rank in record.ranks if rank.rank not in over]
 
 
 def await_last_ranks(context: Context, record: JobRecord) -> None:
@@ -46,7 +37,7 @@ def last_ranks_timer(context: Context, record: JobRecord) -> None:
 
     What an agent has to tell that is out of contact is waited for: it comes back, or is taken as lost.
     """
-    left = ranks_awaited(record)
+    left = record.ranks_awaited()
     placeholders = [context.state.placeholders.get(record.ranks[rank].placeholder) for rank in left]
     if any(one is not None and one.silent_since is not None for one in placeholders):
         await_last_ranks(context, record)

@@ -266,6 +266,13 @@ class JobRecord:
                 return number
         return None
 
+    def ranks_awaited(self) -> list[int]:
+        """Return the processes that have not ended; those that a growth was still to bring in need not have begun."""
+        changes = [claim.change for claim in self.claims if claim.change is not None]
+        new = {rank for change in changes if change.phase is ChangePhase.TAKING for rank in change.ranks}
+        over = self.ends.keys() | self.departed | new
+        return [rank.rank for rank in self.ranks if rank.rank not in over]
+
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""
         if len(placeholders) == 1:  # of thousands that are lost one by one, each is among the first

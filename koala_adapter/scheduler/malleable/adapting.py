@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from koala_adapter.model import EndReason, Launcher
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
-from koala_adapter.scheduler.lastranks import ranks_awaited
 from koala_adapter.scheduler.malleable.growing import announce_withdrawal, check_taken, pause_growth, withdraw
 from koala_adapter.scheduler.malleable.jointgrowth import parts_of
 from koala_adapter.scheduler.malleable.shrinking import depart, release_over
@@ -140,7 +139,7 @@ def check_all_over(context: Context, record: JobRecord) -> None:
     if record.state is not JobState.RUNNING or not record.ends:
         return
     if record.job.launcher is Launcher.MPI:
-        over = record.launcher_over and not ranks_awaited(record)
+        over = record.launcher_over and not record.ranks_awaited()
     else:
         over = len(record.ends) + len(record.departed) == len(record.ranks)
     if over:
