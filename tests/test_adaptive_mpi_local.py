@@ -14,20 +14,10 @@ from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def size(koala: Koala, job: str = "1") -> int:
