@@ -98,7 +98,7 @@ def test_the_service_is_killed_between_two_changes(koala: Koala, mpich: Mpich, t
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("killed", ["$$", "$PPID"], ids=["program", "its shell"])
+@pytest.mark.parametrize("killed", ["$$", "$PPID $$"], ids=["program", "its shell, too"])
 def test_a_process_that_ends_badly_ends_the_job(koala: Koala, mpich: Mpich, tmp_path: Path, killed: str) -> None:
     """Whoever of them it is, however the others hang in MPI then, and though mpiexec may end with 0."""
     program = mpich.compile("nbody", tmp_path)
