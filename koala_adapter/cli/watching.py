@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from koala_adapter.api.reports import JobReport
+    from koala_adapter.cli.fittingtable import FittingTable
     from koala_adapter.cli.session import Session
 
 T = TypeVar("T")
@@ -53,8 +54,15 @@ class Watched:
         if not self._console.is_terminal:
             self._say({report.id: one_line(report) for report in reports} or {"": "no jobs"})
             return
-        fitting = reports[-max(1, self._console.height - OTHER_LINES) :]
-        self._live.update(jobs_table(fitting) if reports else "no jobs", refresh=True)
+        self._live.update(self._fitting(reports) if reports else "no jobs", refresh=True)
+
+    def _fitting(self, reports: Sequence[JobReport]) -> FittingTable:
+        """Return the table of the latest jobs that have room; where it is narrow, one has several lines."""
+        room = max(1, self._console.height - OTHER_LINES)
+        shown = reports[-room:]
+        while len(shown) > 1 and len(self._console.render_lines(jobs_table(shown))) >= self._console.height:
+            shown = shown[1:]
+        return jobs_table(shown)
 
     def show_one(self, report: JobReport) -> None:
         """Show one job in detail."""

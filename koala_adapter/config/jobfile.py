@@ -21,7 +21,7 @@ from koala_adapter.config.malleablejob import (
     signal_number,
 )
 from koala_adapter.config.mpiresize import mpi_resize, mpi_resize_problems
-from koala_adapter.config.sweepjob import sweep_of, sweep_problems
+from koala_adapter.config.sweepjob import sweep_of, sweep_problems, within_tasks
 from koala_adapter.config.tomlfile import Document, parse_document, read_document
 from koala_adapter.errors import ConfigurationError
 from koala_adapter.model import ClusterName, Component, Job, JobId, JobKind, Retirement, RunnerName
@@ -275,11 +275,12 @@ def _job(
         )
         for index, component in enumerate(table.components)
     )
+    sweep = None if table.sweep is None else sweep_of(table.sweep, directory)
     return Job(
         id=job_id,
         name=table.name or name,
         kind=table.kind,
-        components=components,
+        components=components if sweep is None else within_tasks(components, sweep),
         walltime=table.walltime,
         user=user,
         submitted_at=submitted_at,
@@ -289,6 +290,6 @@ def _job(
         environment=tuple(table.environment.items()),
         working_directory=table.working_directory,
         runner=table.runner,
-        sweep=None if table.sweep is None else sweep_of(table.sweep, directory),
+        sweep=sweep,
         mpi_resize=mpi_resize(table.mpi_resize, [component.cluster for component in table.components], site),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -20,7 +21,7 @@ from pydantic import (
 )
 
 from koala_adapter.config.fields import NotAllowedError, PlainText, Whole
-from koala_adapter.model import RunnerName, Sweep, SweepAxis
+from koala_adapter.model import Component, RunnerName, Sweep, SweepAxis
 from koala_adapter.sweeps.parameters import MOST_TASKS, count_tasks, lines_of, list_axis, places_in, range_axis
 
 if TYPE_CHECKING:
@@ -214,6 +215,12 @@ def sweep_of(table: SweepTable, directory: Path) -> Sweep:
     """Return the sweep that a table describes which has no problems. Raises OSError."""
     axes = [_axis(name, values, directory) for name, values in table.parameters.items()]
     return Sweep(axes=(*axes, *_table_axis(table)), together=table.combine == "together", repeats=table.repeats)
+
+
+def within_tasks(components: tuple[Component, ...], sweep: Sweep) -> tuple[Component, ...]:
+    """Return the component of a sweep with no more processors than there are tasks: more would find nothing to do."""
+    tasks = count_tasks(sweep.axes, together=sweep.together)
+    return tuple(replace(one, maximum=max(one.minimum, min(one.maximum, tasks))) for one in components)
 
 
 def _table_axis(table: SweepTable) -> Iterator[SweepAxis]:

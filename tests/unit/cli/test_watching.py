@@ -89,6 +89,17 @@ def test_a_terminal_shows_the_latest_jobs_that_it_has_lines_for() -> None:
     assert "name4" not in shown(console)
 
 
+def test_a_narrow_terminal_shows_the_latest_jobs_too() -> None:
+    """Where each job has several lines, fewer are shown, and the latest one is."""
+    console = on_terminal(height=12)
+    console.width = 40
+    with Watched(console) as watched:
+        watched.show([job_report(id=f"4{number}", name=f"name{number}") for number in range(9)])
+    assert "name8" in shown(console)
+    assert "name6" in shown(console)
+    assert "name5" not in shown(console)
+
+
 def test_one_job_in_detail() -> None:
     """On a terminal as `koala status ID` has it, elsewhere in lines."""
     console, plain = on_terminal(), Console(file=io.StringIO(), width=100)

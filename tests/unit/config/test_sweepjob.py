@@ -128,7 +128,7 @@ def test_a_command_line(tmp_path: Path) -> None:
     job = load(text, tmp_path)
     assert job.sweep is not None
     assert [axis.count for axis in job.sweep.axes] == [2, 2, 1]
-    assert (job.components[0].maximum, job.components[0].retirement.grace, job.working_directory) == (5, 3, "/w")
+    assert (job.components[0].maximum, job.components[0].retirement.grace, job.working_directory) == (4, 3, "/w")
     assert job.components[0].flexible
 
 
@@ -146,3 +146,13 @@ def test_a_command_line_that_is_refused(words: list[str], refusal: str) -> None:
     """With an example of one that is not."""
     with pytest.raises(ConfigurationError, match=refusal):
         split_words(words)
+
+
+def test_a_sweep_has_no_more_processors_than_tasks(tmp_path: Path) -> None:
+    """More launchers would only take processors from others."""
+    for maximum, expected in ((1000, 4), (3, 3)):
+        wanted = CommandSweep(
+            command=("p", "{a}"), parameters=(("a", "1..4"),), maximum=maximum, working_directory="/w"
+        )
+        job = load(sweep_file_text(wanted), tmp_path)
+        assert job.components[0].maximum == expected
