@@ -109,26 +109,33 @@ def bare(directory: Path, tasks: int, pullers: int) -> Rate:
 async def _bare(certificate: Certificate, tasks: int, pullers: int) -> Rate:
     left = tasks
     over = asyncio.Event()
+    conversations: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal left
-        await reader.readexactly(TOKEN_BYTES)
-        while not over.is_set():
-            (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-            await reader.readexactly(size)
-            writer.write(LENGTH.pack(len(TASK)) + TASK)
-            left -= 1
-            if left == 0:
-                over.set()
+        own = asyncio.current_task()
+        assert own is not None
+        conversations.add(own)
+        try:
+            await reader.readexactly(TOKEN_BYTES)
+            while left > 0:
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                await reader.readexactly(size)
+                writer.write(LENGTH.pack(len(TASK)) + TASK)
+                left -= 1
+        except (OSError, EOFError):
+            pass
+        over.set()
         writer.transport.abort()
 
     server = await asyncio.start_server(serve, HOST, 0, ssl=server_context(certificate))
     begun, used = time.monotonic(), time.process_time()
-    port = server.sockets[0].getsockname()[1]
-    with answering(port, certificate, TOKEN, "sweep", pullers):
+    with answering(server.sockets[0].getsockname()[1], certificate, TOKEN, "sweep", pullers):
         await over.wait()
-        server.close()
-        return Rate(rate=tasks / (time.monotonic() - begun), milliseconds=1000 * (time.process_time() - used) / tasks)
+        rate = Rate(rate=tasks / (time.monotonic() - begun), milliseconds=1000 * (time.process_time() - used) / tasks)
+    server.close()
+    await asyncio.wait(conversations)
+    return rate
 
 
 def swept(directory: Path, tasks: int, pullers: int) -> Rate:
@@ -213,13 +220,13 @@ def answer(port: str, fingerprint: str, token: str, kind: str, *, pullers: int) 
             selector.register(line, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select():
-                line = key.fileobj
-                assert isinstance(line, ssl.SSLSocket)
-                frame = received(line)
+                asked = key.fileobj
+                assert isinstance(asked, ssl.SSLSocket)
+                frame = received(asked)
                 if frame is None:
-                    selector.unregister(line)
+                    selector.unregister(asked)
                     continue
-                sent(line, done if kind == "executor" else of_task(frame))
+                sent(asked, done if kind == "executor" else of_task(frame))
 
 
 def of_task(frame: bytes) -> bytes:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +66,7 @@ def swept(given: Measurement) -> float:
         runner="sweep",
         minimum=1,
         initial=given.workers,
-        maximum=given.workers + 1,
+        maximum=given.workers,
         walltime="1h",
         sweep={"parameters": {"number": f"1..{given.commands}"}},
     )
@@ -82,7 +84,7 @@ def swept(given: Measurement) -> float:
     if sweep is None or sweep.done != given.commands:
         raise SystemExit(f"the sweep did not end well: {sweep}")
     with (Path(sweep.directory) / "results.jsonl").open() as lines:
-        since = [at for at in (json.loads(line)["at"] for line in lines) if at >= begun]
+        since = [at for at in (float(json.loads(line)["at"]) for line in lines) if at >= begun]
     handle.wait_until_over()
     return len(since) / (max(since) - begun)
 
@@ -213,25 +215,32 @@ def dask_workers(given: Measurement) -> Iterator[Any]:
 
 
 def by_hyperqueue(given: Measurement) -> Rates:
-    """Measure processes, with server and worker inside this one, as its Python package has no program for nodes."""
-    from hyperqueue.cluster import WorkerConfig  # type: ignore[import-not-found] # noqa: PLC0415 - need not be here
+    """Measure processes, with server and worker inside one process, as its Python package has no program for nodes."""
+    alone = multiprocessing.get_context("spawn")  # this process is large, and would be copied for each task
+    with ProcessPoolExecutor(1, mp_context=alone) as pool:
+        return Rates(commands=pool.submit(hyperqueue_rate, given.workers, given.commands, given.seconds).result())
 
-    hyperqueue = untyped("hyperqueue")
+
+def hyperqueue_rate(workers: int, commands: int, seconds: float) -> float:
+    """Return the tasks in a second of HyperQueue inside this process."""
+    os.environ["TQDM_DISABLE"] = "1"
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # it prints a table
+    hyperqueue, worker_config = untyped("hyperqueue"), untyped("hyperqueue.cluster").WorkerConfig
     with tempfile.TemporaryDirectory() as directory, hyperqueue.LocalCluster() as cluster:
-        cluster.start_worker(WorkerConfig(cores=given.workers))
+        cluster.start_worker(worker_config(cores=workers))
         client = cluster.client()
 
         def done(tasks: int) -> None:
             job = hyperqueue.Job(default_workdir=directory)
             for number in range(tasks):
-                argv = ["/usr/bin/sleep", str(given.seconds), f"{NOTHING}{number}"]
+                argv = ["/usr/bin/sleep", str(seconds), f"{NOTHING}{number}"]
                 job.program(argv, stdout=None, stderr=None)
             client.wait_for_jobs([client.submit(job)])
 
-        done(given.workers)
+        done(workers)
         begun = time.monotonic()
-        done(given.commands)
-        return Rates(commands=given.commands / (time.monotonic() - begun))
+        done(commands)
+        return commands / (time.monotonic() - begun)
 
 
 # ---- all -------------------------------------------------------------------------------------------------------------
