@@ -31,8 +31,7 @@ sys.path[:0] = [str(ROOT)]
 
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep  # noqa: E402 - needs the path set above
 from koala_adapter.pull.connection import LENGTH, connected, received, sent  # noqa: E402
-from koala_adapter.pull.line import TOKEN_BYTES  # noqa: E402
-from koala_adapter.pull.server import listening_socket  # noqa: E402
+from koala_adapter.pull.server import TOKEN_BYTES, listening_socket  # noqa: E402
 from koala_adapter.python.taskserver import Task, TaskServer  # noqa: E402
 from koala_adapter.service.runningsweep import RunningSweep  # noqa: E402
 from koala_adapter.service.sweepfiles import Contact, SweepFiles  # noqa: E402

@@ -18,9 +18,8 @@ import pytest
 from koala_adapter.model import Component, Job, JobId, JobKind, RunnerName, Sweep
 from koala_adapter.pull import server
 from koala_adapter.pull.connection import connected, received, sent
-from koala_adapter.pull.line import TOKEN_BYTES
 from koala_adapter.pull.nodefiles import node_files
-from koala_adapter.pull.server import listening_socket
+from koala_adapter.pull.server import TOKEN_BYTES, listening_socket
 from koala_adapter.service.runningsweep import RunningSweep
 from koala_adapter.service.sweepfiles import Contact, SweepFiles, entries_in
 from koala_adapter.service.sweeps import PROGRAM

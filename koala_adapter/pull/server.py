@@ -16,13 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from koala_adapter.pull.connection import LEAVING, LENGTH
-from koala_adapter.pull.line import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from koala_adapter.vjm.certificate import Certificate
 
+TOKEN_BYTES = 32
 CLOSING_STEPS = 5
 """Turns of the event loop in which connections that were closed let go of their sockets."""
 PROVING = 30.0
@@ -37,7 +35,7 @@ MOST_UNPROVEN = 256
 class Puller:
     """Somebody who wants work, or is at it."""
 
-    transport: asyncio.WriteTransport
+    writer: asyncio.StreamWriter
     work: object = None
     """What the board has given to it."""
     leaving: bool = False
@@ -63,7 +61,7 @@ class Board(Protocol):
 @dataclass(slots=True)
 class _Present:
     idle: deque[Puller] = field(default_factory=deque)
-    proven: dict[Line, Puller] = field(default_factory=dict)
+    proven: set[Puller] = field(default_factory=set)
     conversing: set[asyncio.Task[None]] = field(default_factory=set)
     """With those, and with whoever has not shown the token yet."""
 
@@ -81,9 +79,9 @@ class PullServer:
         self._accepting: asyncio.Task[None] | None = None
 
     @property
-    def pullers(self) -> Collection[Puller]:
+    def pullers(self) -> set[Puller]:
         """Who is there now and has shown the token."""
-        return self._present.proven.values()
+        return self._present.proven
 
     def listen(self, listening: socket.socket, certificate: Certificate, loop: asyncio.AbstractEventLoop) -> None:
         """Accept connections on a listening socket, which is closed with this, while a loop runs. Raises OSError."""
@@ -139,39 +137,49 @@ class PullServer:
         connection.close()
 
     async def _converse(self, connection: socket.socket) -> None:
-        line = Line(shown=self._let_in, heard=self._hear, largest=self._largest)
         try:
             async with asyncio.timeout(PROVING):
-                await asyncio.get_running_loop().connect_accepted_socket(lambda: line, connection, ssl=self._tls)
-                await line.token_shown
-            await line.gone
+                reader, writer = await self._with_tls(connection)
         except (OSError, TimeoutError):
+            return
+        puller = Puller(writer)
+        try:
+            await self._hear(puller, reader)
+        except (OSError, EOFError, TimeoutError):
             pass
         finally:
-            line.abort()
-            self._bid_farewell(line)
+            self._forget(puller)
+            if puller in self._present.proven:
+                self._present.proven.discard(puller)
+                self._board.gone(puller)
+            writer.transport.abort()
 
-    def _let_in(self, line: Line, shown: bytes) -> None:
-        """Know who shows the token. Raises ConnectionError for anybody else."""
+    async def _with_tls(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises OSError."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _hear(self, puller: Puller, reader: asyncio.StreamReader) -> None:
+        """Hear what somebody says until the end. Raises OSError, EOFError and TimeoutError."""
+        async with asyncio.timeout(PROVING):
+            shown = await reader.readexactly(TOKEN_BYTES)
         if not hmac.compare_digest(shown, self._token):
-            raise ConnectionError("that is not the token")
-        puller = self._present.proven[line] = Puller(line.transport)
+            return
+        self._present.proven.add(puller)
         self._board.came(puller)
-
-    def _hear(self, line: Line, frame: bytes) -> None:
-        """Raises ConnectionError."""
-        puller = self._present.proven[line]
-        if frame == LEAVING:
-            puller.leaving = True
-            self._forget(puller)
-        else:
-            self._board.heard(puller, frame)
-
-    def _bid_farewell(self, line: Line) -> None:
-        puller = self._present.proven.pop(line, None)
-        if puller is not None:
-            self._forget(puller)
-            self._board.gone(puller)
+        while True:
+            (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+            if self._largest is not None and size > self._largest:
+                return
+            frame = await reader.readexactly(size)
+            if frame == LEAVING:
+                puller.leaving = True
+                self._forget(puller)
+            else:
+                self._board.heard(puller, frame)
 
     def _forget(self, puller: Puller) -> None:
         if puller in self._present.idle:
@@ -186,4 +194,4 @@ def listening_socket(host: str, port: int = 0) -> socket.socket:
 
 def send(puller: Puller, frame: bytes) -> None:
     """Send a frame to somebody."""
-    puller.transport.write(LENGTH.pack(len(frame)) + frame)
+    puller.writer.write(LENGTH.pack(len(frame)) + frame)

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from koala_adapter.errors import KoalaError
-from koala_adapter.pull.line import TOKEN_BYTES
-from koala_adapter.pull.server import PullServer, listening_socket
+from koala_adapter.pull.server import TOKEN_BYTES, PullServer, listening_socket
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -64,9 +63,6 @@ class TaskServer:
         self._board = _Board()
         self._server = PullServer(self, self.token)
         self._loop = asyncio.new_event_loop()
-        self._added: deque[Task] = deque()
-        """By other threads; the event loop has not seen them yet."""
-        self._woken = False
         listening = listening_socket(host)
         self.port = int(listening.getsockname()[1])
         self._server.listen(listening, certificate, self._loop)
@@ -80,15 +76,7 @@ class TaskServer:
 
     def add(self, task: Task) -> None:
         """Have a task done."""
-        self._added.append(task)
-        if self._woken:  # and has not begun to look: whoever comes meanwhile is seen, too
-            return
-        self._woken = True
-        try:
-            self._loop.call_soon_threadsafe(self._take_in)
-        except RuntimeError:
-            self._woken = False
-            raise
+        self._loop.call_soon_threadsafe(self._add, task)
 
     def fail(self, error: KoalaError) -> None:
         """Let all that is not done, and all that comes, end with this."""
@@ -117,15 +105,11 @@ class TaskServer:
 
     # ---- in the event loop ------------------------------------------------------------------------------------------
 
-    def _take_in(self) -> None:
-        """Take in what other threads have added."""
-        self._woken = False  # before the look: what comes after it wakes this again
-        while self._added:
-            task = self._added.popleft()
-            if self._board.failure is None:
-                self._board.waiting.append(task)
-            else:
-                _end(task, self._board.failure)
+    def _add(self, task: Task) -> None:
+        if self._board.failure is not None:
+            _end(task, self._board.failure)
+            return
+        self._board.waiting.append(task)
         self._server.dispatch()
 
     def _fail(self, error: KoalaError) -> None:

@@ -17,8 +17,8 @@ import structlog
 from koala_adapter.errors import JobRefusedError, KoalaError
 from koala_adapter.model import EndReason, RunnerName, TaskEnd
 from koala_adapter.net.freeport import lasting_ports
-from koala_adapter.pull.line import TOKEN_BYTES
 from koala_adapter.pull.nodefiles import node_files
+from koala_adapter.pull.server import TOKEN_BYTES
 from koala_adapter.scheduler.events import RankEnded
 from koala_adapter.scheduler.outcome import JobState
 from koala_adapter.service.runningsweep import RunningSweep
