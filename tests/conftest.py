@@ -24,6 +24,8 @@ from tests.examples import register_profiles
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from tests.local_koala import Koala
+
 register_profiles()
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
@@ -85,6 +87,18 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("LC_ALL", "C.UTF-8")
         yield
+
+
+@pytest.fixture
+def koala(tmp_path: Path) -> Iterator[Koala]:
+    """Give a site of two local clusters of four processors, and end all of it afterwards."""
+    from tests.local_koala import Koala  # noqa: PLC0415 - tests that need no service do not import one
+
+    one = Koala(tmp_path)
+    try:
+        yield one
+    finally:
+        one.close()
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 _KNOWN = frozenset(
     {
-        "$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "default", "description", "enum", "items",
-        "maxItems", "minItems", "prefixItems", "properties", "required", "title", "type", "x-version",
+        "$defs", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const", "default", "description", "enum",
+        "items", "maxItems", "minItems", "prefixItems", "properties", "required", "title", "type", "x-version",
     }
 )  # fmt: skip
 
@@ -34,6 +34,8 @@ def _deviations(value: Any, schema: dict[str, Any], root: dict[str, Any], at: st
     assert set(schema) <= _KNOWN, f"this checks nothing of {set(schema) - _KNOWN}"
     if "$ref" in schema:
         schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    for one in schema.get("allOf", ()):
+        yield from _deviations(value, one, root, at)
     if "anyOf" in schema and all(list(_deviations(value, one, root, at)) for one in schema["anyOf"]):
         yield f"{at}: {value!r} is none of {schema['anyOf']}"
     if "enum" in schema and value not in schema["enum"]:

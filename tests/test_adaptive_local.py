@@ -19,24 +19,12 @@ from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS = 1500
 """Steps of a program that takes five minutes for them, unless it is told to take no time any more."""
 UNTIL = "until [ -e {} ]; do sleep 0.1; done"
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def size(koala: Koala, job: str = "1") -> int:

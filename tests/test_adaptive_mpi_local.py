@@ -14,20 +14,10 @@ from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def size(koala: Koala, job: str = "1") -> int:
@@ -108,10 +98,11 @@ def test_the_service_is_killed_between_two_changes(koala: Koala, mpich: Mpich, t
 
 
 @pytest.mark.nightly
-def test_a_process_that_ends_badly_ends_the_job(koala: Koala, mpich: Mpich, tmp_path: Path) -> None:
-    """Whoever of them it is, and however the others hang in MPI then."""
+@pytest.mark.parametrize("killed", ["$$", "$PPID $$"], ids=["program", "its shell, too"])
+def test_a_process_that_ends_badly_ends_the_job(koala: Koala, mpich: Mpich, tmp_path: Path, killed: str) -> None:
+    """Whoever of them it is, however the others hang in MPI then, and though mpiexec may end with 0."""
     program = mpich.compile("nbody", tmp_path)
-    script = f'[ "$KOALA_RANK" != 1 ] || (sleep 2; kill -9 $$) & exec {program} 100 100000 0.1'
+    script = f'[ "$KOALA_RANK" != 1 ] || (sleep 2; kill -9 {killed}) & exec {program} 100 100000 0.1'
     submit(koala, mpich, ["sh", "-c", script], maximum=3, initial=2)
     eventually(lambda: koala.json("status", "1")["outcome"] is not None)
     outcome = koala.json("status", "1")["outcome"]

@@ -33,16 +33,6 @@ SLOW_START = 8.0
 ORPHAN = "koala-{}-999999"
 
 
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
-
-
 @dataclass
 class UsedKoala(Koala):
     """A site without a service on which a job has run, for tests that leave it as it is."""
@@ -80,6 +70,14 @@ def test_run_prints_results_apart_from_progress(koala: Koala) -> None:
     assert "rank 1" in done.stderr
     assert "exit code 3" in done.stderr
     assert koala.placeholders() == []
+
+
+def test_logs_say_where_something_is(koala: Koala) -> None:
+    """Who looks at the output of a program that has only complained is told where that is."""
+    koala.run("run", koala.job("echo broken >&2; exit 3", processors=1), check=3)
+    done = koala.inside("logs", "1")
+    assert (done.stdout, "koala logs 1 --stderr prints standard error" in done.stderr) == ("", True)
+    assert "left/0: broken" in koala.inside("logs", "1", "--stderr").stdout
 
 
 def test_first_line_of_all_is_marked(koala: Koala) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from distributed import Client, Security
@@ -23,9 +22,6 @@ from tests.daskprograms import TASKS as SQUARED
 from tests.local_koala import Koala, eventually
 from tests.taskqueue import expected_sum
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MANUAL = Path(__file__).parents[1] / "docs" / "malleable.md"
@@ -34,16 +30,6 @@ TASKS = 300
 """Of the example: some ten seconds of work for its workers, so that it goes on while others come."""
 CLOSED = frozenset({0, EXIT_CANCELLED})
 """How the job of a cluster that is closed ends: its workers do, and are cancelled where they take too long."""
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def program(koala: Koala, name: str, *arguments: object) -> DaskProgram:

@@ -4,27 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.local_koala import Koala, eventually
 from tests.unit.application.test_heat import ALONE, HEAT
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def test_the_rod_is_the_same_after_growing_and_shrinking(koala: Koala) -> None:

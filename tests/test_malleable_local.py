@@ -14,7 +14,6 @@ from tests.taskqueue import expected_sum, write_taskqueue
 from tests.unit.policies.installed import ENTRY_POINTS, EXAMPLES, install
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 BROKEN = """
@@ -27,16 +26,6 @@ def make():
 BROKEN = PolicyDefinition(kind=PolicyKind.SIZES, name="broken", summary="fails", factory=make)
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def sizes(koala: Koala, job: str = "1") -> dict[str, int]:

@@ -21,21 +21,10 @@ from tests.local_koala import Koala, eventually
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from prometheus_client.metrics_core import Metric as Family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def told_port(process: subprocess.Popen[str]) -> int:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,23 +11,9 @@ from koala_adapter.net.freeport import free_port
 from tests.local_koala import Koala, eventually
 from tests.nbody import ALONE, sizes_and_digest, write_nbody
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MANY = 600
 """Steps of a program that is to be there when something else has happened, whatever the machine does meanwhile."""
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def printed(koala: Koala, job: str) -> str:

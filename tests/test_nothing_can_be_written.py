@@ -12,8 +12,6 @@ from tests.local_koala import LIVENESS, Koala, eventually
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -28,16 +26,6 @@ WORDS = "File too large"
 def unwrapped(text: str) -> str:
     """Return a text without the breaks that long paths make in its lines."""
     return " ".join(text.split())
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def limit(process: subprocess.Popen[str], size: int) -> None:

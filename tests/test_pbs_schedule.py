@@ -71,6 +71,29 @@ def test_a_job_that_is_queued_again_is_started_again(fake: FakePbs, site: Path) 
         wait_until(lambda: lines.told("started").count(job) > 1, seconds=SECONDS, what="it runs again")
 
 
+def test_any_user_may_ask_why_a_job_waits(fake: FakePbs, site: Path) -> None:
+    """Who runs no scheduler, and has another state directory, is answered at the socket that the site file names."""
+    directory = site.with_name("ask")
+    directory.mkdir(mode=0o755)
+    path = directory / "p.sock"
+    for options in (("select=2:ncpus=2",), ("select=1:ncpus=1",)):
+        last = submit(fake, "-l", *options, seconds=600)
+    with scheduling(site, "--policy", "fcfs", "--ask-socket", str(path)) as lines:
+        lines.wait("submitted", {last})
+        asking = site.with_name("asking")
+        asking.mkdir(mode=0o700)
+        own = asking / "site.toml"
+        own.write_text(site.read_text().replace("[clusters.settings]", f'ask_socket = "{path}"\n[clusters.settings]'))
+        wait_until(
+            lambda: "place 1 of 1 in the queue" in inside(own, "explain", f"p:{last}").stdout,
+            seconds=SECONDS,
+            what="it is told why the job waits",
+            details=lambda: inside(own, "explain", f"p:{last}").output,
+        )
+        assert "Traceback" not in site.with_name("errors").read_text()
+    assert not path.exists()
+
+
 def test_a_shadow_starts_nothing(fake: FakePbs, site: Path) -> None:
     """It says when it would have, and needs no hook."""
     plain = FakePbs(site.parent / "plain")

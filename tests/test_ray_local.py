@@ -25,16 +25,6 @@ TASKS = 120
 
 
 @pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters of four processors, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
-
-
-@pytest.fixture
 def ray_directory() -> Iterator[Path]:
     """Give a directory for what Ray keeps: its sockets want a short path."""
     with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as directory:

@@ -8,23 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.local_koala import Koala
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from tests.local_koala import Koala
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 def test_a_day_and_a_job_are_drawn(koala: Koala) -> None:

@@ -5,27 +5,12 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.local_koala import LIVENESS, Koala
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def koala(tmp_path: Path) -> Iterator[Koala]:
-    """Give a site of two local clusters, and end all of it afterwards."""
-    one = Koala(tmp_path)
-    try:
-        yield one
-    finally:
-        one.close()
 
 
 @pytest.mark.parametrize("command", ["serve", "schedule --cluster alpha --shadow"])

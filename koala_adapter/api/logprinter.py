@@ -42,6 +42,11 @@ class LogPrinter:
                 self._rest[path] = last
             self._print(path, lines, marked=marked, last=last if rest else b"")
 
+    @property
+    def silent(self) -> bool:
+        """Tell whether nothing has been written that could be printed."""
+        return not any(path.stat().st_size for path in self._directory.glob(self._pattern))
+
     def _read(self, path: Path) -> bytes:
         with path.open("rb") as file:
             file.seek(self.files.get(path, 0))

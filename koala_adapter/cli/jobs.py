@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from koala_adapter.api.offline import JournalView
     from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.session import Session
+    from koala_adapter.config.sitefile import ClusterConfig
+    from koala_adapter.ordering.explanations import Explanation
 
 PATIENCE = 30.0
 """Seconds to wait for a service that went away to come back."""
@@ -179,7 +181,8 @@ def lost(session: Session) -> Callable[[], None]:
 def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -> None:
     r"""Say why a job waits, what it holds, and what would let it start.
 
-    A job of a cluster's own batch system is asked for as CLUSTER:ID; the cluster's `koala schedule` answers.
+    A job of a cluster's own batch system is asked for as CLUSTER:ID; the cluster's `koala schedule` answers, your own
+    or that at the cluster's ask_socket in the site file.
 
     \b
     Examples:
@@ -199,17 +202,30 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
 
 def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:
     from koala_adapter.cli import ordertext
-    from koala_adapter.ordering.explainserver import EXPLANATION, ask_explanation
+    from koala_adapter.ordering.explainserver import EXPLANATION
 
-    known = [known.name for known in session.site.clusters]
+    known = {known.name: known for known in session.site.clusters}
     if cluster not in known:
         hint = "a job of koala itself is asked for by its number alone"
         raise ConfigurationError(f"no cluster {cluster!r}; there are: {', '.join(known)}", hint=hint)
-    found = ask_explanation(session.directory / "schedule" / cluster, cluster, job_id)
+    found = _asked_of_scheduler(session, known[cluster], job_id)
     if as_json:
         session.print_json({"cluster": cluster, **EXPLANATION.dump_python(found, mode="json")})
     else:
         session.console.print(*ordertext.explanation(found, cluster), sep="\n", markup=False, soft_wrap=True)
+
+
+def _asked_of_scheduler(session: Session, cluster: ClusterConfig, job_id: str) -> Explanation:
+    """Ask the scheduler of one's own, or where there is none that which every user may ask."""
+    from koala_adapter.ordering.askclient import ask_in_public
+    from koala_adapter.ordering.explainserver import ask_explanation
+
+    try:
+        return ask_explanation(session.directory / "schedule" / cluster.name, cluster.name, job_id)
+    except ServiceUnavailableError:
+        if cluster.ask_socket is None:
+            raise
+    return ask_in_public(Path(cluster.ask_socket), cluster.name, job_id)
 
 
 @click.command()
@@ -280,5 +296,22 @@ def logs(session: Session, job_id: str, follow: bool, component: str | None, ran
         from koala_adapter.sweeps.progress import where_output_is
 
         session.remark(where_output_is(report.sweep))
-    elif not printer.files and not follow and not report.over:
-        raise JobNotFoundError(f"job {job_id} has written nothing yet", hint="use -f to wait for it")
+    elif printer.silent:
+        _tell_silence(session, report, component, rank, errors=errors, waits=not follow and not report.over)
+
+
+def _tell_silence(
+    session: Session, report: JobReport, component: str | None, rank: int | None, *, errors: bool, waits: bool
+) -> None:
+    """Say where something is when there is nothing where it was looked for. Raises JobNotFoundError if it may come."""
+    from koala_adapter.api.logprinter import LogPrinter
+
+    other = LogPrinter(
+        Path(report.output_directory), component=component, rank=rank, suffix=".out" if errors else ".err"
+    )
+    if not other.silent:
+        here, there = ("standard error", "standard output") if errors else ("standard output", "standard error")
+        show = f"koala logs {report.id}" if errors else f"koala logs {report.id} --stderr"
+        session.remark(f"nothing on {here}; {show} prints {there}")
+    elif waits:
+        raise JobNotFoundError(f"job {report.id} has written nothing yet", hint="use -f to wait for it")

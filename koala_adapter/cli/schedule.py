@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,6 +26,7 @@ from koala_adapter.config.sitefile import shortest_poll_interval
 from koala_adapter.errors import ConfigurationError, LrmUnsupportedError
 from koala_adapter.host.clock import ServiceClock
 from koala_adapter.metrics.process import watch_commands
+from koala_adapter.ordering.asksocket import AskSocket, explained_as_noted
 from koala_adapter.ordering.explainserver import ExplainServer, explained_by
 from koala_adapter.ordering.explanations import overview
 from koala_adapter.ordering.listedjobs import Rules
@@ -40,7 +42,6 @@ from koala_adapter.service.clusterdriver import close_lrm, make_lrm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from koala_adapter.cli.session import Session
     from koala_adapter.config.sitefile import ClusterConfig
@@ -67,6 +68,7 @@ class Plan:
     once: bool
     as_json: bool
     metrics_port: int | None
+    ask_socket: Path | None
     make_queue: MakeQueue | None
     """Makes the queue, where the policy is none of koala's own."""
 
@@ -159,6 +161,13 @@ def parse_weights(text: str) -> PriorityWeights:
     metavar="SECONDS",
     help="A start that has not shown after so long is taken back.",
 )
+@click.option(
+    "--ask-socket",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Let every user of this host ask `koala explain CLUSTER:ID` at a Unix socket there, and nothing else. "
+    "Default: nobody but you.",
+)
 @metrics_port_option
 @json_option
 @pass_session
@@ -176,6 +185,7 @@ def schedule(
     user_holds: bool | None,
     default_walltime: int,
     patience: float,
+    ask_socket: Path | None,
     metrics_port: int | None,
     as_json: bool,
 ) -> None:
@@ -203,6 +213,8 @@ def schedule(
         return
     if name is None:
         raise click.MissingParameter(param_hint="'--cluster'", param_type="option")
+    if shadow and ask_socket is not None:
+        raise click.UsageError("a shadow promises nothing: give --ask-socket or --shadow")
     config = _cluster(session, name)
     definition = session.plugins[config.plugin]
     told_apart = definition.capabilities.tells_holders
@@ -224,6 +236,7 @@ def schedule(
         once=once,
         as_json=as_json,
         metrics_port=metrics_port,
+        ask_socket=ask_socket,
     )
     prepare_directory(session.directory)
     prepare_directory(session.directory / "schedule")
@@ -310,6 +323,8 @@ async def _schedule(lrm: Lrm, pace: Pace, plan: Plan, screen: OrderScreen, path:
         with screen:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(ExplainServer(explained_by(mirror, watcher.clock), path.parent).serve)
+                if plan.ask_socket is not None:
+                    await tasks.start(AskSocket(explained_as_noted(mirror, watcher.clock), plan.ask_socket).serve)
                 await driver.run(once=plan.once)
                 tasks.cancel_scope.cancel()
     finally:

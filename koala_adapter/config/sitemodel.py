@@ -234,6 +234,11 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
         description="Directory shared by this host and the nodes. The one-time token then travels in a file of mode "
         "0600 there, instead of in the job script.",
     )
+    ask_socket: AbsolutePath | None = Field(
+        default=None,
+        description="Socket of this host at which `koala explain CLUSTER:ID` asks when you run no `koala schedule` of "
+        "the cluster yourself: the one that an administrator has given to `koala schedule` as --ask-socket.",
+    )
     directives: DirectivesConfig = Field(
         default=DirectivesConfig(),
         description="Changes to every submission: see [clusters.directives].",

@@ -46,8 +46,13 @@ def reachable(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def same_user(connection: socket.socket) -> bool:
-    """Tell whether the peer of a Unix socket has our user id (SO_PEERCRED, unix(7))."""
+def peer_user(connection: socket.socket) -> int:
+    """Return the user id of the peer of a Unix socket (SO_PEERCRED, unix(7)). Raises OSError."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", credentials)
-    return bool(user == os.geteuid())
+    return int(user)
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Tell whether the peer of a Unix socket has our user id."""
+    return peer_user(connection) == os.geteuid()

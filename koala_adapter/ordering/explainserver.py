@@ -95,6 +95,11 @@ def ask_explanation(directory: Path, cluster: str, job_id: str) -> Explanation:
     Raises JobNotFoundError, and ServiceUnavailableError when none runs.
     """
     line = _ask(directory, cluster, {"job_id": job_id})
+    return read_answer(line)
+
+
+def read_answer(line: bytes) -> Explanation:
+    """Return what a scheduler answered. Raises JobNotFoundError, and ProtocolError when it cannot be read."""
     try:
         return EXPLANATION.validate_json(line)
     except ValidationError:
@@ -122,5 +127,6 @@ def _ask(directory: Path, cluster: str, question: dict[str, str]) -> bytes:
         raise ServiceUnavailableError(
             f"no `koala schedule` (or `koala wiki serve`) for cluster {cluster} answers in {directory}: "
             f"{error.strerror or error}",
-            hint=f"start it with `koala schedule --cluster {cluster}`, as the same user and with the same --state",
+            hint=f"start it with `koala schedule --cluster {cluster}`, as the same user and with the same --state; one "
+            "that an administrator runs is asked at its ask_socket, see `koala docs schedule`",
         ) from error

@@ -10,12 +10,14 @@ from koala_adapter.errors import JobNotFoundError
 from koala_adapter.model import LrmJobId
 from koala_adapter.ordering.entries import Phase
 from koala_adapter.ordering.listedjobs import array_of
+from koala_adapter.ordering.standings import Standing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from koala_adapter.model import LrmJob
     from koala_adapter.ordering.entries import Entry
     from koala_adapter.ordering.mirror import Mirror
-    from koala_adapter.queueing.local_queue import ClusterScheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,28 @@ class Overview:
 
 
 def explain(mirror: Mirror, job_id: str, now: float) -> Explanation:
-    """Return what is known of a job. Raises JobNotFoundError."""
+    """Return what is known of a job; its policy is asked why it waits. Raises JobNotFoundError."""
+
+    def asked(entry: Entry) -> Standing | None:
+        if entry.local is None or entry.pool is None:
+            return None
+        scheduler = mirror.schedulers[entry.pool]
+        known = scheduler.reservation(entry.local, now)
+        return Standing(position=known.position, queued=len(scheduler.waiting), start=known.start, reason=known.reason)
+
+    return _explained(mirror, job_id, asked)
+
+
+def explain_as_noted(mirror: Mirror, job_id: str) -> Explanation:
+    """Return the same from what was noted after the last decision, so that no policy is asked.
+
+    Raises JobNotFoundError.
+    """
+    noted = mirror.standings
+    return _explained(mirror, job_id, lambda entry: None if noted is None else noted.of(entry))
+
+
+def _explained(mirror: Mirror, job_id: str, standing_of: Callable[[Entry], Standing | None]) -> Explanation:
     entry = mirror.entries.get(LrmJobId(job_id))
     if entry is None:
         elements = [other.job.id for other in mirror.entries.values() if _is_element(other.job, job_id)]
@@ -78,29 +101,21 @@ def explain(mirror: Mirror, job_id: str, now: float) -> Explanation:
         started_at=entry.job.started_at,
         nodes=entry.nodes,
     )
-    if entry.phase is not Phase.WAITING or entry.pool is None:
+    standing = standing_of(entry) if entry.phase is Phase.WAITING else None
+    if standing is None:
         return found
-    return _of_waiting(found, entry, mirror.schedulers[entry.pool], now)
+    passed_over = f"enough processors are free, but {entry.passed_over}" if entry.passed_over else ""
+    return replace(
+        found,
+        reason=passed_over or standing.reason,
+        position=standing.position or None,
+        queued=standing.queued,
+        reserved_at=standing.start,
+    )
 
 
 def _is_element(job: LrmJob, array: str) -> bool:
     return job.array_index is not None and (array_of(job) or "").rstrip("_.") == array
-
-
-def _of_waiting(found: Explanation, entry: Entry, scheduler: ClusterScheduler, now: float) -> Explanation:
-    if entry.local is None:
-        return found
-    known = scheduler.reservation(entry.local, now)
-    reason = known.reason
-    if entry.passed_over:
-        reason = f"enough processors are free, but {entry.passed_over}"
-    return replace(
-        found,
-        reason=reason,
-        position=known.position or None,
-        queued=len(scheduler.waiting),
-        reserved_at=known.start,
-    )
 
 
 def overview(mirror: Mirror) -> Overview:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import LrmJob, LrmJobId, Node
     from koala_adapter.ordering.allocation import NodeRoom
     from koala_adapter.ordering.pools import Pools
+    from koala_adapter.ordering.standings import Standings
     from koala_adapter.queueing.local_queue import ClusterScheduler
 
 RUNNING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SUSPENDED})
@@ -67,6 +68,8 @@ class Mirror:
         """Something changed that may let a job start."""
         self.rooms: dict[str, NodeRoom] = {}
         """What was free on each node that is up at the last look."""
+        self.standings: Standings | None = None
+        """Where the waiting jobs stood after the last decision; None before the first."""
         self.happened: list[JobEvent] = []
         """Whoever drives this takes from here what is to be told."""
         self._make_scheduler = make_scheduler

@@ -14,6 +14,7 @@ from koala_adapter.batchsystem.startlog import OriginalRequest, Pin
 from koala_adapter.ordering.allocation import Allocation, allocate, memory_on
 from koala_adapter.ordering.entries import JobEvent, JobEventKind, Phase, Start
 from koala_adapter.ordering.guards import Guard, NodeRelease, guard_for, guarded
+from koala_adapter.ordering.standings import Standings
 
 if TYPE_CHECKING:
     from typing import Self
@@ -55,7 +56,8 @@ def decide(mirror: Mirror, misfit_rules: MisfitRules, now: float) -> list[Start]
     for number, scheduler in enumerate(mirror.schedulers):
         there = {name: room for name, room in rooms.items() if mirror.pools.nodes.get(name) == number}
         starts += _Pass(mirror, scheduler, misfit_rules, there, now).run()
-    _tell_reserved(mirror, now)
+    mirror.standings = Standings(mirror.schedulers, now)
+    _tell_reserved(mirror, mirror.standings, now)
     return starts
 
 
@@ -176,20 +178,19 @@ def _id(local: LocalJob) -> LrmJobId:
     return found
 
 
-def _tell_reserved(mirror: Mirror, now: float) -> None:
+def _tell_reserved(mirror: Mirror, standings: Standings, now: float) -> None:
     """Tell the first start that was reserved for each job; later ones are earlier, or an event has come between."""
-    for scheduler in mirror.schedulers:
-        for local, at in scheduler.reservations(now).items():
-            entry = mirror.entries[_id(local)]
-            if entry.promised is None:
-                entry.promised = at
-                mirror.happened.append(
-                    JobEvent(
-                        time=now,
-                        kind=JobEventKind.RESERVED,
-                        job_id=entry.job.id,
-                        user=entry.job.user,
-                        processors=entry.job.processors,
-                        at=at,
-                    )
+    for local, at in standings.reservations():
+        entry = mirror.entries[_id(local)]
+        if entry.promised is None:
+            entry.promised = at
+            mirror.happened.append(
+                JobEvent(
+                    time=now,
+                    kind=JobEventKind.RESERVED,
+                    job_id=entry.job.id,
+                    user=entry.job.user,
+                    processors=entry.job.processors,
+                    at=at,
                 )
+            )

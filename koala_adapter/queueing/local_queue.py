@@ -113,6 +113,20 @@ class Reservation:
     """Why it waits, one sentence without a full stop."""
 
 
+def why_waiting(job: LocalJob, position: int, start: float | None, *, free: int, processors: int) -> str:
+    """Return why a job waits at its ``position`` (0: set aside) in the queue of a cluster of so many processors."""
+    if not position:
+        return f"it needs {job.processors} processors, the cluster has {processors} now"
+    short = job.processors > free
+    needs = f"it needs {job.processors} processors, {max(free, 0)} of {processors} are free"
+    if start is not None:
+        return f"{needs}; they are reserved for it" if short else "starting it now would delay a job before it"
+    if position == 1:
+        return needs
+    ahead = "1 job is" if position == 2 else f"{position - 1} jobs are"  # noqa: PLR2004 - the second
+    return f"{ahead} before it in the queue" + (f", and {needs}" if short else "")
+
+
 class ClusterScheduler(ABC):
     """A queue of one cluster and the policy that empties it.
 
@@ -279,25 +293,12 @@ class ClusterScheduler(ABC):
 
     def reservation(self, job: LocalJob, now: float) -> Reservation:
         """Return when a waiting job is to start and why it waits. Raises ValueError when it does not wait here."""
-        if job in self._aside:
-            reason = f"it needs {job.processors} processors, the cluster has {self.processors} now"
-            return Reservation(start=None, position=0, reason=reason)
-        position = self._queue.index(job) + 1
-        start = self.reservations(now).get(job)
-        return Reservation(start=start, position=position, reason=self._reason(job, position, start))
+        position = 0 if job in self._aside else self._queue.index(job) + 1
+        start = self.reservations(now).get(job) if position else None
+        reason = why_waiting(job, position, start, free=self.free, processors=self.processors)
+        return Reservation(start=start, position=position, reason=reason)
 
     # For the policies
-
-    def _reason(self, job: LocalJob, position: int, start: float | None) -> str:
-        """Return why a job of the queue waits."""
-        short = job.processors > self.free
-        needs = f"it needs {job.processors} processors, {max(self.free, 0)} of {self.processors} are free"
-        if start is not None:
-            return f"{needs}; they are reserved for it" if short else "starting it now would delay a job before it"
-        if position == 1:
-            return needs
-        ahead = "1 job is" if position == 2 else f"{position - 1} jobs are"  # noqa: PLR2004 - the second
-        return f"{ahead} before it in the queue" + (f", and {needs}" if short else "")
 
     def _start(self, job: LocalJob, now: float) -> None:
         """Let a job run; the caller takes it out of the queue."""

@@ -15,7 +15,10 @@ and its arguments go by each proxy's environment: mpiexec takes a lone ":" among
 Programs that spawn processes (MPICH of PyPI 4.3.2 and 5.0.2; Debian's 4.0.2 cannot): for each MPI_Comm_spawn mpiexec
 prints the command of one more proxy, with a process group of its own and the proxy's number 0, but not the host that
 the program has asked for. So the program says that on mpiexec's output, too, and the k-th host said is that of
-process group k, however the two kinds of lines come to be mixed.
+process group k, however the two kinds of lines come to be mixed. mpiexec ends with the status of process group 0 only:
+when a process of another one is killed it says so, gives all others up, and ends with 0. That includes the shell of a
+rank between its last line and its exit. So a rank has ended when its proxy has, too, before which nobody may end the
+placeholder of one that leaves.
 """
 
 from __future__ import annotations
@@ -61,6 +64,8 @@ SPAWNING_RANK_SHELL = RANK_SHELL.replace('"$@" >', f'"$@" {SPAWN_DESCRIPTOR}>&1 
 
 _PROXY = re.compile(r"^HYDRA_LAUNCH: (?P<command>.+ --pgid (?P<group>\d+) .*--proxy-id (?P<proxy>\d+))\s*$")
 _SPAWN = re.compile(r"koala: spawn koala(?P<rank>\d+)\s*$")
+_BAD_TERMINATION = re.compile(r"^=\s+EXIT CODE: (?P<status>\d+)\s*$")
+"""A line of what mpiexec says when it gives all processes up: wait status (wait(2)) of one that a signal has killed."""
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)\s*$")
 """mpiexec's last words on a process of the application that a signal killed: it exits with the signal's number then, as
 with that of a process that exited with such a status."""
@@ -82,6 +87,12 @@ class MpiRunner(Runner):
         """Rank that the program has spawned as process group 1, 2 and so on."""
         self._killed_by: int | None = None
         """Signal that mpiexec says has killed a rank, its shell included."""
+        self._given_up_for: int | None = None
+        """Signal for which mpiexec says that it gives all processes up, whatever its own status is then."""
+        self._said: dict[int, TaskEnd] = {}
+        """How spawning and spawned ranks have ended, as their shells say, while their proxies run."""
+        self._proxies_over: set[int] = set()
+        """Ranks whose proxies have ended."""
 
     def launches_in(self, rank: Rank) -> Sequence[AddressedLaunch]:
         """Return the proxy of a rank, once mpiexec has asked for it; for rank 0 also mpiexec."""
@@ -129,11 +140,22 @@ class MpiRunner(Runner):
                 launches += self._asked_for((len(self._spawned), 0))
             elif (found := _EXIT_STRING.match(text)) is not None and int(found["signal"]) <= LARGEST_SIGNAL:
                 self._killed_by = int(found["signal"])
+            elif (found := _BAD_TERMINATION.match(text)) is not None:
+                self._given_up_for = int(found["status"]) % SIGNAL_BASE or None
             elif (found := _RANK_END.search(text)) is not None:
-                number, end = int(found["rank"]), _shell_end(int(found["status"]))
-                if number in self.application.ranks_numbered:
-                    events.append(RankEnded(time=now, job_id=self.application.job.id, rank=number, end=end))
+                events += self._shell_ended(int(found["rank"]), _shell_end(int(found["status"])), now)
         return Reaction(launches=tuple(launches), events=tuple(events))
+
+    def _shell_ended(self, rank: int, end: TaskEnd, now: float) -> Sequence[Event]:
+        if rank not in self.application.ranks_numbered:
+            return ()
+        if self._spawns and end.ok and rank not in self._proxies_over:
+            self._said[rank] = end
+            return ()
+        return (self._rank_ended(rank, end, now),)
+
+    def _rank_ended(self, rank: int, end: TaskEnd, now: float) -> Event:
+        return RankEnded(time=now, job_id=self.application.job.id, rank=rank, end=end)
 
     def _asked_for(self, proxy: tuple[int, int]) -> Sequence[AddressedLaunch]:
         """Return a proxy that can be started now: its command and its rank are known."""
@@ -142,11 +164,22 @@ class MpiRunner(Runner):
 
     def ended(self, task: str, end: TaskEnd, now: float) -> Sequence[Event]:
         """Return what the end of mpiexec means; the end of a proxy means nothing by itself, unless it never ran."""
-        if task.endswith(f":{LAUNCHER_TASK}") and end.exit_code and self._killed_by is not None:
-            end = TaskEnd(reason=EndReason.SIGNALLED, signal=self._killed_by, detail=end.detail)
-        if task.endswith(f":{LAUNCHER_TASK}") or end.reason is not EndReason.EXITED:
+        rank = self.rank_of(task)
+        if rank is None:
+            end, said = self._true_end(end), self._said
+            ranks = [self._rank_ended(one, said[one], now) for one in said] if end.ok else []
+            return (*ranks, *super().ended(task, end, now))
+        if end.reason is not EndReason.EXITED:
             return super().ended(task, end, now)
-        return ()
+        self._proxies_over.add(rank)
+        return (self._rank_ended(rank, self._said.pop(rank), now),) if rank in self._said else ()
+
+    def _true_end(self, end: TaskEnd) -> TaskEnd:
+        """Return the end of mpiexec with the signal of which it has told."""
+        signal = self._killed_by if end.exit_code else self._given_up_for
+        if end.reason is not EndReason.EXITED or signal is None:
+            return end
+        return TaskEnd(reason=EndReason.SIGNALLED, signal=signal, detail=end.detail)
 
     def _proxy(self, rank: Rank, command: tuple[str, ...]) -> AddressedLaunch:
         environment = dict(self.application.environment(rank))

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 TOLERANCE = 60.0
 """Seconds by which events may be out of order; time just stands still for them."""
-AWAITS_AGENTS = frozenset({TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind.LIFE, TimerKind.CHANGE})
+AWAITS_AGENTS = frozenset(
+    {TimerKind.REGISTRATION, TimerKind.WALLTIME, TimerKind.LIFE, TimerKind.CHANGE, TimerKind.LAST_RANKS}
+)
 """Timers that judge by what agents have not said."""
 POINTS_IN_TIME = frozenset(
     {

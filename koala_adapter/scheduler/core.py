@@ -34,6 +34,7 @@ from koala_adapter.scheduler.clusterrecord import ClusterRecord
 from koala_adapter.scheduler.context import Context
 from koala_adapter.scheduler.finishing import finish, forget_jobs, rank_ended
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
+from koala_adapter.scheduler.lastranks import last_ranks_timer
 from koala_adapter.scheduler.ledger import Ledger
 from koala_adapter.scheduler.malleable.adapting import change_given_up, change_made, point_reached
 from koala_adapter.scheduler.malleable.approaches import Approach
@@ -343,6 +344,8 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
         change_timer(context, record, change_due(record, timer))
     elif timer.kind is TimerKind.WORKERS:
         workers_timer(context, record)
+    elif timer.kind is TimerKind.LAST_RANKS:
+        last_ranks_timer(context, record)
     elif timer.kind is TimerKind.WALLTIME:
         detail = f"stopped at the job's walltime of {record.job.walltime} s"
         context.outcomes.append((record, outcome_without_code(JobState.FAILED, EndReason.WALLTIME, detail)))

@@ -11,6 +11,7 @@ from koala_adapter.scheduler.claiming.lifecycle import drop_if_forgotten, end_pl
 from koala_adapter.scheduler.claiming.reorganization import reassign_to_claiming
 from koala_adapter.scheduler.claiming.reuse import reassign_to_waiting
 from koala_adapter.scheduler.claiming.waiting import leave_queue
+from koala_adapter.scheduler.lastranks import await_last_ranks
 from koala_adapter.scheduler.malleable.adapting import process_lost, process_over
 from koala_adapter.scheduler.malleable.growing import check_taken
 from koala_adapter.scheduler.malleable.offers import drop_changes
@@ -78,8 +79,8 @@ def forget_jobs(context: Context, job_ids: Iterable[JobId]) -> None:
 def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskEnd) -> None:
     """Note the end of a process; the first bad one, or the last good one, ends the job.
 
-    Under MPI the launcher (``rank`` None) speaks for all ranks when all is well; a rank that ended badly is believed at
-    once, since mpiexec need not notice.
+    Under MPI all is well when the launcher (``rank`` None) and all ranks have ended well; a rank that ended badly is
+    believed at once, since mpiexec need not notice.
     """
     if record.state not in {JobState.LAUNCHING, JobState.RUNNING}:
         return
@@ -99,15 +100,25 @@ def rank_ended(context: Context, record: JobRecord, rank: int | None, end: TaskE
     if not end.ok:
         record.suspected = record.suspected or _bad_end(record, rank, end)
         settle_suspicion(context, record)
-    elif _speaks_as_one(record) != (rank is None):
-        return
-    elif rank is None or all_done(record):
+    else:
+        _ended_well(context, record, rank)
+
+
+def _ended_well(context: Context, record: JobRecord, rank: int | None) -> None:
+    record.launcher_over = record.launcher_over or rank is None
+    if _all_over(record):
         finish(context, record, JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0))
+    elif rank is None:
+        await_last_ranks(context, record)
 
 
-def _speaks_as_one(record: JobRecord) -> bool:
-    """Tell whether somebody else than its ranks says when a job is done."""
-    return record.job.launcher is Launcher.MPI or record.job.runner is RunnerName.SWEEP
+def _all_over(record: JobRecord) -> bool:
+    """Tell whether all of a job has ended well: under MPI its launcher, too; of a sweep somebody else says it."""
+    if record.job.runner is RunnerName.SWEEP:
+        return record.launcher_over
+    if record.job.launcher is Launcher.MPI:
+        return record.launcher_over and not record.ranks_awaited()
+    return all_done(record)
 
 
 def settle_suspicion(context: Context, record: JobRecord) -> None:

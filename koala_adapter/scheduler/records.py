@@ -216,6 +216,8 @@ class JobRecord:
     """Order of start among malleable jobs; 0 until it runs."""
     ended_by: PlaceholderId | None = None
     """Placeholder whose end, as its agent told it, decided the outcome; its LRM may know better why it ended."""
+    launcher_over: bool = False
+    """Who speaks for all of its processes has ended well, or has said that all is done."""
     suspected: JobOutcome | None = None
     """What mpiexec said of its end while an agent was out of contact, whose loss may be the true cause."""
     outcome: JobOutcome | None = None
@@ -263,6 +265,13 @@ class JobRecord:
             if (claim.component, claim.cluster) == (placeholder.component, placeholder.cluster):
                 return number
         return None
+
+    def ranks_awaited(self) -> list[int]:
+        """Return the processes that have not ended; those that a growth was still to bring in need not have begun."""
+        changes = [claim.change for claim in self.claims if claim.change is not None]
+        new = {rank for change in changes if change.phase is ChangePhase.TAKING for rank in change.ranks}
+        over = self.ends.keys() | self.departed | new
+        return [rank.rank for rank in self.ranks if rank.rank not in over]
 
     def unclaim(self, placeholders: set[PlaceholderId]) -> None:
         """Take placeholders out of the claims: they are no longer counted on."""

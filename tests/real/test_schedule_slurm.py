@@ -17,7 +17,7 @@ from tests.json_shapes import deviations
 from tests.real.scheduling import Scheduling
 from tests.real.systems import SlurmCluster
 from tests.real.systems.requirements import missing_for_slurm, require
-from tests.real.user import part
+from tests.real.user import KoalaUser, part
 from tests.real.wiki_serving import WikiServing
 
 if TYPE_CHECKING:
@@ -215,8 +215,11 @@ def untied(cluster: SlurmCluster, job: str) -> bool:
 
 
 def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """What ends in time overtakes, what could be in the way does not, and the promise is kept; explain tells it."""
-    scheduling = Scheduling(tmp_path, cluster)
+    """What ends in time overtakes, what could be in the way does not, and the promise is kept; explain tells all."""
+    path = tmp_path / "public" / "ask.sock"
+    path.parent.mkdir(mode=0o755)
+    scheduling = Scheduling(tmp_path, cluster, "--ask-socket", str(path))
+    another = KoalaUser(tmp_path / "another", [cluster], clusters={cluster.name: {"ask_socket": str(path)}})
     first = submit(scheduling, "first", 24, limit=20, until_told=True)
     reserved = submit(scheduling, "reserved", 32, limit=20)
     long = submit(scheduling, "long", 8, limit=50)
@@ -229,6 +232,10 @@ def test_a_backfilled_job_never_delays_the_reserved_one(cluster: SlurmCluster, t
         assert "reserved for it" in told["reason"]
         assert "is in nobody's way" in scheduling.user.run("explain", "--cluster", cluster.name, long).text
         assert scheduling.user.run("explain", f"{cluster.name}:999").code == 240
+        in_public = another.run("explain", f"{cluster.name}:{reserved}", "--json").json
+        assert in_public["position"] == 1
+        assert in_public["promised_at"] == pytest.approx(told["promised_at"], abs=60)
+        assert another.run("explain", f"{cluster.name}:999").code == 240
         scheduling.wait_runs({"short"})
         scheduling.let_end("first")
         scheduling.wait_runs({"first", "reserved", "long", "short"})

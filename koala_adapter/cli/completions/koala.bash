@@ -53,6 +53,7 @@ _koala() {
         "koala schedule,--weights") words=(-) ;;
         "koala schedule,--default-walltime") words=(-) ;;
         "koala schedule,--patience") words=(-) ;;
+        "koala schedule,--ask-socket") files=yes; words=(-) ;;
         "koala schedule,--metrics-port") words=(-) ;;
         "koala simulate,--policy" | "koala simulate,-p") values=(fcfs easy conservative firstfit bestfit greedy metacluster); words=(-) ;;
         "koala simulate,--platform") words=(-) ;;
@@ -112,7 +113,7 @@ _koala() {
         "koala reap") words=(--dry-run --all --yes --timeout --json --help); values=(); ;;
         "koala clean") words=(--older --dry-run --json --help); values=(); ;;
         "koala serve") words=(--stop --end-when-idle --metrics-port --help); values=(); ;;
-        "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --metrics-port --json --help); values=(); ;;
+        "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --ask-socket --metrics-port --json --help); values=(); ;;
         "koala demo") words=(--malleable --help); values=(); ;;
         "koala simulate") words=(--policy --platform --processors --jobs --seed --kill-at-limit --metric --depth --processes --out --json --help); values=(); files=yes; ;;
         "koala experiment") words=(--help); values=(list run); ;;

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from koala_adapter.model import EndReason
+from koala_adapter.model import EndReason, Launcher
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
 from koala_adapter.scheduler.malleable.growing import announce_withdrawal, check_taken, pause_growth, withdraw
@@ -131,17 +131,20 @@ def leavers_overdue(context: Context, record: JobRecord, number: int, change: Ch
     left = [rank for rank in change.ranks if rank not in record.departed]
     record.last_trouble = f"processes that were taken out did not end: {', '.join(map(str, left))}"
     depart(context, record, number, _placeholders(record, left))
+    check_all_over(context, record)
 
 
 def check_all_over(context: Context, record: JobRecord) -> None:
-    """Complete a job all of whose other processes have ended well."""
-    if (
-        record.state is JobState.RUNNING
-        and record.ends
-        and len(record.ends) + len(record.departed) == len(record.ranks)
-    ):
-        over = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
-        context.outcomes.append((record, over))
+    """Complete a job all of whose other processes, and launcher, have ended well."""
+    if record.state is not JobState.RUNNING or not record.ends:
+        return
+    if record.job.launcher is Launcher.MPI:
+        over = record.launcher_over and not record.ranks_awaited()
+    else:
+        over = len(record.ends) + len(record.departed) == len(record.ranks)
+    if over:
+        outcome = JobOutcome(state=JobState.COMPLETED, reason=EndReason.EXITED, exit_code=0)
+        context.outcomes.append((record, outcome))
 
 
 def _give_up(context: Context, found: _Found, reason: str, *, gone: PlaceholderId | None = None) -> None:

@@ -28,6 +28,9 @@ def members(schema: dict[str, Any], root: dict[str, Any], at: str = "") -> dict[
     """Return the kind of each member of a shape by the way to it."""
     if "$ref" in schema:
         return members(root["$defs"][schema["$ref"].rpartition("/")[2]], root, at)
+    if "allOf" in schema:  # so earlier versions of pydantic refer to what has a default
+        (only,) = schema["allOf"]
+        return members(only, root, at)
     found: dict[str, str] = {}
     for one in schema.get("anyOf", []):
         found |= members(one, root, at)

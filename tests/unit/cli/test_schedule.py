@@ -64,6 +64,7 @@ def run(directory: Path, *arguments: str) -> tuple[int, str]:
         (("schedule", "--cluster", "a", "--depth", "0"), 2, "0 is not in the range"),
         (("schedule", "--cluster", "a", "--weights", "size=1"), 245, "queue-time"),
         (("schedule",), 2, "Missing option"),
+        (("schedule", "--cluster", "a", "--shadow", "--ask-socket", "/run/a"), 2, "--ask-socket or --shadow"),
         (("explain", "b:1"), 245, "no cluster 'b'; there are: a"),
         (("explain", "a:1"), 246, "koala schedule --cluster a"),
         (("explain", "1", "--cluster", "a"), 246, "koala schedule --cluster a"),

@@ -30,6 +30,7 @@ from koala_adapter.vjm.channel import LaunchFile
 
 if TYPE_CHECKING:
     from koala_adapter.runners.runner import AddressedLaunch, Reaction
+    from koala_adapter.scheduler.events import Event
 
 NOW = 1000.0
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
@@ -277,6 +278,68 @@ def test_mpiexec_tells_a_signal_from_a_status(text: bytes, end: TaskEnd) -> None
     assert printed(runner, text).events == ()
     told = runner.ended("7:launcher", TaskEnd(reason=EndReason.EXITED, exit_code=9), NOW)
     assert told == (RankEnded(time=NOW, job_id=JobId("7"), rank=None, end=end),)
+
+
+def spawning() -> tuple[MpiRunner, bytes]:
+    """Return the runner of a job whose ranks are spawned, and what mpiexec has printed: all three of them run."""
+    runner = MpiRunner(application(Launcher.MPI), spawns=True)
+    text = (PROXY.format(0) + "".join(ORDERS["host first"])).encode()
+    printed(runner, text)
+    return runner, text
+
+
+def said(runner: MpiRunner, text: bytes, *lines: str) -> tuple[bytes, tuple[Event, ...]]:
+    """Let mpiexec print more; return all of it, and what follows from the lines."""
+    more = "".join(f"{line}\n" for line in lines).encode()
+    return text + more, printed(runner, more, len(text)).events
+
+
+def ended(rank: int | None, end: TaskEnd = WELL) -> RankEnded:
+    """Return what is told of a rank that has ended."""
+    return RankEnded(time=NOW, job_id=JobId("7"), rank=rank, end=end)
+
+
+@pytest.mark.parametrize("proxy_first", [False, True])
+def test_a_spawned_rank_has_ended_when_its_proxy_has(*, proxy_first: bool) -> None:
+    """Its shell runs on after its last line: if it were killed then, mpiexec would give up all the others."""
+    runner, text = spawning()
+    if proxy_first:
+        assert runner.ended("7:2", WELL, NOW) == ()
+        assert said(runner, text, "koala: rank 2 ended with 0")[1] == (ended(2),)
+    else:
+        assert said(runner, text, "koala: rank 2 ended with 0")[1] == ()
+        assert runner.ended("7:2", WELL, NOW) == (ended(2),)
+
+
+def test_a_spawned_rank_that_ends_badly_is_believed_at_once() -> None:
+    """Its proxy need not end: others may hang in MPI."""
+    runner, text = spawning()
+    assert said(runner, text, "koala: rank 2 ended with 3")[1] == (
+        ended(2, TaskEnd(reason=EndReason.EXITED, exit_code=3)),
+    )
+
+
+def test_spawned_ranks_have_ended_when_mpiexec_has() -> None:
+    """Whether their agents have told of their proxies by then or not; of who has said nothing nothing is known."""
+    runner, text = spawning()
+    said(runner, text, "koala: rank 0 ended with 0", "koala: rank 2 ended with 0")
+    assert list(runner.ended("7:launcher", WELL, NOW)) == [ended(0), ended(2), ended(None)]
+    failed = TaskEnd(reason=EndReason.EXITED, exit_code=255)
+    runner, text = spawning()
+    said(runner, text, "koala: rank 2 ended with 0")
+    assert list(runner.ended("7:launcher", failed, NOW)) == [ended(None, failed)]
+
+
+@pytest.mark.parametrize(("code", "signal"), [("15", 15), ("139", 11)])
+def test_mpiexec_gives_all_up_and_ends_with_0(code: str, signal: int) -> None:
+    """When a signal has killed a spawned rank: its status is that of the first process group. 128 is of a core dump."""
+    runner, text = spawning()
+    assert (
+        said(runner, text, "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", f"=   EXIT CODE: {code}")[1]
+        == ()
+    )
+    told = runner.ended("7:launcher", WELL, NOW)
+    assert told == (ended(None, TaskEnd(reason=EndReason.SIGNALLED, signal=signal)),)
 
 
 def test_the_end_of_mpiexec_is_that_of_the_job() -> None:

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket that every user of the host may ask at: one question, one answer, and nothing else comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import sys
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from anyio import to_thread
+from anyio.from_thread import start_blocking_portal
+from anyio.streams.buffered import BufferedByteReceiveStream
+from click.testing import CliRunner
+
+from koala_adapter.batchsystem.starts import Patience, Starts
+from koala_adapter.cli.koala import koala
+from koala_adapter.errors import ConfigurationError, JobNotFoundError, ServiceRunningError, ServiceUnavailableError
+from koala_adapter.host.clock import ServiceClock
+from koala_adapter.ordering.askclient import ask_in_public
+from koala_adapter.ordering.asksocket import (
+    BUSY,
+    PLACES,
+    PLACES_OF_ONE,
+    QUESTION_LIMIT,
+    AskSocket,
+    explained_as_noted,
+    job_asked_for,
+)
+from koala_adapter.ordering.explanations import explain, explain_as_noted
+from koala_adapter.ordering.listedjobs import Rules
+from koala_adapter.ordering.mirror import Mirror
+from koala_adapter.ordering.publicpath import PublicPath
+from koala_adapter.queueing.backfill import Easy
+from koala_adapter.queueing.checkedqueue import CheckedQueues
+from koala_adapter.queueing.local_queue import ClusterScheduler
+from koala_adapter.queueing.policies import POLICIES
+from koala_adapter.queueing.priority import ARRIVAL
+from tests.unit.ordering.ordering_site import Listed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from koala_adapter.ordering.explanations import Explanation
+    from koala_adapter.queueing.local_queue import LocalJob
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE = 60
+NOBODY = 65_534
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+SITE = """
+[[clusters]]
+name = "a"
+plugin = "local"
+ask_socket = "{path}"
+[clusters.settings]
+"""
+ANOTHER = """
+import os, socket, sys
+os.chdir(sys.argv[1])
+os.setgid(65534)
+os.setuid(65534)
+"""
+FLOOD = (
+    ANOTHER
+    + """
+held = []
+print("begun", flush=True)
+while True:
+    one = socket.socket(socket.AF_UNIX)
+    one.setblocking(False)
+    if one.connect_ex("ask.sock") == 0:
+        held.append(one)
+    held = held[-200:]
+"""
+)
+ASK = (
+    ANOTHER
+    + """
+one = socket.socket(socket.AF_UNIX)
+one.connect("ask.sock")
+one.sendall(b'{"job_id": "1"}' + bytes([10]))
+print(one.makefile().readline())
+"""
+)
+
+
+def busy_site(policy: str = "easy") -> Listed:
+    """Return one where 1 is being started, 2 to 4 wait, and 5 is larger than all nodes together."""
+    site = Listed(policy)
+    for job_id, processors, walltime in (("1", 24, 100), ("2", 32, 100), ("3", 16, 500), ("4", 20, 50), ("5", 64, 9)):
+        site.submit(job_id, processors, walltime)
+    site.look()
+    return site
+
+
+@asynccontextmanager
+async def asked(path: Path, explain_job: Callable[[str], Explanation] | None = None) -> AsyncIterator[None]:
+    """Answer at a socket while the context lasts; by default of a busy site."""
+    explain_job = explain_job or explained_as_noted(busy_site().mirror, ServiceClock())
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(AskSocket(explain_job, path).serve)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def said_to(path: Path, text: bytes) -> bytes:
+    """Say something, end, and return all that is answered."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(str(path))
+        connection.sendall(text)
+        connection.shutdown(socket.SHUT_WR)
+        heard = b""
+        try:
+            while more := connection.recv(65_536):
+                heard += more
+        except ConnectionResetError:
+            pass  # it was closed before all was read
+        return heard
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_was_noted_is_what_a_policy_would_say(policy: str) -> None:
+    """Place, promise and reason of each job, in each phase."""
+    site = busy_site(policy)
+    for job_id in site.jobs:
+        assert explain_as_noted(site.mirror, job_id) == explain(site.mirror, job_id, site.now)
+    with pytest.raises(JobNotFoundError):
+        explain_as_noted(site.mirror, "7")
+
+
+def test_before_the_first_decision_nothing_is_said_of_places() -> None:
+    """A job is known before anything is decided for it."""
+    site = Listed()
+    site.submit("1", 24)
+    site.observe()
+    found = explain_as_noted(site.mirror, "1")
+    assert (found.phase, found.position, found.reserved_at) == ("waiting", None, None)
+
+
+class Failing(Easy):
+    """A site's own policy with a defect."""
+
+    def schedule(self, now: float) -> list[LocalJob]:
+        """Fail."""
+        raise ZeroDivisionError(now)
+
+
+def test_a_policy_at_fault_is_told_of() -> None:
+    """Nothing starts then, whatever is free."""
+    site, queues = Listed(), CheckedQueues(make=Failing, described="policy 'mine'", refused=lambda _: None)
+    site.mirror = Mirror(lambda: queues(0, weights=ARRIVAL), Rules(), Starts(Patience()))
+    site.submit("1", 8)
+    site.look()
+    found = explain_as_noted(site.mirror, "1")
+    assert "policy 'mine'" in found.reason
+    assert found == explain(site.mirror, "1", site.now)
+
+
+async def test_no_question_reaches_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site's own policy may fail when it is asked; then it would decide no more."""
+    site = busy_site()
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a policy was asked")
+
+    for name in ("reservation", "waiting", "running"):
+        monkeypatch.setattr(ClusterScheduler, name, property(fail))
+    path = tmp_path / "ask.sock"
+    async with asked(path, explained_as_noted(site.mirror, ServiceClock())):
+        found = await to_thread.run_sync(ask_in_public, path, "a", "2")
+    assert (found.position, found.queued, found.reason[:8]) == (1, 3, "it needs")
+    assert found.reserved_at is not None
+
+
+async def test_any_job_is_asked_for(tmp_path: Path) -> None:
+    """At a socket that everybody may connect to, and that is gone afterwards; what is not there is said so."""
+    path = tmp_path / "ask.sock"
+    async with asked(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        assert (await to_thread.run_sync(ask_in_public, path, "a", "1")).phase == "starting"
+        with pytest.raises(JobNotFoundError, match="no unfinished job 9"):
+            await to_thread.run_sync(ask_in_public, path, "a", "9")
+    assert not path.exists()
+    with pytest.raises(ServiceUnavailableError, match=r"ask\.sock: No such file"):
+        ask_in_public(path, "a", "1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\n",
+        b"nonsense\n",
+        b"\x00\xff\xfe\n",
+        b"[" * QUESTION_LIMIT + b"\n",
+        b'{"job_id": 1}\n',
+        b'{"job_id": ["1"]}\n',
+        b'{"job_id": ""}\n',
+        b'{"job_id": "1; scancel 1", "more": 1}\n',
+        b'{"job_id": "1\\n2"}\n',
+        b'{"job_id": "\\u001b[2J"}\n',
+        b'{"job_id": "\\ud800"}\n',
+        b'{"job_id": "' + b"1" * 200 + b'"}\n',
+        b"x" * 100_000,
+        b"x" * 100_000 + b"\n",
+    ],
+    ids=range(14),
+)
+async def test_what_is_no_question_is_refused(tmp_path: Path, text: bytes) -> None:
+    """In one line, and the next one who asks is answered."""
+    path = tmp_path / "ask.sock"
+    async with asked(path):
+        try:
+            heard = await to_thread.run_sync(said_to, path, text)
+        except BrokenPipeError:
+            heard = b""  # it was closed before all was sent
+        assert heard == b"" or "malformed" in json.loads(heard)["error"]
+        assert (await to_thread.run_sync(ask_in_public, path, "a", "1")).phase == "starting"
+
+
+async def test_who_ends_in_the_middle_is_not_answered(tmp_path: Path) -> None:
+    """Nor is who says nothing at all."""
+    path = tmp_path / "ask.sock"
+    async with asked(path):
+        for text in (b"", b'{"job_id"'):
+            assert await to_thread.run_sync(said_to, path, text) == b""
+
+
+def test_ids_of_all_batch_systems_are_asked_for() -> None:
+    """Elements of arrays, too."""
+    for job_id in ("12", "12_3", "12.3", "12[3].server.site", "12.server"):
+        assert job_asked_for(json.dumps({"job_id": job_id}).encode()) == job_id
+
+
+async def test_two_questions_are_one(tmp_path: Path) -> None:
+    """What comes after the first line is not read."""
+    path = tmp_path / "ask.sock"
+    async with asked(path):
+        heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n{"job_id": "2"}\n')
+    assert json.loads(heard)["job_id"] == "1"
+
+
+async def test_one_user_has_few_places(tmp_path: Path) -> None:
+    """Who holds them without asking keeps himself from asking; when one is free again he is answered."""
+    path = tmp_path / "ask.sock"
+    async with asked(path):
+        with ExitStack() as stack:
+            held = []
+            for _ in range(PLACES_OF_ONE):
+                held.append(stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)))
+                held[-1].connect(str(path))
+            assert PLACES_OF_ONE < PLACES
+            assert await to_thread.run_sync(said_to, path, b"") == BUSY
+            found: list[Explanation] = []
+
+            async def ask() -> None:
+                found.append(await to_thread.run_sync(ask_in_public, path, "a", "1"))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                await anyio.sleep(0.2)
+                held[0].close()
+            assert [one.phase for one in found] == ["starting"]
+
+
+async def test_a_defect_ends_nothing(tmp_path: Path) -> None:
+    """Whoever asks is told that there is no answer, and nothing of what went wrong."""
+
+    def fail(_: str) -> Explanation:
+        raise ZeroDivisionError("secret")
+
+    path = tmp_path / "ask.sock"
+    async with asked(path, fail):
+        for _ in range(2):
+            heard = await to_thread.run_sync(said_to, path, b'{"job_id": "1"}\n')
+            assert json.loads(heard) == {"error": "job 1 cannot be explained now", "hint": ""}
+
+
+@AS_ROOT
+async def test_another_user_may_ask(tmp_path: Path) -> None:
+    """Whom nothing else of the scheduler's listens to."""
+    await anyio.Path(tmp_path).chmod(0o755)
+    async with asked(tmp_path / "ask.sock"):
+        done = await anyio.run_process([sys.executable, "-c", ASK, str(tmp_path)])
+    assert json.loads(done.stdout)["phase"] == "starting"
+
+
+@AS_ROOT
+async def test_a_flood_of_one_user_leaves_places_to_others(tmp_path: Path) -> None:
+    """Who connects as fast as he can, and never asks, keeps nobody else from an answer."""
+    await anyio.Path(tmp_path).chmod(0o755)
+    path = tmp_path / "ask.sock"
+    async with asked(path):
+        flood = await anyio.open_process([sys.executable, "-c", FLOOD, str(tmp_path)], stdin=None)
+        async with flood:
+            try:
+                assert flood.stdout is not None
+                assert await BufferedByteReceiveStream(flood.stdout).receive_exactly(6) == b"begun\n"
+                for _ in range(5):
+                    assert (await to_thread.run_sync(ask_in_public, path, "a", "1")).phase == "starting"
+                assert flood.returncode is None
+            finally:
+                flood.kill()
+
+
+def test_koala_explain_finds_it(tmp_path: Path) -> None:
+    """By the site file, where no scheduler of one's own answers."""
+    path = tmp_path / "ask.sock"
+    site = tmp_path / "site.toml"
+    site.write_text(SITE.format(path=path))
+    argv = ["--site", str(site), "--state", str(tmp_path / "state"), "explain"]
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(asked(path)):
+        done = CliRunner().invoke(koala, [*argv, "a:2"])
+    assert done.exit_code == 0
+    assert "It waits, place 1 of 3 in the queue" in done.output
+    done = CliRunner().invoke(koala, [*argv, "a:2"])
+    assert done.exit_code == 246
+    assert "--ask-socket" in " ".join(done.output.split())
+
+
+def test_a_directory_of_others_is_refused(tmp_path: Path) -> None:
+    """Where another user could put a socket of his own in its place, or take it away."""
+    for mode in (0o775, 0o757, 0o1777):
+        tmp_path.chmod(mode)
+        with pytest.raises(ConfigurationError, match="write to"), PublicPath(tmp_path / "ask.sock").listening():
+            pass
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigurationError, match="No such file"), PublicPath(tmp_path / "no" / "s").listening():
+        pass
+    if os.geteuid() == 0:
+        os.chown(tmp_path, NOBODY, NOBODY)
+        with pytest.raises(ConfigurationError, match="belongs to"), PublicPath(tmp_path / "ask.sock").listening():
+            pass
+
+
+def test_what_is_there_already(tmp_path: Path) -> None:
+    """A file is kept, somebody who answers goes on, and what a killed process has left is replaced."""
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(ConfigurationError, match="no socket"), PublicPath(file).listening():
+        pass
+    assert file.read_text() == "mine"
+    path = tmp_path / "ask.sock"
+    with PublicPath(path).listening():
+        with pytest.raises(ServiceRunningError, match="already"), PublicPath(path).listening():
+            pass
+        assert path.exists()
+    left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    left.bind(str(path))
+    left.close()
+    with PublicPath(path).listening():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
+def test_a_long_path_will_do(tmp_path: Path) -> None:
+    """Longer than the kernel takes."""
+    directory = tmp_path / ("x" * 120)
+    directory.mkdir(mode=0o755)
+    with PublicPath(directory / "ask.sock").listening():
+        assert (directory / "ask.sock").is_socket()
