@@ -2,7 +2,7 @@
 """How many short tasks are done in a second: by koala, and by others with as many workers, in turns and in one run.
 
 - *commands*, each a process of its own, ``sleep 0.01``: ``koala sweep`` beside ``xargs -P``, which keeps no record and
-  is on this machine always, ``bash_app`` of Parsl, ``subprocess.run`` by Dask, and HyperQueue, inside this process;
+  is on this machine always, ``bash_app`` of Parsl, ``subprocess.run`` by Dask, and HyperQueue, inside one process;
 - *functions*, ``time.sleep(0.01)``: ``koala.Executor`` beside ``python_app`` of Parsl and ``client.map`` of Dask.
 
 All workers are there before it begins. On Slurm, workers of Parsl and Dask are jobs of it, as koala's placeholders
