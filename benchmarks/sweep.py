@@ -1,161 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many short tasks a sweep does in a second, on placeholders of a local cluster.
+"""How many short tasks are done in a second: by koala, and by others with as many workers, in turns and in one run.
 
-In one run, for the same number of tasks, each a process of its own (`sleep 0.01`):
-- baseline: ``xargs -P N``, which does nothing but start them, N at a time;
-- koala: from the first result of the sweep to its last, when all N launchers are there, and from its submission;
-- with --peers, Dask and Parsl with N local workers that are there already, without placeholders: from the first
-  submission until all results are there. Parsl looks for its own programs in the PATH.
+- *commands*, each a process of its own, ``sleep 0.01``: ``koala sweep`` beside ``xargs -P``, which keeps no record and
+  is on this machine always, ``bash_app`` of Parsl, ``subprocess.run`` by Dask, and HyperQueue, inside one process;
+- *functions*, ``time.sleep(0.01)``: ``koala.Executor`` beside ``python_app`` of Parsl and ``client.map`` of Dask.
 
-    python benchmarks/sweep.py [--tasks 100000] [--placeholders 64] [--seconds 0.01] [--peers] [--json]
+All workers are there before it begins. On Slurm, workers of Parsl and Dask are jobs of it, as koala's placeholders
+are; with ``--here`` all are processes of this machine, and no batch system is needed.
+
+    python benchmarks/sweep.py [--commands 5000] [--functions 20000] [--placeholders 64] [--seconds 0.01]
+        [--repeat 2] [--ways xargs,parsl,dask,hyperqueue] [--here] [--json]
+
+Needs the Debian packages slurmctld, slurmd and slurm-client, and root, or --here. Of those from PyPI what is not
+installed is left out, and said: parsl, dask-jobqueue (or distributed), hyperqueue.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import subprocess
+import os
+import statistics
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
 
 import koala_adapter as koala  # noqa: E402 - needs the path set above
+from benchmarks.taskpools import WAYS, Measurement, Rates, missing  # noqa: E402
+from tests.real.systems import SlurmCluster  # noqa: E402
 
-NOTHING = "0.0000000000"
-"""Before the number of a task: a further time for sleep, of no length."""
+GOAL = 2000.0
+"""Tasks in a second."""
+NODES = 4
+KINDS = ("commands", "functions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Tasks in a second."""
+class Row:
+    """One way and one kind of tasks: the median of tasks in a second, and koala's over it."""
 
-    tasks: int
-    placeholders: int
-    seconds_each: float
-    xargs: float
-    """All that this machine starts, with nobody who keeps a record."""
-    koala: float
-    """From the first result to the last."""
-    koala_from_submission: float
-    ratio: float
-    peers: Mapping[str, float]
+    way: str
+    kind: str
+    rate: float
+    koala_ratio: float
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=100_000)
-    parser.add_argument("--placeholders", type=int, default=64)
+    parser.add_argument("--commands", type=int, default=5_000)
+    parser.add_argument("--functions", type=int, default=20_000)
+    parser.add_argument("--placeholders", type=int, default=64, help="a multiple of four")
     parser.add_argument("--seconds", type=float, default=0.01)
-    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--ways", default=",".join(way for way in WAYS if way != "koala"))
+    parser.add_argument("--here", action="store_true", help="without Slurm")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    bare = by_xargs(options.tasks, options.placeholders, options.seconds)
-    steady, whole = by_koala(options.tasks, options.placeholders, options.seconds)
-    peers = {}
-    if options.peers:
-        arguments = (options.tasks, options.placeholders, options.seconds)
-        peers = {name: measure(*arguments) for name, measure in PEERS.items()}
-    outcome = Outcome(
-        tasks=options.tasks,
-        placeholders=options.placeholders,
-        seconds_each=options.seconds,
-        xargs=round(bare, 1),
-        koala=round(steady, 1),
-        koala_from_submission=round(whole, 1),
-        ratio=round(steady / bare, 2),
-        peers={name: round(rate, 1) for name, rate in peers.items()},
-    )
-    if options.json:
-        print(json.dumps(asdict(outcome), indent=2))
-        return
-    print(f"{outcome.tasks:,} tasks of {outcome.seconds_each} s on {outcome.placeholders} placeholders, in a second:")
-    print(f"  xargs                  {outcome.xargs:8.1f}")
-    print(f"  koala                  {outcome.koala:8.1f}  ({outcome.ratio} x)")
-    print(f"  koala, from submission {outcome.koala_from_submission:8.1f}")
-    for name, rate in outcome.peers.items():
-        print(f"  {name:22} {rate:8.1f}")
-
-
-def by_xargs(tasks: int, at_once: int, seconds: float) -> float:
-    """Return the tasks in a second of ``xargs``."""
-    numbers = "\n".join(map(str, range(tasks))).encode()
-    begun = time.monotonic()
-    command = ["/usr/bin/xargs", "-P", str(at_once), "-I", "{}", "sleep", str(seconds), NOTHING + "{}"]
-    subprocess.run(command, input=numbers, check=True)
-    return tasks / (time.monotonic() - begun)
-
-
-def by_koala(tasks: int, placeholders: int, seconds: float) -> tuple[float, float]:
-    """Return the tasks in a second of a sweep: of all but the first, and from its submission."""
-    with koala.local_site(["alpha"], processors=placeholders) as site:
-        job = koala.Job(
-            ["sleep", str(seconds), NOTHING + "{number}"],
-            kind="malleable",
-            runner="sweep",
-            minimum=1,
-            initial=placeholders,
-            maximum=placeholders + 1,
-            walltime="2h",
-            sweep={"parameters": {"number": f"1..{tasks}"}},
+    os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    wished = [way for way in options.ways.split(",") if way]
+    ways = [way for way in wished if missing(way, slurm=not options.here) is None]
+    for way in wished:
+        if way not in ways:
+            package = missing(way, slurm=not options.here)
+            print(f"{way} is left out: there is no package {package} here", file=sys.stderr)
+    place = here(options.placeholders) if options.here else on_slurm(options.placeholders)
+    with place as (site, nodes):
+        given = Measurement(
+            site=site,
+            nodes=nodes,
+            workers=options.placeholders,
+            commands=options.commands,
+            functions=options.functions,
+            seconds=options.seconds,
         )
-        begun = time.monotonic()
-        report = site.run(job).report
-        whole = tasks / (time.monotonic() - begun)
-        if report.sweep is None or report.sweep.done != tasks:
-            raise SystemExit(f"the sweep did not end well: {report.sweep}")
-        lines = (Path(report.sweep.directory) / "results.jsonl").read_text().splitlines()
-        times = [json.loads(line)["at"] for line in lines]
-        return (tasks - 1) / (max(times) - min(times)), whole
+        found = in_turns(given, ["koala", *ways], options.repeat)
+    rows = compared(found)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    print_rows(rows, given)
 
 
-def one_task(seconds: float) -> int:
-    """Run one task, as those of the sweep are, on a worker of a peer."""
-    import subprocess as here  # noqa: PLC0415 - this function travels without its module
-
-    return here.run(["/usr/bin/sleep", str(seconds)], check=True).returncode
-
-
-def by_dask(tasks: int, workers: int, seconds: float) -> float:
-    """Return the tasks in a second of Dask on this machine."""
-    distributed = import_module("distributed")
-    with (
-        distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        client.wait_for_workers(workers)
-        begun = time.monotonic()
-        distributed.wait(client.map(one_task, [seconds] * tasks, pure=False))
-        return tasks / (time.monotonic() - begun)
+@contextlib.contextmanager
+def here(processors: int) -> Iterator[tuple[koala.Site, int]]:
+    """Have a local cluster."""
+    with koala.local_site(["alpha"], processors=processors) as site:
+        yield site, 0
 
 
-def by_parsl(tasks: int, workers: int, seconds: float) -> float:
-    """Return the tasks in a second of Parsl on this machine."""
-    parsl, executors = import_module("parsl"), import_module("parsl.executors")
-    provider = import_module("parsl.providers").LocalProvider(init_blocks=1, max_blocks=1)
-    with tempfile.TemporaryDirectory() as directory:
-        executor = executors.HighThroughputExecutor(label="here", provider=provider, max_workers_per_node=workers)
-        with parsl.load(parsl.Config(executors=[executor], run_dir=directory)):
-            app = parsl.python_app(one_task)
-            for first in [app(0.0) for _ in range(workers)]:
-                first.result()
-            begun = time.monotonic()
-            for future in [app(seconds) for _ in range(tasks)]:
-                future.result()
-            return tasks / (time.monotonic() - begun)
+@contextlib.contextmanager
+def on_slurm(processors: int) -> Iterator[tuple[koala.Site, int]]:
+    """Have a private Slurm of simulated nodes."""
+    with SlurmCluster("sweep", nodes=NODES, cpus=processors // NODES) as cluster, tempfile.TemporaryDirectory() as name:
+        os.environ["SLURM_CONF"] = str(cluster.conf)
+        file, state = Path(name) / "site.toml", Path(name) / "state"
+        state.mkdir(mode=0o700)
+        file.write_text(
+            '[control_center]\nlisten = "127.0.0.1"\n'
+            '[[clusters]]\nname = "bench"\nplugin = "slurm"\nrequests_per_minute = 240\npoll_interval = 2\n'
+            f'[clusters.settings]\nconf = "{cluster.conf}"\n'
+        )
+        with koala.Site.load(file, state=state) as site:
+            yield site, NODES
 
 
-PEERS = {"dask": by_dask, "parsl": by_parsl}
+def in_turns(given: Measurement, ways: Sequence[str], repeat: int) -> Mapping[str, list[Rates]]:
+    """Measure each way so often, one after the other, so that all meet the same conditions."""
+    found: dict[str, list[Rates]] = {way: [] for way in ways}
+    for _ in range(repeat):
+        for way in ways:
+            found[way].append(rates := WAYS[way](given))
+            said = ", ".join(f"{getattr(rates, kind):.0f} {kind}" for kind in KINDS if getattr(rates, kind))
+            print(f"{way}: {said} in a second, load {os.getloadavg()[0]:.0f}", file=sys.stderr)
+    return found
+
+
+def compared(found: Mapping[str, Sequence[Rates]]) -> list[Row]:
+    """Return the medians, and their ratios."""
+    rows = []
+    for kind in KINDS:
+        medians = {
+            way: statistics.median(rates)
+            for way, all_rates in found.items()
+            if (rates := [rate for one in all_rates if (rate := getattr(one, kind)) is not None])
+        }
+        rows += [
+            Row(way=way, kind=kind, rate=round(rate, 1), koala_ratio=round(medians["koala"] / rate, 2))
+            for way, rate in medians.items()
+        ]
+    return rows
+
+
+def print_rows(rows: Sequence[Row], given: Measurement) -> None:
+    """Print the table, the goal, and by how much it is missed."""
+    where = "on Slurm" if given.nodes else "on this machine"
+    print(f"{given.workers} placeholders {where}, tasks of {given.seconds} s, in a second; medians")
+    for row in rows:
+        beside = "" if row.way == "koala" else f"koala does {row.koala_ratio} times as many"
+        if row.way == "koala":
+            reached = row.rate / GOAL
+            beside = f"the goal of {GOAL:.0f} is " + ("reached" if reached >= 1 else f"missed: {reached:.0%} of it")
+        print(f"  {row.kind:9} {row.way:11} {row.rate:8.1f}  {beside}")
 
 
 if __name__ == "__main__":

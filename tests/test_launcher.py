@@ -48,12 +48,13 @@ class Place:
     repeats: int = 0
     grace: int = 0
     port: int = 0
+    command: tuple[str, ...] = ("sh", "-c", "{script}")
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def job(self) -> Job:
         """The job of the sweep."""
-        component = Component(name="c", command=("sh", "-c", "{script}"), minimum=1, maximum=2)
+        component = Component(name="c", command=self.command, minimum=1, maximum=2)
         return Job(
             id=JobId("1"),
             name="sweep",
@@ -144,7 +145,7 @@ async def exits(process: subprocess.Popen[bytes]) -> int:
 
 
 async def test_what_becomes_of_tasks(tmp_path: Path) -> None:
-    """Output, status, a program that is not there, and repeats; then the launcher goes."""
+    """Output, status, and repeats; then the launcher goes."""
     failing = "echo said >&2; exit 3"
     place = Place(tmp_path, ("echo one; echo $KOALA_TASK $KOALA_ATTEMPT", failing, "kill -9 $$"), repeats=1)
     async with place.running() as sweep:
@@ -163,6 +164,19 @@ async def test_what_becomes_of_tasks(tmp_path: Path) -> None:
     assert (tmp_path / "sweep" / found[0, "done"]["stdout"]).read_text() == "one\n0 1\n"
     assert (tmp_path / "sweep" / found[1, "failed"]["stderr"]).read_text() == "said\n"
     assert found[0, "done"]["stderr"] is None
+
+
+async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    """What a shell would say of it is kept as the task's own words."""
+    place = Place(tmp_path, ("no-such-program", "true"), command=("{script}",))
+    async with place.running() as sweep:
+        launcher = place.launcher()
+        await place.until_over(sweep)
+        assert await exits(launcher) == 0
+    found = {one["task"]: one for one in place.entries()}
+    assert [found[task]["status"] for task in (0, 1)] == [127, 0]
+    said = (tmp_path / "sweep" / found[0]["stderr"]).read_text()
+    assert said == "no-such-program: No such file or directory\n"
 
 
 async def test_where_tmpdir_is_gone_output_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

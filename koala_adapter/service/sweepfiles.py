@@ -119,8 +119,10 @@ class SweepFiles:
 
     def keep_output(self, task: int, out: bytes, err: bytes) -> dict[str, str | None]:
         """Keep what a task has printed; return where, below the directory. Raises OSError."""
-        folder = Path("tasks") / f"{task // IN_A_FOLDER:03}"
         kept: dict[str, str | None] = {"stdout": None, "stderr": None}
+        if not out and not err:
+            return kept
+        folder = Path("tasks") / f"{task // IN_A_FOLDER:03}"
         for name, suffix, data in (("stdout", "out", out), ("stderr", "err", err)):
             path = self.directory / folder / f"{task}.{suffix}"
             if data:

@@ -233,7 +233,9 @@ def kill_group(pid: int) -> None:
 
 def read(file: "IO[bytes]") -> bytes:
     """Return what a task has written, as far as it is kept."""
-    file.seek(0)
+    file.seek(0)  # what was written here is in the file then
+    if not os.fstat(file.fileno()).st_size:
+        return b""
     data = file.read(LARGEST_STREAM)
     if file.read(1):
         data += b"\n[koala: the rest was left out]\n"
