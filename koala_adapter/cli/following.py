@@ -19,6 +19,7 @@ from koala_adapter.cli.tables import (
     bar,
     components_table,
     files_lines,
+    output_words,
     run_time,
     seconds,
     styled,
@@ -137,7 +138,7 @@ def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     console.print(f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}{detail}")
     console.print(components_table(report))
     code = "-" if outcome is None else outcome.exit_code
-    output = f"; output in {escape(report.output_directory)}" if where else ""
+    output = f"; {output_words(report)}" if where else ""
     times = f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}"
     console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
     for line in (*sweep_lines(report), *files_lines(report)):

@@ -67,7 +67,8 @@ def _ended(state: State, record: JobRecord) -> str:
         ran = f" after running for {duration(record.finished_at - record.launched_at)}"
     after = sizes_it_had(record) + _left(state, record)
     if outcome.state is JobState.CANCELLED and outcome.detail.startswith("cancelled"):
-        return f"The job was {outcome.detail}{ran}.{after}"
+        who = outcome.detail.removesuffix(" while running") if ran else outcome.detail
+        return f"The job was {who}{ran}.{after}"
     detail = f": {outcome.detail}" if outcome.detail else ""
     return f"{said}{ran}{detail}.{after}"
 

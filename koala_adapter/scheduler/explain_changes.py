@@ -60,7 +60,7 @@ def sizes_it_had(record: JobRecord) -> str:
         return ""
     told = record.size_changes[-CHANGES_TOLD:]
     earlier = len(record.size_changes) - len(told)
-    before = f" after {earlier} earlier change{'s' * (earlier > 1)} of its size" if earlier else ""
+    before = f", after {earlier} earlier change{'s' * (earlier > 1)} of its size," if earlier else ""
     past = [_past(change, f"{duration(change.at - launched_at)} after it was launched") for change in told]
     return f" While it ran{before} it {'; '.join(past)}."
 

@@ -744,7 +744,7 @@ def test_only_the_latest_sizes_of_a_job_that_has_ended_are_told() -> None:
         site.grow_by(further, 1)
         assert site.sizes("1") == [5 + count]
     site.complete("1")
-    assert " While it ran after 2 earlier changes of its size it grew from 6 to 7 on a" in words(site, "1")
+    assert " While it ran, after 2 earlier changes of its size, it grew from 6 to 7 on a" in words(site, "1")
     assert words(site, "1").count("after it was launched") == 3
 
 
