@@ -28,6 +28,7 @@ from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
 from koala_adapter.metrics.exposition import openmetrics
 from koala_adapter.model import ClusterName, JobId
+from koala_adapter.net.accepting import serve_streams
 from koala_adapter.net.unixsocket import same_user
 from koala_adapter.service.cleaning import Cleaning
 from koala_adapter.service.samplesubmission import SampleSubmission
@@ -76,7 +77,7 @@ class Server:
 
     async def serve(self, listener: Listener[SocketStream]) -> None:
         """Serve whoever connects, and has connected before, until cancelled."""
-        await listener.serve(self._converse)
+        await serve_streams(listener, self._converse)
 
     async def quiet(self, patience: float = 1.0) -> None:
         """Wait until no client is connected, at most ``patience`` seconds."""

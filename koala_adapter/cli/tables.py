@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -109,7 +108,7 @@ def job_lines(report: JobReport) -> list[str | FittingTable]:
             f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
             f"handed back {report.hand_backs} times"
         ),
-        output_words(report),
+        f"output in {escape(report.output_directory)}",
     ]
     return lines + [escape(line) for line in (*sweep_lines(report), *files_lines(report))]
 
@@ -182,13 +181,6 @@ def _listed(names: Sequence[str], number: int) -> str:
     shown = names[:MOST_NAMED]
     more = f" and {number - len(shown):,} more" if number > len(shown) else ""
     return ", ".join(printable(name) for name in shown) + more
-
-
-def output_words(report: JobReport) -> str:
-    """Say where the output of a job is, if there is any by now."""
-    if not Path(report.output_directory).is_dir():
-        return "no output"
-    return f"output in {escape(report.output_directory)}"
 
 
 def jobs_table(reports: Sequence[JobReport]) -> FittingTable:

@@ -11,9 +11,11 @@ from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import ServiceRunningError
 from koala_adapter.metrics.exposition import CONTENT_TYPE, openmetrics
+from koala_adapter.net.accepting import accepted, parts
+from koala_adapter.net.admission import Admission
 
 if TYPE_CHECKING:
-    from anyio.abc import SocketStream, TaskStatus
+    from anyio.abc import SocketListener, SocketStream, TaskGroup, TaskStatus
 
     from koala_adapter.metrics.meter import Meter
 
@@ -21,8 +23,10 @@ LONGEST_HEAD = 16_384
 """Bytes of a request."""
 PATIENCE = 10.0
 """Seconds that a request may take to come, and a reply to be taken."""
-MOST_CONNECTIONS = 16
-"""Those that are answered at a time; others wait."""
+MOST_CONNECTIONS = 128
+"""Those that may be there at a time; then the one that has been there longest must go."""
+FAIR_CHANCE = 0.25
+"""Seconds that it has had by then at least."""
 
 
 class MetricsEndpoint:
@@ -33,7 +37,7 @@ class MetricsEndpoint:
         self._meter = meter
         self._listen = listen
         self._port = port
-        self._places = anyio.CapacityLimiter(MOST_CONNECTIONS)
+        self._admission = Admission(limit=MOST_CONNECTIONS, time_limit=PATIENCE, patience=FAIR_CHANCE)
 
     async def serve(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
         """Answer until cancelled; the port is told when it is open. Raises ServiceRunningError when it is taken."""
@@ -44,14 +48,23 @@ class MetricsEndpoint:
             raise ServiceRunningError(message, hint="is another program there? give another --metrics-port") from error
         async with listener:
             task_status.started(listener.extra(SocketAttribute.local_port))
-            await listener.serve(self._converse)
+            async with anyio.create_task_group() as tasks:
+                for one in parts(listener):
+                    tasks.start_soon(self._accept, one, tasks)
+
+    async def _accept(self, listener: SocketListener, tasks: TaskGroup) -> None:
+        while True:
+            await self._admission.room()
+            tasks.start_soon(self._converse, await accepted(listener))
 
     async def _converse(self, stream: SocketStream) -> None:
-        async with stream, self._places:
-            with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
-                with anyio.move_on_after(PATIENCE):
-                    head = await _head(stream)
-                    await stream.send(self._reply(head))
+        async with stream:
+            with (
+                suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream),
+                self._admission.applicant(),
+            ):
+                head = await _head(stream)
+                await stream.send(self._reply(head))
 
     def _reply(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")

@@ -19,6 +19,7 @@ from anyio.abc import SocketAttribute
 from koala_adapter.errors import NegotiationError, ServiceRunningError
 from koala_adapter.negotiation.framing import FrameBuffer
 from koala_adapter.negotiation.tokens import LONGEST_GREETING
+from koala_adapter.net.accepting import serve_streams
 from koala_adapter.net.unixsocket import checked_path, same_user
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class PeerListener:
             raise ServiceRunningError(message, hint="is another service there?") from error
         async with listeners:
             task_status.started(listeners.extra(SocketAttribute.local_port))
-            await listeners.serve(self._greet)
+            await serve_streams(listeners, self._greet)
 
     async def serve_unix(
         self, path: Path, application: str, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
@@ -96,7 +97,7 @@ class PeerListener:
 
         async with listener:
             task_status.started()
-            await listener.serve(admit)
+            await serve_streams(listener, admit)
 
     async def _greet(self, stream: SocketStream) -> None:
         async with stream:

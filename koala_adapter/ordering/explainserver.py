@@ -17,6 +17,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import TypeAdapter, ValidationError
 
 from koala_adapter.errors import JobNotFoundError, KoalaError, ProtocolError, ServiceUnavailableError
+from koala_adapter.net.accepting import serve_streams
 from koala_adapter.net.unixsocket import reachable, same_user
 from koala_adapter.ordering.explanations import Explanation, explain
 from koala_adapter.ordering.timeofday import as_read
@@ -63,7 +64,7 @@ class ExplainServer:
         try:
             async with listener:
                 task_status.started()
-                await listener.serve(self._converse)
+                await serve_streams(listener, self._converse)
         finally:
             with suppress(FileNotFoundError):
                 self._path.unlink()

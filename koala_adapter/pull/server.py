@@ -27,8 +27,10 @@ PROVING = 30.0
 """Seconds in which TLS must be there, and then the token."""
 ACCEPTING_PAUSE = 0.5
 """Seconds until it is tried again to accept a connection."""
-MOST_UNPROVEN = 256
-"""Connections that may be on their way to that at once; whoever comes then is sent away, and comes again."""
+MOST_UNPROVEN = 128
+"""Connections that may be on their way to that at once; then the one that has been there longest must go."""
+FAIR_CHANCE = 2.0
+"""Seconds that it has had by then at least."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,8 +64,10 @@ class Board(Protocol):
 class _Present:
     idle: deque[Puller] = field(default_factory=deque)
     proven: set[Puller] = field(default_factory=set)
+    unproven: dict[asyncio.Task[None], float] = field(default_factory=dict)
+    """Conversations with whoever has not shown the token yet, and since when, in this order."""
     conversing: set[asyncio.Task[None]] = field(default_factory=set)
-    """With those, and with whoever has not shown the token yet."""
+    """With all of them."""
 
 
 class PullServer:
@@ -124,16 +128,32 @@ class PullServer:
             except OSError:  # it has gone again, or there are no descriptors left
                 await asyncio.sleep(ACCEPTING_PAUSE)
                 continue
-            if len(present.conversing) - len(present.proven) >= MOST_UNPROVEN:
+            try:
+                await self._room()
+            except asyncio.CancelledError:
                 connection.close()
-                continue
+                raise
             conversation = loop.create_task(self._converse(connection))
             present.conversing.add(conversation)
+            present.unproven[conversation] = loop.time()
             conversation.add_done_callback(partial(self._end, connection))
+
+    async def _room(self) -> None:
+        """Wait until one more may come who has not shown the token."""
+        unproven = self._present.unproven
+        while len(unproven) >= MOST_UNPROVEN:
+            oldest, since = next(iter(unproven.items()))
+            wait = since + FAIR_CHANCE - asyncio.get_running_loop().time()
+            if wait <= 0:
+                del unproven[oldest]
+                oldest.cancel()
+                return
+            await asyncio.wait([oldest], timeout=wait)
 
     def _end(self, connection: socket.socket, conversation: asyncio.Task[None]) -> None:
         """Let go of a connection, also of one whose conversation was cancelled before its first word."""
         self._present.conversing.discard(conversation)
+        self._present.unproven.pop(conversation, None)
         connection.close()
 
     async def _converse(self, connection: socket.socket) -> None:
@@ -168,8 +188,7 @@ class PullServer:
             shown = await reader.readexactly(TOKEN_BYTES)
         if not hmac.compare_digest(shown, self._token):
             return
-        self._present.proven.add(puller)
-        self._board.came(puller)
+        self._proven(puller)
         while True:
             (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
             if self._largest is not None and size > self._largest:
@@ -180,6 +199,13 @@ class PullServer:
                 self._forget(puller)
             else:
                 self._board.heard(puller, frame)
+
+    def _proven(self, puller: Puller) -> None:
+        conversation = asyncio.current_task()
+        if conversation is not None:
+            self._present.unproven.pop(conversation, None)
+        self._present.proven.add(puller)
+        self._board.came(puller)
 
     def _forget(self, puller: Puller) -> None:
         if puller in self._present.idle:

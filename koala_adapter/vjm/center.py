@@ -21,8 +21,8 @@ from anyio.streams.tls import TLSStream
 
 from koala_adapter.errors import ConfigurationError, JournalBlockedError, ProtocolError
 from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.net.admission import Admission
 from koala_adapter.vjm import agentevents, channel
-from koala_adapter.vjm.admission import Admission
 from koala_adapter.vjm.agentconnection import LOST, AgentConnection
 from koala_adapter.vjm.credentials import digest, matches
 from koala_adapter.vjm.taskoutput import FILES, FIRST_RETRY, LONGEST_RETRY, OutputFiles, TaskOutput

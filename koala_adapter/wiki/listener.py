@@ -17,6 +17,7 @@ import structlog
 from anyio.abc import SocketAttribute
 
 from koala_adapter.errors import ConfigurationError, ServiceRunningError, WikiError
+from koala_adapter.net.accepting import serve_streams
 from koala_adapter.plugin.limits import RequestWindow
 from koala_adapter.wiki.codec.frames import FrameReader
 
@@ -81,7 +82,7 @@ class Listener:
         async with listeners:
             self.port = listeners.extra(SocketAttribute.local_port)
             task_status.started(self.port)
-            await listeners.serve(self._handle)
+            await serve_streams(listeners, self._handle)
 
     async def _handle(self, stream: SocketStream) -> None:
         async with stream:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from http.client import HTTPConnection
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from koala_adapter.errors import LrmUnreachableError, ServiceRunningError
-from koala_adapter.metrics import catalogue
+from koala_adapter.metrics import catalogue, endpoint
 from koala_adapter.metrics.catalogue import Kind
 from koala_adapter.metrics.endpoint import LONGEST_HEAD, MetricsEndpoint
 from koala_adapter.metrics.exposition import openmetrics
@@ -166,6 +167,18 @@ async def test_who_sends_rubbish_or_hangs_up_stops_nobody() -> None:
         for sent in (b"x" * (2 * LONGEST_HEAD), b"\x00\xff\r\n\r\n", b"GET /met"):
             async with await anyio.connect_tcp("127.0.0.1", port) as stream:
                 await stream.send(sent)
+        assert (await anyio.to_thread.run_sync(fetch, port))[0] == 200
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_who_only_connects_keeps_no_reader_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that has been there longest goes when others come."""
+    monkeypatch.setattr(endpoint, "MOST_CONNECTIONS", 3)
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as idle:
+        port = await served(tasks, process_meter("serve"))
+        for _ in range(8):
+            await idle.enter_async_context(await anyio.connect_tcp("127.0.0.1", port))
         assert (await anyio.to_thread.run_sync(fetch, port))[0] == 200
         tasks.cancel_scope.cancel()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Admission control of the control center: how many peers may be connected without a proof, and for how long.
+"""Admission control of ports: how many peers may be connected without a proof, and for how long.
 
 Whoever can reach the port can open connections. Without a bound they would use up memory and descriptors; with a bound
 alone they would keep the agents out. So there is room for a number of them, each has its time, and when the room is
