@@ -6,10 +6,11 @@
 - *functions*, ``time.sleep(0.01)``: ``koala.Executor`` beside ``python_app`` of Parsl and ``client.map`` of Dask.
 
 All workers are there before it begins. On Slurm, workers of Parsl and Dask are jobs of it, as koala's placeholders
-are; with ``--here`` all are processes of this machine, and no batch system is needed.
+are. With ``--here`` koala has a local cluster, and no batch system is needed; then only xargs is measured beside it.
+Dask is asked for with ``--ways``: 64 workers of it did not end within five minutes on two processors.
 
     python benchmarks/sweep.py [--commands 5000] [--functions 20000] [--placeholders 64] [--seconds 0.01]
-        [--repeat 2] [--ways xargs,parsl,dask,hyperqueue] [--here] [--json]
+        [--repeat 2] [--ways xargs,parsl,hyperqueue] [--here] [--json]
 
 Needs the Debian packages slurmctld, slurmd and slurm-client, and root, or --here. Of those from PyPI what is not
 installed is left out, and said: parsl, dask-jobqueue (or distributed), hyperqueue.
@@ -62,12 +63,12 @@ def main() -> None:
     parser.add_argument("--placeholders", type=int, default=64, help="a multiple of four")
     parser.add_argument("--seconds", type=float, default=0.01)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--ways", default=",".join(way for way in WAYS if way != "koala"))
+    parser.add_argument("--ways", default="xargs,parsl,hyperqueue", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--here", action="store_true", help="without Slurm")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    wished = [way for way in options.ways.split(",") if way]
+    wished = ["xargs"] if options.here else [way for way in options.ways.split(",") if way]
     ways = [way for way in wished if missing(way, slurm=not options.here) is None]
     for way in wished:
         if way not in ways:
