@@ -63,7 +63,7 @@ def test_output_is_as_its_schema_says(koala: Koala, shape: str, command: str) ->
 def test_output_about_job_files_is_as_its_schema_says(koala: Koala) -> None:
     """Where a job would go, what would be submitted, and what was."""
     file = koala.job("true", name="asked")
-    assert deviations(koala.json("plan", file), shape_schema("plan")) == []
+    assert deviations(koala.json("plan", file, check=None), shape_schema("plan")) == []
     assert deviations(koala.json("script", file, "--cluster", "alpha"), shape_schema("scripts")) == []
     assert deviations(koala.json("submit", file), shape_schema("submitted")) == []
     assert deviations(koala.json("submit", file, file), shape_schema("submitted-files")) == []
