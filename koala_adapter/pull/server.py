@@ -27,10 +27,12 @@ PROVING = 30.0
 """Seconds in which TLS must be there, and then the token."""
 ACCEPTING_PAUSE = 0.5
 """Seconds until it is tried again to accept a connection."""
-MOST_UNPROVEN = 128
+MOST_UNPROVEN = 256
 """Connections that may be on their way to that at once; then the one that has been there longest must go."""
-FAIR_CHANCE = 2.0
+FAIR_CHANCE = 1.0
 """Seconds that it has had by then at least."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted, in their order: who has the token is behind no more than these."""
 
 
 @dataclass(slots=True, eq=False)
@@ -215,7 +217,7 @@ class PullServer:
 def listening_socket(host: str, port: int = 0) -> socket.socket:
     """Return a socket that listens on an address; port 0: any. Raises OSError."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server(address[:2], family=family, backlog=256)
+    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
 
 def send(puller: Puller, frame: bytes) -> None:
