@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.api.negotiationbuilder import job_negotiations
+from koala_adapter.api.negotiated import negotiated
 from koala_adapter.api.reportbuilder import job_report
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def live_report(service: Service, job_id: JobId) -> JobReport:
         wall_offset=service.clock.offset,
         output_directory=str(directory),
         trouble=_trouble(service, job_id),
-        negotiated=job_negotiations(service.journal.negotiations, record, service.now()),
+        negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
         sweep=service.sweeps.progress(record.job),
     )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 from enum import Enum
-from functools import partial
-from types import NoneType, UnionType
+from functools import cache, partial
+from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema, create_model
@@ -47,12 +47,18 @@ _IN_FILES: Mapping[tuple[object, str], object] = {
 """How a site file gives a parameter of a type and unit."""
 
 
-def settings_of(kind: Kind) -> dict[str, Setting]:
+@cache  # a type hint is compiled each time that it is read
+def settings_of(kind: Kind) -> Mapping[str, Setting]:
     """Return the settings of those parameters that site files may set, by the names of the parameters."""
-    hints = get_type_hints(kind, include_extras=True)
+    return MappingProxyType({name: setting for name, (_, setting) in _annotated(kind).items()})
+
+
+@cache
+def _annotated(kind: Kind) -> Mapping[str, tuple[object, Setting]]:
+    """Return type and setting of those parameters, by their names."""
     return {
-        name: setting
-        for name, hint in hints.items()
+        name: (get_args(hint)[0], setting)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
         for setting in getattr(hint, "__metadata__", ())
         if isinstance(setting, Setting)
     }
@@ -67,10 +73,10 @@ def with_parameters(
     """
 
     def decorate(table: type[TableT]) -> type[TableT]:
-        hints, defaults = get_type_hints(kind), {field.name: field.default for field in fields(kind)}
+        defaults = {field.name: field.default for field in fields(kind)}
         keys: dict[str, Any] = {
-            setting.key or name: _key(hints[name], setting, defaults[name])
-            for name, setting in settings_of(kind).items()
+            setting.key or name: _key(hint, setting, defaults[name])
+            for name, (hint, setting) in _annotated(kind).items()
             if (only is None or name in only) and name not in without
         }
         return create_model(table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **keys)
