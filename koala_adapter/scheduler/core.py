@@ -44,6 +44,7 @@ from koala_adapter.scheduler.malleable.growthrequests import more_requested
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
 from koala_adapter.scheduler.malleable.others import others_seen
+from koala_adapter.scheduler.malleable.places import place_lost
 from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
 from koala_adapter.scheduler.malleable.shrinking import processors_released
 from koala_adapter.scheduler.malleable.wantedsizes import keep_to_wanted_sizes, size_wanted
@@ -267,7 +268,9 @@ def _finish_ended(context: Context) -> None:
             record, outcome = context.outcomes.pop(0)
             finish(context, record, outcome)
         else:
-            stub_lost(context, context.lost_stubs.pop(0))
+            lost = context.lost_stubs.pop(0)
+            if not place_lost(context, lost):
+                stub_lost(context, lost)
 
 
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:
