@@ -56,7 +56,10 @@ def _take(context: Context, record: JobRecord, number: int, held: Sequence[Place
 
 
 def keep_places(context: Context, record: JobRecord, component: Component, lacking: int) -> None:
-    """See to it that a component has a place for each processor that it lacks, and none beyond that."""
+    """See to it that a component has a place for each processor that it lacks, and none beyond that.
+
+    A job that takes no further workers for a while keeps its places, and gives back what it gets meanwhile.
+    """
     claims = [claim for claim in record.claims if claim.component == component.name]
     missing = max(0, lacking) - sum(len(claim.places) for claim in claims)
     for claim in reversed(claims):
@@ -64,7 +67,9 @@ def keep_places(context: Context, record: JobRecord, component: Component, lacki
             going = _dispensable(context, claim)[:-missing]
             _give_up(context, claim, going)
             missing += len(going)
-    if missing > 0 and _queues(context, record, component):
+        if record.growth_rests:
+            _give_up(context, claim, [id_ for id_ in claim.places if context.state.placeholders[id_].held])
+    if missing > 0 and not record.growth_rests and _queues(context, record, component):
         _queue(context, record, component, missing)
 
 
@@ -105,12 +110,21 @@ def _in_time(context: Context, record: JobRecord, number: int) -> bool:
     return open_ and left > 0 and (limit is None or left <= limit)
 
 
+def would_take(record: JobRecord, number: int) -> bool:
+    """Tell whether a claim would take what comes free on its cluster, beyond the places that it has there."""
+    claim = record.claims[number]
+    claims = [one for one in record.claims if one.component == claim.component]
+    wanted = record.sizes_wanted.get(claim.component, 0)
+    return wanted - sum(one.processors + one.coming for one in claims) > len(claim.places)
+
+
 def place_lost(context: Context, placeholder: PlaceholderRecord) -> bool:
     """Take note that a placeholder is gone or going; tell whether it was such a place."""
     record = context.state.jobs.get(placeholder.job_id)
     for claim in () if record is None else record.claims:
         if record is not None and placeholder.id in claim.places:
             context.ledger.remove_places(claim, [placeholder.id])
+            placeholder.stub = False
             record.last_trouble = f"one more on {claim.cluster}: placeholder {placeholder.id} was lost"
             pause_growth(context, context.state.clusters[placeholder.cluster])
             return True
