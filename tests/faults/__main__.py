@@ -31,6 +31,7 @@ KINDS: Mapping[str, Mapping[str, bool]] = {
     "spread": {"malleable": True, "adaptive": True, "spread": True},
     "crowded-adaptive": {"malleable": True, "crowded": True, "adaptive": True},
     "together": {"malleable": True, "workers": True, "adaptive": True},
+    "owned": {"malleable": True, "workers": True, "owned": True},
 }
 """What a world of each kind is made with, beside its seed."""
 REPORT_INTERVAL = 30.0
@@ -99,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--jobs",
         choices=(*KINDS, "all"),
         default="all",
-        help="whether jobs grow and shrink; crowded: and many local users come and go; workers: of a head and workers",
+        help="whether jobs grow and shrink; crowded: and many local users come and go; workers: of a head and workers; "
+        "owned: their owners say how large they are",
     )
     parser.add_argument(
         "--every-write", action="store_true", help="repeat each with a kill before and after each write of the journal"

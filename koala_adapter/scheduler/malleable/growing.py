@@ -26,6 +26,7 @@ from koala_adapter.scheduler.records import Claim
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
@@ -51,21 +52,23 @@ def gather(
     """
     if not _fits(context, record, number, count, offered=offered):
         return False
-    _submit_stubs(context, record, number, change, count)
+    change.stubs = submit_stubs(context, record, number, count, memory_mib=change.memory_mib)
     context.ledger.begin_change(record.claims[number], change, ChangePhase.GATHERING, accepted=count)
     abandon_after(context, record, change, context.state.parameters.placeholder_life)
     context.roster.update(record)
     return True
 
 
-def _submit_stubs(context: Context, record: JobRecord, number: int, change: Change, count: int) -> None:
+def submit_stubs(
+    context: Context, record: JobRecord, number: int, count: int, *, memory_mib: int = 0
+) -> list[PlaceholderId]:
+    """Submit placeholders for a running job, for no longer than it has left."""
     parameters = context.state.parameters
-    seconds = _time_left(context, record) + parameters.launch_margin
+    seconds = time_left(context, record) + parameters.launch_margin
     if not parameters.growth_ends_with_job:
         seconds += parameters.placeholder_life
     component, name = record.claims[number].component, cluster_of(context, record, number).parameters.name
-    memory = change.memory_mib
-    change.stubs = submit_batch(context, record, component, name, count, seconds, stub=True, memory_mib=memory)
+    return submit_batch(context, record, component, name, count, seconds, stub=True, memory_mib=memory_mib)
 
 
 def _fits(context: Context, record: JobRecord, number: int, count: int, *, offered: bool) -> bool:
@@ -90,15 +93,16 @@ def stub_held(context: Context, placeholder: PlaceholderRecord) -> None:
         return
     if record.state is not JobState.RUNNING or record.ends:
         withdraw(context, record, number, "the application is about to end")
-    elif any(not stub.lasts(context.now, _time_left(context, record)) for stub in stubs):
+    elif any(not stub.lasts(context.now, time_left(context, record)) for stub in stubs):
         withdraw(context, record, number, "they would end before the job's walltime does")
     else:
         for part in parts:
-            _take(context, record, part)
+            take(context, record, part)
         context.roster.update(record)
 
 
-def _take(context: Context, record: JobRecord, part: Part) -> None:
+def take(context: Context, record: JobRecord, part: Part) -> None:
+    """Have an application take in the stubs of a part of its growth, all of which are held."""
     claim, change, cluster = record.claims[part.claim], part.change, cluster_of(context, record, part.claim)
     stubs = [context.state.placeholders[id_] for id_ in change.stubs]
     component_rank = sum(rank.component == claim.component for rank in record.ranks)
@@ -210,7 +214,7 @@ def _submit_again(context: Context, record: JobRecord, number: int) -> bool:
     if not _fits(context, record, number, count, offered=True):
         return False
     change.submitted_again = True
-    _submit_stubs(context, record, number, change, count)
+    change.stubs = submit_stubs(context, record, number, count, memory_mib=change.memory_mib)
     return True
 
 
@@ -270,6 +274,7 @@ def _gathering_for(record: JobRecord, placeholder: PlaceholderRecord) -> int | N
     return None
 
 
-def _time_left(context: Context, record: JobRecord) -> float:
+def time_left(context: Context, record: JobRecord) -> float:
+    """Return the seconds until the walltime of a running job ends."""
     launched_at = context.now if record.launched_at is None else record.launched_at
     return max(0.0, launched_at + record.job.walltime - context.now)
