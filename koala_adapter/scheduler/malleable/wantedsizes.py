@@ -15,7 +15,7 @@ from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.growing import gather, withdraw
 from koala_adapter.scheduler.malleable.jointgrowth import parts_of
-from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change
+from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change, wanted_again
 from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def size_wanted(context: Context, event: ev.SizeWanted) -> None:
     component = record.job.component(event.component)
     record.sizes_wanted[component.name] = max(component.minimum, min(component.maximum, event.processors))
     record.sizes_asked_at = None
-    for claim in record.claims:
-        if claim.component == component.name and claim.cluster is not None:
-            context.state.clusters[claim.cluster].unwanted = None
+    wanted_again(context, record, component.name)
     context.roster.update(record)
     context.scan_wanted = True
 
