@@ -60,7 +60,7 @@ SPREAD_WISH = 12
 class World:
     """Everything of one schedule of faults."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as many as there are kinds of worlds
         self,
         seed: int,
         *,
@@ -80,8 +80,8 @@ class World:
         ``workers``: most malleable jobs are of a head and workers. ``adaptive``: most of them are of processes that
         change together; with both, some are the one and some the other. ``spread``: these are on all clusters, and
         grow by their own wishes alone, which are for more than one cluster has. ``owned``: jobs have the sizes that
-        their owners want, who often want others, and many local
-        users come and go.
+        their owners want, who often want others, and many
+        local users come and go.
         """
         self.seed = seed
         self._laws = WorkerLaws() if workers else None

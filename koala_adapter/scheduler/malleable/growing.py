@@ -19,7 +19,7 @@ from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.hysteresis import jobs_have_grown, pause
 from koala_adapter.scheduler.malleable.jointgrowth import name_of, parts_of
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, promised_on
+from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, promised_on, wanted_again
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.records import Claim
 
@@ -189,9 +189,8 @@ def _taken(context: Context, record: JobRecord, part: Part) -> None:
     context.ledger.end_change(claim)
     if change.ranks:
         record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now)
-    cluster = cluster_of(context, record, part.claim)
-    cluster.unwanted = None
-    jobs_have_grown(context, cluster)
+    wanted_again(context, record, claim.component)
+    jobs_have_grown(context, cluster_of(context, record, part.claim))
 
 
 def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
@@ -239,6 +238,7 @@ def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> N
 
 def announce_withdrawal(context: Context, record: JobRecord, parts: Sequence[Part], reason: str) -> None:
     """Tell an application that it does not get what it accepted."""
+    wanted_again(context, record, record.claims[parts[0].claim].component)
     clusters = [cluster_of(context, record, part.claim).parameters.name for part in parts]
     count = sum(part.change.accepted or part.change.processors for part in parts)
     record.last_trouble = f"{count} more processors on {' and '.join(clusters)}: {reason}"

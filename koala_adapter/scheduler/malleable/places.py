@@ -34,7 +34,9 @@ def take_places(context: Context, record: JobRecord, component: Component, lacki
         if claim.component != component.name or claim.change is not None:
             continue
         held = [id_ for id_ in claim.places if context.state.placeholders[id_].held][: max(0, lacking - taken)]
-        late = [id_ for id_ in held if not context.state.placeholders[id_].lasts(context.now, time_left(context, record))]
+        late = [
+            id_ for id_ in held if not context.state.placeholders[id_].lasts(context.now, time_left(context, record))
+        ]
         if late:
             record.last_trouble = f"{len(late)} more on {claim.cluster}: they would end before the job's walltime does"
             pause_growth(context, cluster_of(context, record, number))

@@ -17,7 +17,7 @@ from koala_adapter.scheduler.malleable.growing import gather, withdraw
 from koala_adapter.scheduler.malleable.hysteresis import growth_paused
 from koala_adapter.scheduler.malleable.jointgrowth import parts_of
 from koala_adapter.scheduler.malleable.places import keep_places, take_places
-from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change
+from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change, wanted_again
 from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def size_wanted(context: Context, event: ev.SizeWanted) -> None:
     component = record.job.component(event.component)
     record.sizes_wanted[component.name] = max(component.minimum, min(component.maximum, event.processors))
     record.sizes_asked_at = None
-    for claim in record.claims:
-        if claim.component == component.name and claim.cluster is not None:
-            context.state.clusters[claim.cluster].unwanted = None
+    wanted_again(context, record, component.name)
     context.roster.update(record)
     context.scan_wanted = True
 
@@ -91,7 +89,10 @@ def _request(context: Context, record: JobRecord, number: int, processors: int) 
 
 
 def _give(context: Context, record: JobRecord, component: Component, lacking: int) -> int:
-    """Offer, or gather, what is free; return how many processors may come of it. A place stands for what it waits for."""
+    """Offer, or gather, what is free; return how many processors may come of it.
+
+    A place that waits on a cluster stands for a processor that is free there.
+    """
     given = 0
     asks = record.job.adapts(component.name) or component.sizes != "any"
     for number, claim in enumerate(record.claims):
