@@ -84,7 +84,7 @@ def _job_values(store: Store, job: Job) -> dict[str, str]:
         "Account": "(null)",
         "RestartCnt": "0",
         "WorkDir": "/",
-        "Comment": "(null)",
+        "Comment": job.comment,
         "admin_comment": job.admin_comment,
     }
 
@@ -102,6 +102,7 @@ def show_jobs(store: Store, jobs: list[Job]) -> None:
         for node, count in job.places.items():
             say(f"     Nodes={node} CPU_IDs=0-{count - 1} Mem=0 GRES=")
         say(f"   MinCPUsNode={job.least} MinMemoryNode=0\n   Reservation={job.reservation or '(null)'}")
+        say(f"   Comment={job.comment} ")
         say(f"   AdminComment={job.admin_comment} \n")
     if not jobs:
         say(f"No jobs in {store.settings['cluster']}")
