@@ -34,7 +34,7 @@ from koala_slurm.details import (
     worth_asking,
 )
 from koala_slurm.gresshares import GresOnNodes, gres_shares, parse_gres_on_nodes
-from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, compacted, turn
+from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, checked, turn
 from koala_slurm.listing import ENVIRONMENT
 from koala_slurm.nodes import PARTITION_COMMAND
 from koala_slurm.partitionlimits import PartitionLimits, parse_partition_limits, within_limits
@@ -99,7 +99,9 @@ class OutsideReader:
     async def _look(self, ids: Sequence[LrmJobId]) -> list[LrmJob]:
         separator = new_separator()
         found: list[LrmJob] = []
-        for part in portions(compacted(ids), ARGUMENTS_PER_COMMAND):
+        # squeue understands no ranges of elements; an array's number stands for all of them.
+        numbers = list(dict.fromkeys(checked(job).partition("_")[0] for job in ids))
+        for part in portions(numbers, ARGUMENTS_PER_COMMAND):
             command = (*everything_command(separator), f"--jobs={','.join(part)}")
             shown = await self._commands.read(command, action="looking at jobs", environment=ENVIRONMENT)
             found += parse_everything(shown, separator)
