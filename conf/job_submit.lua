@@ -65,8 +65,9 @@ end
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
    local ours = string.sub(job_rec.admin_comment or "", 1, #SCHEDULER) == SCHEDULER
    if OPERATORS[modify_uid] then
-      if ours then
-         job_desc.comment = with_its_note(job_desc.comment, job_rec.comment)
+      local comment = with_its_note(job_desc.comment, job_rec.comment)
+      if ours and comment ~= job_desc.comment then -- to assign an empty one would leave the comment as it is
+         job_desc.comment = comment
       end
       return slurm.SUCCESS
    end
