@@ -79,7 +79,7 @@ _MAY_PASS = frozenset(
 """Results that say nothing against the file itself: the same may succeed when there is room, or somebody lets us."""
 
 
-_RULES_ADDED = ("reorganize", "out_of_step", "growth_ends_with_job")
+_RULES_ADDED = ("reorganize", "out_of_step", "growth_ends_with_job", "growth_is_queued")
 """Parameters that turn on what earlier versions did not do, in the order in which they came."""
 
 

@@ -90,6 +90,7 @@ class Service:
             directory, site, state=lambda: self.state, clock=self.now, report=self.post, tell=self.settled
         )
         self.applications = self._new_applications()
+        self._size_rules = SizeRules(policies.sizes)
         self.sizes = SizeChanges(
             site.control_center.negotiation_listen,
             self.applications,
@@ -98,7 +99,7 @@ class Service:
             clock=self.now,
             report=self.post,
             tell=self._tell_application,
-            rules=SizeRules(policies.sizes),
+            rules=self._size_rules,
         )
         self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
@@ -298,7 +299,7 @@ class Service:
         """
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
-        check_policies(job, self.scheduler.policies)
+        check_policies(job, self.scheduler.policies, self._size_rules)
         self.applications.keep_input(job)
         try:
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
@@ -336,7 +337,7 @@ class Service:
         the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
         """
         record = self.scheduler.job(job_id)
-        found = resizable(record, component, processors, SizeRules(self.scheduler.policies.sizes))
+        found = resizable(record, component, processors, self._size_rules)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
         for driver in self.clusters.values():

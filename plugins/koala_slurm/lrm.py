@@ -31,6 +31,7 @@ from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, ControllerCo
 from koala_slurm.directives import problem_of
 from koala_slurm.durations import TIME_FORMAT
 from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, compacted
+from koala_slurm.jobnotes import annotate_commands
 from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
 from koala_slurm.pinning import make_pin
 from koala_slurm.reading import CommandReader
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 CAPABILITIES = Capabilities(
     hold=True,
     pin=True,
+    annotate=True,
     suspend=True,
     requeue=True,
     signal=True,
@@ -244,6 +246,11 @@ class SlurmLrm(Lrm):
     async def held_by_hook(self) -> tuple[LrmJob, ...]:
         """Return the jobs with the mark of conf/job_submit.lua that no user holds on top."""
         return await self._outside.held_by_hook()
+
+    async def annotate(self, ids: Sequence[LrmJobId], text: str) -> None:
+        """Leave a note in the comments of jobs (``squeue -o %k``), behind what their users have written there."""
+        for command in annotate_commands(await self._outside.listed(ids), text):
+            await self._commands.change(command, action="annotate")
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs; needs operator rights."""
