@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import fields
 from enum import Enum
 from functools import cache, partial
-from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema, create_model
 
@@ -30,7 +30,7 @@ from koala_adapter.policies.definition import PolicyKind
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Hashable, Mapping
 
 TableT = TypeVar("TableT", bound=BaseModel)
 Kind = type[Parameters] | type[ClusterParameters]
@@ -47,15 +47,14 @@ _IN_FILES: Mapping[tuple[object, str], object] = {
 """How a site file gives a parameter of a type and unit."""
 
 
-@cache  # a type hint is compiled each time that it is read
 def settings_of(kind: Kind) -> Mapping[str, Setting]:
     """Return the settings of those parameters that site files may set, by the names of the parameters."""
-    return MappingProxyType({name: setting for name, (_, setting) in _annotated(kind).items()})
+    return {name: setting for name, (_, setting) in _annotated(cast("Hashable", kind)).items()}
 
 
-@cache
-def _annotated(kind: Kind) -> Mapping[str, tuple[object, Setting]]:
-    """Return type and setting of those parameters, by their names."""
+@cache  # a type hint is compiled each time that it is read
+def _annotated(kind: Hashable) -> Mapping[str, tuple[object, Setting]]:
+    """Return type and setting of those parameters of a kind, by their names."""
     return {
         name: (get_args(hint)[0], setting)
         for name, hint in get_type_hints(kind, include_extras=True).items()
@@ -76,7 +75,7 @@ def with_parameters(
         defaults = {field.name: field.default for field in fields(kind)}
         keys: dict[str, Any] = {
             setting.key or name: _key(hint, setting, defaults[name])
-            for name, (hint, setting) in _annotated(kind).items()
+            for name, (hint, setting) in _annotated(cast("Hashable", kind)).items()
             if (only is None or name in only) and name not in without
         }
         return create_model(table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **keys)
