@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection of a process with koala: a thread that reads and writes the socket while the program computes."""
 
+import atexit
 import os
 import select
 import socket
@@ -41,6 +42,7 @@ class Session:
         self._closing = False
         self._broken = ""
         self._shown = ""
+        self._parting_with = 0
         self._wake, self._woken = socket.socketpair()
         for one in (self._wake, self._woken):
             one.settimeout(0)
@@ -77,8 +79,16 @@ class Session:
     def refuse(self, error: KoalaAppError) -> None:
         """Tell people, here and at koala, of a wrong call. The lock is held."""
         self._show(str(error))
+        if not self._parting_with:
+            self._parting_with = os.getpid()
+            atexit.register(self._part)
         if len(self._output) < MOST_WAITING:
             self.say([note_payload("error", text=one_line(str(error)))])
+
+    def _part(self) -> None:
+        """Say what is still to be said before a process ends, which may be because of its wrong call."""
+        if self._parting_with == os.getpid():  # not a copy of it, which has no thread and perhaps the lock
+            self.close()
 
     def close(self) -> None:
         """Say what is still to be said, and end the connection. The lock is not held."""

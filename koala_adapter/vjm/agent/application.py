@@ -26,6 +26,7 @@ UNREAD = 1024 * 1024  # bytes that may wait for the process, beyond which it is 
 SPELL, MOST = 10.0, 5000  # so many frames in so many seconds are a flood
 PARTING = 1.0  # seconds for the last word to somebody who is cut off
 LONGEST_PATH = 107  # bytes of a path that the kernel takes for a socket, unix(7)
+BACKLOG = 8  # connections that may wait to be taken
 NAME = "application"
 
 
@@ -45,7 +46,7 @@ class ApplicationSocket:
         self._listening.setblocking(False)  # noqa: FBT003 - the library's own way
         try:
             self._bind(directory)
-            self._listening.listen(8)
+            self._listening.listen(BACKLOG)
         except OSError:
             self._listening.close()
             raise
@@ -68,6 +69,15 @@ class ApplicationSocket:
         """Hand a frame to the process, if it is there."""
         if self._peer is not None:
             self._peer.send(frame)
+
+    def finish(self) -> None:
+        """Keep what the process had said when it ended, whatever of that was read by then."""
+        for _ in range(BACKLOG + 1):
+            if self._peer is not None:
+                self._peer.finish()
+            self._accept(0)
+            if self._peer is None:
+                return
 
     def close(self) -> None:
         """Listen no more; the process is gone."""
@@ -167,6 +177,21 @@ class Peer:
         self.send(b"%08d\n" % len(note) + note)
         self._timers.after(PARTING, self.close)
 
+    def finish(self) -> None:
+        """Take what it had said when it ended, and end the connection."""
+        with contextlib.suppress(OSError):
+            while not self._parting and len(self._in) < UNREAD:
+                data = self._connection.recv(65536)
+                if not data:
+                    break
+                self._in += data
+        before = -1
+        while not self._parting and len(self._in) != before:
+            before = len(self._in)
+            self._reading = True  # beyond what may wait, too: there is no process left that could
+            self._cut()
+        self.close()
+
     def close(self) -> None:
         """End the connection."""
         self._watch(0)
@@ -200,7 +225,10 @@ class Peer:
         except BlockingIOError:
             pass
         except OSError:
-            self.close()
+            if self._parting:
+                self.close()
+            else:
+                self.finish()
             return
         if self._parting and not self._out:
             with contextlib.suppress(OSError):

@@ -61,7 +61,12 @@ class Task:
     def safe(self) -> bool:
         """Whether the task is complete, and all its output and files were acknowledged."""
         written = all(output.safe for output in self.outputs.values())
-        return self.complete and written and not self.delivering
+        return self.complete and written and not self.delivering and not self.speaks
+
+    @property
+    def speaks(self) -> bool:
+        """Whether something that its process said to koala is still to be sent."""
+        return self.application is not None and self.application.said
 
     @property
     def delivering(self) -> bool:
@@ -77,7 +82,8 @@ class Task:
     def tellable(self) -> bool:
         """Whether its end may be told: a good one when its files are there, a bad one, which ends others, at once."""
         good = self.end is not None and self.end["reason"] == "exited" and self.end["exit_code"] == 0
-        return self.complete and (not good or self._prompt or self.results is None or self.results.said)
+        heard = self.complete and not self.speaks
+        return heard and (not good or self._prompt or self.results is None or self.results.said)
 
     def launch(self, message: "Dict[str, Any]") -> None:
         """Start the process; a failure becomes the task's end."""
@@ -157,6 +163,8 @@ class Task:
             return
         kill_all(process.pid, self._mark)
         process.wait()
+        if self.application is not None:
+            self.application.finish()
         self._workplace.guard.forget(process.pid)
         self.end = self._describe(code, number)
         for source in self._sources:

@@ -209,6 +209,27 @@ def test_wrong_calls_get_a_clear_error_and_harm_nobody(stage: Stage) -> None:
         assert second.end() == ""
 
 
+def test_a_wrong_call_that_ends_the_process_is_told_to_koala(python_command: list[str], tmp_path: Path) -> None:
+    """The thread that speaks with koala does not run again by itself once the program has ended."""
+    library = python_command[-1]
+    program = (
+        "import sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "import koala_app\n"
+        "app = koala_app.join()\n"
+        "sys.setswitchinterval(1000)\n"  # from here on other threads run only when this one waits for something
+        "app.leave()\n"
+    )
+    with KoalaEnd(tmp_path, 1) as koala:
+        environment = {"PATH": os.environ["PATH"], "KOALA_APP_SOCKET": str(koala.path(0)), "KOALA_RANK": "0"}
+        command = [sys.executable, "-c", program, library]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        text = "leave() of a process that was not taken out: this process is running"
+        assert done.returncode == 1
+        assert f"KoalaAppError: {text}" in done.stderr
+        koala.wait(lambda: koala.coordinator.errors == [(0, text)])
+
+
 def test_a_leaver_may_only_leave(stage: Stage) -> None:
     """One that was taken out is refused points, and leaves; the others never notice."""
     with KoalaEnd(stage.directory, 2) as koala:

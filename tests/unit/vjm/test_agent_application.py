@@ -36,10 +36,15 @@ class Node:
         self._place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         self.clients: list[socket.socket] = []
 
+    @property
+    def address(self) -> str:
+        """Return a name of the socket that fits into an address."""
+        return f"/proc/self/fd/{self._place}/{Path(self.socket.path).name}"
+
     def connect(self) -> socket.socket:
         """Return a connection of a process."""
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        client.connect(f"/proc/self/fd/{self._place}/{Path(self.socket.path).name}")
+        client.connect(self.address)
         client.settimeout(10)
         self.clients.append(client)
         self.turn()
@@ -177,3 +182,42 @@ def test_another_user_is_turned_away(node: Node, monkeypatch: pytest.MonkeyPatch
     client = node.connect()
     assert client.recv(10) == b""
     assert node.said() == []
+
+
+def test_the_last_words_of_a_process_are_kept(node: Node) -> None:
+    """It ended before the agent had read them, or had even seen that it connects."""
+    client = node.connect()
+    client.sendall(frame(b"wrong") + frame(b"last") + b"0000")
+    client.close()
+    unseen = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with unseen:
+        unseen.connect(node.address)
+        unseen.sendall(frame(b"unseen"))
+    node.socket.finish()
+    assert [node.socket.next() for _ in range(3)] == [frame(b"wrong"), frame(b"last"), frame(b"unseen")]
+    assert not node.socket.said
+
+
+def test_what_it_said_is_kept_when_it_cannot_be_told_anything_more(node: Node) -> None:
+    """A frame for a process that has ended finds nobody."""
+    client = node.connect()
+    client.sendall(frame(b"wrong"))
+    client.close()
+    node.socket.tell(frame(b"who"))
+    assert node.said() == [frame(b"wrong")]
+
+
+def test_last_words_go_beyond_what_may_wait(node: Node) -> None:
+    """No process is left that could wait with them."""
+    client = node.connect()
+    big = frame(b"x" * 60_000)
+    for _ in range(application.SAID // len(big) + 1):
+        client.sendall(big)
+        node.turn(2)
+    client.sendall(big + frame(b"last"))
+    client.close()
+    node.socket.finish()
+    found = []
+    while node.socket.said:
+        found.append(node.socket.next())
+    assert found[-2:] == [big, frame(b"last")]
