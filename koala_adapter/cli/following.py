@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing as closing_reports
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from koala_adapter.cli.tables import (
 from koala_adapter.python.display import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator
     from typing import Self
 
     from rich.console import Console, RenderableType
@@ -37,13 +38,18 @@ if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
 
 
-def follow(reports: Iterable[JobReport], display: Display) -> JobReport:
-    """Show a job until it is over and return its last report."""
+def follow(reports: Generator[JobReport, None, None], display: Display, *, released: bool = True) -> JobReport:
+    """Show a job until it is over and return its last report.
+
+    ``released``: that nothing is left of it in any LRM is awaited, too.
+    """
     last: JobReport | None = None
-    with display:
+    with display, closing_reports(reports):
         for report in reports:
             display.show(report)
             last = report
+            if report.concluded and not released:
+                break
     if last is None:
         raise AssertionError("a watch gives at least one report")
     return last
@@ -84,7 +90,7 @@ class Display:
             return
         if self._printer is None:
             self._printer = LogPrinter(Path(report.output_directory), write=self._write)
-        self._printer.print_new(marked=report.processes() > 1, rest=report.over)
+        self._printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)
         if report.trouble != self._trouble:
             self._trouble = report.trouble
             text = report.trouble or "What koala could not write can be written again."
@@ -148,7 +154,7 @@ def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
     for line in (*sweep_lines(report), *files_lines(report)):
         console.print(line, markup=False, soft_wrap=True)
-    if report.placeholders_left:
+    if report.placeholders_left and not report.concluded:
         console.print(
             f"[yellow]{report.placeholders_left} placeholders are still ending;[/] "
             "`koala status` shows them, `koala reap` removes what stays"
