@@ -17,6 +17,7 @@ from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from koala_adapter.api.reports import JobReport
 
@@ -53,3 +54,19 @@ def test_placeholders_that_nobody_waits_for_are_told() -> None:
     screen = io.StringIO()
     closing(job_report(state=JobState.COMPLETED, outcome=COMPLETED, placeholders_left=2), make_console(screen))
     assert "2 placeholders are still ending" in screen.getvalue()
+
+
+def test_what_processes_write_to_standard_error_is_shown_there(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Beside koala's own lines, and apart from their output."""
+    (tmp_path / "c1").mkdir()
+    (tmp_path / "c1" / "0.out").write_bytes(b"result")
+    (tmp_path / "c1" / "0.err").write_bytes(b"no such file\n[1/2] not markup")
+    screen = io.StringIO()
+    report = job_report(
+        state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path), components=()
+    )
+    follow((one for one in [report]), Display(make_console(screen), quiet=False))
+    assert capfdbinary.readouterr().out == b"result"
+    assert "no such file\n[1/2] not markup" in screen.getvalue()
