@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from koala_adapter.dynaco.sizerules import SizeRules
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.service.keptnegotiations import KeptNegotiation
     from koala_adapter.service.negotiationparties import Party
-    from koala_adapter.service.negotiationrecord import KeptNegotiation
 
 HOST = "koala"
 """Our name in templates."""

@@ -219,6 +219,10 @@ class Journal:
                     raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
                 yield found, event
 
+    def events_since_snapshot(self) -> int:
+        """Return how many events the next recovery will replay."""
+        return int(self._execute("SELECT count(*) FROM events").fetchone()[0])
+
     def set_aside(self, number: int, event: Event, failure: str) -> None:
         """Leave an event out of every recovery from now on, and keep it with the traceback of what it led to.
 

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.service.keptnegotiations import KeptNegotiation
     from koala_adapter.service.negotiationparties import Party
-    from koala_adapter.service.negotiationrecord import KeptNegotiation
 
 ANSWER_WITHIN = 20.0
 """Seconds; the library answers at once. Less where the scheduler waits less: what is offered is kept for longer."""

@@ -7,6 +7,7 @@ replays the journal, and then compares with what the LRMs and the agents say. Al
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,13 @@ class Service:
         )
         self._effector = self._new_effector()
         self._loop = EventLoop(
-            scheduler, self.journal, self._effector, self, make=make_scheduler, snapshot_interval=snapshot_interval
+            scheduler,
+            self.journal,
+            self._effector,
+            self,
+            make=make_scheduler,
+            snapshot_interval=snapshot_interval,
+            since_snapshot=self.journal.events_since_snapshot(),
         )
         self._upkeep = Upkeep(
             directory,
@@ -202,7 +209,7 @@ class Service:
             clusters=self.clusters,
             reception=self.reception,
             applications=self.applications,
-            resizing=self.sizes.resizing,
+            resizing=lambda: self.sizes.resizing,
             archive=self.archive,
             meter=self.meter,
             scripts=lambda: self._scripts,
@@ -371,19 +378,20 @@ class Service:
         try:
             async with anyio.create_task_group() as tasks:
                 self.archive.catch_up()
+                self.sizes.start(tasks)  # before agents are heard
                 await self.reception.open(tasks)
-                self.sizes.open(tasks)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
-                self.sizes.resizing.resume()
+                self.sizes.resume()
                 await start_drivers(drivers_needed(self.clusters.values(), self.state), tasks)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
-                self.sizes.start(tasks)
                 tasks.start_soon(self.sweeps.run)
                 task_status.started()
         finally:
+            with suppress(JournalBlockedError):
+                self._loop.conclude()
             self.journal.close()
 
     def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:
