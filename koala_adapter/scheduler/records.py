@@ -208,6 +208,8 @@ class JobRecord:
     """When it was asked last to give up what it has beyond them."""
     growth_rests: bool = False
     """It does not grow for a while: workers have ended of which nobody had asked it."""
+    ends_soon: bool = False
+    """It has so little of its walltime left that it grows no more."""
     worker_failures: int = 0
     """How many of them ended badly."""
     last_worker_end: TaskEnd | None = None
