@@ -25,7 +25,7 @@ def size(koala: Koala, job: str = "1") -> int:
     return sum(one["processors"] for one in koala.json("status", job)["components"])
 
 
-def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int) -> subprocess.Popen[str]:
+def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int) -> Running:
     """Submit a job of launcher mpi, on clusters whose MPI can do what it can; return the service."""
     method = "spawn" if mpich.spawns else "restart"
     site = koala.site_file.read_text()

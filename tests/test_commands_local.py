@@ -52,7 +52,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UsedKoala]:
         one.close()
 
 
-def output(process: subprocess.Popen[str]) -> tuple[str, str]:
+def output(process: Running) -> tuple[str, str]:
     """Wait for a process and return what it wrote; never a traceback."""
     written, said = process.communicate(timeout=LIVENESS)
     assert "Traceback" not in said, said

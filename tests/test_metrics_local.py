@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def told_port(process: subprocess.Popen[str]) -> int:
+def told_port(process: Running) -> int:
     """Return the port on which a process says that it tells its metrics."""
     for line in process.stderr or ():
         found = re.search(r"metrics are told at http://127\.0\.0\.1:(\d+)/metrics", line)

@@ -50,7 +50,7 @@ class Scene:
     koala: Koala
     job: str = "1"
     programs: list[Negotiator] = field(default_factory=list)
-    service: subprocess.Popen[str] | None = None
+    service: Running | None = None
 
     @property
     def program(self) -> Negotiator:

@@ -56,7 +56,7 @@ def size(koala: Koala) -> int:
     return sum(one.processors for one in koala.report("1").components)
 
 
-def begin(koala: Koala) -> subprocess.Popen[str]:
+def begin(koala: Koala) -> Running:
     """Start a service and a job with one worker."""
     service = koala.serve()
     path = koala.directory / "bag.toml"
