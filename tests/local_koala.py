@@ -180,9 +180,7 @@ class Koala:
     def _fork(self, *arguments: str, output: int | None = None, keep: int | None = None) -> Forked:
         environment, directory = self.environment, Path.cwd()
         asked = [*self.options, *arguments]
-        process = forkserver.start_heard(
-            asked, environment=environment, directory=directory, output=output, keep=keep
-        )
+        process = forkserver.start_heard(asked, environment=environment, directory=directory, output=output, keep=keep)
         self.running.append(process)
         return process
 

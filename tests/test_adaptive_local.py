@@ -18,7 +18,7 @@ from tests.stepsum import expected_result, write_stepsum
 from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
-    import subprocess
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -13,9 +13,10 @@ from tests.local_koala import Koala, eventually
 from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Sequence
     from pathlib import Path
+
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

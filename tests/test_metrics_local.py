@@ -19,10 +19,11 @@ from tests.json_shapes import deviations
 from tests.local_koala import Koala, eventually
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
     from prometheus_client.metrics_core import Metric as Family
+
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -19,9 +19,10 @@ from tests.negotiator import Heard, Negotiator
 from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 

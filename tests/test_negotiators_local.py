@@ -18,9 +18,10 @@ from tests.negotiator import Negotiator
 from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

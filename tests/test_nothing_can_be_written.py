@@ -11,7 +11,7 @@ import pytest
 from tests.local_koala import LIVENESS, Koala, eventually
 
 if TYPE_CHECKING:
-    import subprocess
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
