@@ -33,6 +33,11 @@ def pause(context: Context, cluster: ClusterRecord, direction: Direction, second
     context.timetable.for_cluster(cluster, until)
 
 
+def growth_paused(context: Context, cluster: ClusterRecord) -> bool:
+    """Tell whether the pause after processors for growing could not be had is not over."""
+    return cluster.no_growth_before is not None and context.now < cluster.no_growth_before
+
+
 def jobs_have_grown(context: Context, cluster: ClusterRecord) -> None:
     """Ask nobody to shrink for a while."""
     pause(context, cluster, Direction.SHRINK, context.state.parameters.shrink_pause)
