@@ -173,14 +173,25 @@ class Koala:
         """Run one command with ``--json`` and return what it says; inside the test's process, as ``inside`` does."""
         return json.loads(self.inside(*arguments, "--json", check=check).stdout)
 
-    def start(self, *arguments: str, stdout: int | None = None) -> Forked:
+    @property
+    def forks(self) -> bool:
+        """Whether commands that are started may come from a process that has imported koala, as it is installed."""
+        return not self.packages
+
+    def start(self, *arguments: str, stdout: int | None = None) -> Running:
         """Start one command in a session of its own; ``stdout``: where that goes."""
-        return self._fork(*arguments, output=stdout)
+        if self.forks:
+            return self._fork(*arguments, output=stdout)
+        return self.start_anew(*arguments, stdout=subprocess.PIPE if stdout is None else stdout)
 
     def _fork(self, *arguments: str, output: int | None = None, keep: int | None = None) -> Forked:
-        environment, directory = self.environment, Path.cwd()
-        asked = [*self.options, *arguments]
-        process = forkserver.start_heard(asked, environment=environment, directory=directory, output=output, keep=keep)
+        process = forkserver.start_heard(
+            [*self.options, *arguments],
+            environment=self.environment,
+            directory=Path.cwd(),
+            output=output,
+            keep=keep,
+        )
         self.running.append(process)
         return process
 
@@ -220,10 +231,10 @@ class Koala:
     def serve(self) -> Running:
         """Start a service in the foreground of its own process and return once it answers."""
         reader, writer = os.pipe()
-        if self.packages:  # plugins are looked for once in each interpreter
-            process: Running = self.start_anew("serve", "--ready-descriptor", str(writer), pass_fds=(writer,))
+        if self.forks:
+            process: Running = self._fork("serve", "--ready-descriptor", str(forkserver.KEPT), keep=writer)
         else:
-            process = self._fork("serve", "--ready-descriptor", str(forkserver.KEPT), keep=writer)
+            process = self.start_anew("serve", "--ready-descriptor", str(writer), pass_fds=(writer,))
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
             told = bool(select.select([ready], [], [], LIVENESS)[0]) and bool(ready.read(1))
