@@ -62,7 +62,7 @@ class Display:
     """
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        """Show on ``console``, which is standard error; what the processes wrote there, too. ``quiet``: show nothing."""
+        """Show on ``console``, which is standard error, as what processes write there is. ``quiet``: show nothing."""
         self._console = console
         self._quiet = quiet
         self._live = self._new_live()
