@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The units of conf/ under a real systemd: what is killed or hangs comes back, what fails too often gives the queue back."""
+"""The units of conf/ under a real systemd: what is killed comes back, what fails too often gives the queue back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
-CONF = Path(__file__).parents[2] / "conf"
-SITE = '[control_center]\nlisten = "127.0.0.1"\n[[clusters]]\nname = "a"\nplugin = "local"\nsettings = { processors = 4 }\n'
+CONF = Path(__file__).parents[1] / "conf"
+SITE = """\
+[control_center]
+listen = "127.0.0.1"
+
+[[clusters]]
+name = "a"
+plugin = "local"
+settings = { processors = 4 }
+"""
 SCHEDULE, WIKI, GIVE_BACK = "koala-schedule@a", "koala-wiki@a", "koala-give-back@a"
 ALL_NIGHT = "[Unit]\nStartLimitIntervalSec=3600\nOnFailure=koala-give-back@%i.service\n"
 """Five ends are too many, however long they take on a busy machine."""
@@ -97,8 +105,7 @@ def test_the_queue_is_given_back_after_too_many_failures(host: Systemd) -> None:
 
     wait_until(stays_down, seconds=PATIENCE, what="it stays down")
     wait_until(
-        lambda: host.shown(GIVE_BACK, "ActiveEnterTimestampMonotonic") != "0"
-        and host.shown(GIVE_BACK, "ActiveState") != "inactive",
+        lambda: host.shown(GIVE_BACK, "ActiveState") != "inactive",
         seconds=PATIENCE,
         what="the queue is given back",
         details=lambda: host.run("journalctl", "--no-pager", f"--unit={GIVE_BACK}"),
