@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.api.negotiationreports import NegotiationMessageReport, NegotiationReport
 from koala_adapter.errors import NegotiationError
-from koala_adapter.model import JobId, RunnerName
+from koala_adapter.model import JobId
+from koala_adapter.negotiation import templatexml
 from koala_adapter.negotiation.template import CPU, Side, Status
 from koala_adapter.scheduler.durations import duration
 from koala_adapter.service.negotiationrecord import course
 
 if TYPE_CHECKING:
     from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.negotiationrecord import Course, KeptNegotiation, Message
+    from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
+    from koala_adapter.service.negotiationrecord import Course
     from koala_adapter.service.negotiationstore import NegotiationStore
 
 _NAMES = {Side.RMS: "koala", Side.APPLICATION: "application"}
@@ -55,8 +57,6 @@ def negotiation_reports(
 
 def job_negotiations(store: NegotiationStore, record: JobRecord, now: float) -> str:
     """Say what came of the latest negotiations of a job; empty when there were none."""
-    if record.job.runner is RunnerName.RANKS:
-        return ""  # such a job keeps its size
     over, said = record.state.final, []
     for kept in store.latest(job_id=record.job.id, limit=TOLD):
         came = course(kept)
@@ -97,7 +97,7 @@ def _report(kept: KeptNegotiation, *, over: bool, wall_offset: float) -> Negotia
 
 
 def _message(message: Message, wall_offset: float) -> NegotiationMessageReport:
-    template = message.read()
+    template = templatexml.parse(message.template.encode())
     return NegotiationMessageReport(
         at=message.at + wall_offset,
         sender=_NAMES[Side(message.sender)],

@@ -17,7 +17,7 @@ import anyio
 from koala_adapter.adapters import adapter_of
 from koala_adapter.api.cleaned import require_not_cleaned
 from koala_adapter.api.clusterreports import ClusterReport
-from koala_adapter.api.negotiationbuilder import job_negotiations, negotiation_reports
+from koala_adapter.api.negotiated import negotiated
 from koala_adapter.api.reportbuilder import job_report
 from koala_adapter.api.reports import JobReport, in_order
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
@@ -98,20 +98,22 @@ class JournalView:
             raise
         directory = self.directory / "jobs" / record.job.id
         with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
-            negotiated = job_negotiations(journal.negotiations, record, self.now)
+            said = negotiated(journal.negotiations, record, self.now)
         return job_report(
             self.scheduler,
             record,
             now=self.now,
             wall_offset=self.clock.offset,
             output_directory=str(directory),
-            negotiated=negotiated,
+            negotiated=said,
             files=read_ledger(directory),
             sweep=recorded_progress(self.directory / "jobs", record.job),
         )
 
     def negotiations(self, *, job_id: str = "", number: int = 0, limit: int = 50) -> list[NegotiationReport]:
         """Return the latest negotiations as the journal has them now; as `Client.negotiations`."""
+        from koala_adapter.api.negotiationbuilder import negotiation_reports
+
         with Journal(self.directory / JOURNAL_NAME, read_only=True) as journal:
             return negotiation_reports(
                 journal.negotiations,

@@ -62,11 +62,13 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
     negotiated: str = "",
     files: Mapping[str, TaskFiles] = MappingProxyType({}),
     sweep: SweepProgress | None = None,
+    concluded: bool = False,
 ) -> JobReport:
     """Return the report of a job of the scheduler.
 
     ``wall_offset``: seconds to add to its times for those that people's clocks show now. ``negotiated``: what came of
     its negotiations, in words. ``files``: what is known of those of its ranks. ``sweep``: how far its tasks are.
+    ``concluded``: nothing more comes from its processes.
     """
     job = record.job
 
@@ -102,6 +104,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
         trouble=trouble,
         files=files_report(record, files),
         sweep=sweep,
+        concluded=concluded,
         size_changes=tuple(
             SizeChangeReport(
                 at=one.at + wall_offset,

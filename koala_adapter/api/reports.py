@@ -93,6 +93,8 @@ class JobReport:
     """The latest changes of the size of a malleable job, oldest first."""
     sweep: SweepProgress | None = None
     """How far a sweep is."""
+    concluded: bool = False
+    """Its processes have ended by themselves, and all that they leave has come; its placeholders may go on a little."""
 
     @property
     def over(self) -> bool:

@@ -19,8 +19,6 @@ from koala_adapter.api import protocol
 from koala_adapter.api.cleaned import require_not_cleaned
 from koala_adapter.api.clusterreports import ClusterReport, PlanReport
 from koala_adapter.api.livereports import live_report
-from koala_adapter.api.negotiationbuilder import negotiation_reports
-from koala_adapter.api.negotiationreports import NegotiationReport
 from koala_adapter.api.reportbuilder import cluster_report, plan_report
 from koala_adapter.api.reports import JobReport, in_order, of_the_past
 from koala_adapter.api.statedirectory import socket_path
@@ -78,6 +76,11 @@ class Server:
     async def serve(self, listener: Listener[SocketStream]) -> None:
         """Serve whoever connects, and has connected before, until cancelled."""
         await serve_streams(listener, self._converse)
+
+    @property
+    def unfinished(self) -> list[JobId]:
+        """Jobs of the service that have no outcome yet or whose placeholders are not all gone."""
+        return self._service.unfinished
 
     async def quiet(self, patience: float = 1.0) -> None:
         """Wait until no client is connected, at most ``patience`` seconds."""
@@ -174,6 +177,9 @@ class Server:
         return {"pid": os.getpid(), "unfinished": len(service.unfinished)}
 
     def _negotiations(self, request: Request) -> Any:  # noqa: ANN401 - JSON
+        from koala_adapter.api.negotiationbuilder import negotiation_reports
+        from koala_adapter.api.negotiationreports import NegotiationReport
+
         service = self._service
         reports = negotiation_reports(
             service.journal.negotiations,

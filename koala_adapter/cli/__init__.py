@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
-import gc
+import os
 import signal
 import sys
 
+from koala_adapter.cli.garbage import look_rarely
 from koala_adapter.cli.terminal import survive_hangup
 
 __all__ = ["main"]
 
-NEW_OBJECTS = 50_000
-"""Objects made between two looks for garbage. With Python's 700, looking again and again through all that was imported
-takes a tenth of the processor time of a short command, and finds nothing."""
+
+NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+"""Tells pydantic not to look for plugins of its own, for which it would read a file of every installed distribution."""
 
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback from the first moment on, imports included."""
-    gc.set_threshold(NEW_OBJECTS)
+    look_rarely()
+    os.environ.setdefault(NO_PLUGINS, "__all__")
     try:
         survive_hangup()
         from koala_adapter.cli.koala import koala

@@ -14,8 +14,8 @@ import structlog
 from anyio.from_thread import start_blocking_portal
 
 from koala_adapter.api.hosting import host
-from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import LOG_NAME
+from koala_adapter.cli.garbage import look_at_the_new
 from koala_adapter.cli.logsettings import LogStream
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.errors import ServiceUnavailableError
@@ -23,6 +23,7 @@ from koala_adapter.errors import ServiceUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from koala_adapter.api.server import Server
     from koala_adapter.cli.interrupts import Interrupts
     from koala_adapter.cli.session import Session
     from koala_adapter.model import JobId
@@ -35,13 +36,14 @@ CLOSING = 10.0
 class InnerService:
     """A service inside this process."""
 
+    server: Server
     ended: bool = False
     """It ended by itself: it was stopped, or it failed."""
 
-    @staticmethod
-    def unfinished(session: Session) -> list[JobId]:
-        """Return the jobs that the journal has and that have not ended."""
-        return read_record(session.directory, session.policies).unfinished
+    @property
+    def unfinished(self) -> list[JobId]:
+        """The jobs that have not ended, also when the service has: what it knew is what its journal says."""
+        return self.server.unfinished
 
 
 @contextmanager
@@ -52,7 +54,6 @@ def inner_service(
 
     ``snapshot_interval``: events of the journal after which a snapshot stands for them.
     """
-    inner = InnerService()
     session.set_up_log()
     with log_to_file(session), interrupts.deferred(), start_blocking_portal() as portal:
         with interrupts.let_in(), session.progress.status(f"asking {len(session.site.enabled_clusters)} clusters"):
@@ -62,6 +63,8 @@ def inner_service(
                 session.plugins,
                 session.directory,
             )
+        look_at_the_new()
+        inner = InnerService(server)
         try:
             with interrupts.let_in():
                 yield inner

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from koala_adapter.api.offline import read_record
 from koala_adapter.api.statedirectory import ownership
 from koala_adapter.api.temporaryclusters import end_daemons, temporary_directory
-from koala_adapter.cli.innerservice import InnerService, inner_service
+from koala_adapter.cli.innerservice import inner_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.session import Session
 from koala_adapter.cli.temporarysite import temporary_site
@@ -105,7 +106,7 @@ def _steered(site: SiteConfig, run: LiveRun) -> SiteConfig:
 
 def remove_session(session: Session) -> None:
     """Remove the state directory, unless `koala reap` needs it."""
-    if (session.directory / "journal.sqlite").exists() and InnerService.unfinished(session):
+    if read_record(session.directory, session.policies).unfinished:
         return
     end_daemons(session.directory)
     shutil.rmtree(session.directory, ignore_errors=True)

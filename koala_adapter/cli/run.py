@@ -12,6 +12,7 @@ import click
 
 from koala_adapter.api.standby import unless_another_answers
 from koala_adapter.api.statedirectory import LOG_NAME, ownership
+from koala_adapter.cli.garbage import import_a_service
 from koala_adapter.cli.interrupts import Interrupts
 from koala_adapter.cli.jobs import PATIENCE, lost
 from koala_adapter.cli.jobwords import job_words
@@ -53,6 +54,7 @@ def run(session: Session, wanted: JobWords, as_json: bool, quiet: bool) -> None:
       koala run job.toml
       koala run -n 4 -t 10m -- ./program --steps 100
     """
+    import_a_service()
     job = wanted.job(session)
     report = run_job(session, job, quiet=quiet or as_json)
     if as_json:
@@ -136,7 +138,7 @@ def service(session: Session, interrupts: Interrupts) -> Iterator[float]:
             yield PATIENCE if inner is None else 0.0
     finally:
         # Only now, when nobody can submit any more, is it certain what is left.
-        if inner is not None and not inner.ended and (left := inner.unfinished(session)):
+        if inner is not None and not inner.ended and (left := inner.unfinished):
             text = f"not everything has ended yet (job {', '.join(left)}); a service in the background sees to it"
             go_on_in_background(session, text)
 
@@ -167,7 +169,8 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
             with interrupts.deferred():
                 job_id = session.client.submit(job)
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
-            return follow(watched, display)
+            # A service that goes on sees to its placeholders by itself.
+            return follow(watched, display, released=not patience)
         except KeyboardInterrupt:
             if not job_id:
                 raise

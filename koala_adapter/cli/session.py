@@ -155,9 +155,9 @@ def make_console(file: IO[str]) -> Console:
     if not shows_all(getattr(file, "encoding", None)):
         file = cast("IO[str]", PlainText(file))
     if file.isatty():
-        return Console(file=file, highlight=False)
+        return Console(file=file, highlight=False, emoji=False)
     width = None if os.environ.get("COLUMNS") else WIDE
-    return Console(file=cast("IO[str]", LineEnds(file)), width=width, highlight=False)
+    return Console(file=cast("IO[str]", LineEnds(file)), width=width, highlight=False, emoji=False)
 
 
 class LineEnds(io.TextIOBase):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema, create_model
 
@@ -30,7 +30,7 @@ from koala_adapter.policies.definition import PolicyKind
 from koala_adapter.scheduler.parameters import ClusterParameters, Parameters, Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Hashable, Mapping
 
 TableT = TypeVar("TableT", bound=BaseModel)
 Kind = type[Parameters] | type[ClusterParameters]
@@ -47,12 +47,17 @@ _IN_FILES: Mapping[tuple[object, str], object] = {
 """How a site file gives a parameter of a type and unit."""
 
 
-def settings_of(kind: Kind) -> dict[str, Setting]:
+def settings_of(kind: Kind) -> Mapping[str, Setting]:
     """Return the settings of those parameters that site files may set, by the names of the parameters."""
-    hints = get_type_hints(kind, include_extras=True)
+    return {name: setting for name, (_, setting) in _annotated(cast("Hashable", kind)).items()}
+
+
+@cache  # a type hint is compiled each time that it is read
+def _annotated(kind: Hashable) -> Mapping[str, tuple[object, Setting]]:
+    """Return type and setting of those parameters of a kind, by their names."""
     return {
-        name: setting
-        for name, hint in hints.items()
+        name: (get_args(hint)[0], setting)
+        for name, hint in get_type_hints(kind, include_extras=True).items()
         for setting in getattr(hint, "__metadata__", ())
         if isinstance(setting, Setting)
     }
@@ -67,10 +72,10 @@ def with_parameters(
     """
 
     def decorate(table: type[TableT]) -> type[TableT]:
-        hints, defaults = get_type_hints(kind), {field.name: field.default for field in fields(kind)}
+        defaults = {field.name: field.default for field in fields(kind)}
         keys: dict[str, Any] = {
-            setting.key or name: _key(hints[name], setting, defaults[name])
-            for name, setting in settings_of(kind).items()
+            setting.key or name: _key(hint, setting, defaults[name])
+            for name, (hint, setting) in _annotated(cast("Hashable", kind)).items()
             if (only is None or name in only) and name not in without
         }
         return create_model(table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **keys)

@@ -240,11 +240,11 @@ class ClusterConfig(_PlacedCluster, defer_build=True):
         "the cluster yourself: the one that an administrator has given to `koala schedule` as --ask-socket.",
     )
     directives: DirectivesConfig = Field(
-        default=DirectivesConfig(),
+        default_factory=DirectivesConfig,
         description="Changes to every submission: see [clusters.directives].",
     )
     settings: SerializeAsAny[BaseModel] = Field(
-        default=NoSettings(),
+        default_factory=NoSettings,
         description="The plugin's own settings: see [clusters.settings].",
     )
 
@@ -297,15 +297,15 @@ class SiteConfig(BaseModel, frozen=True, extra="forbid", defer_build=True):
     """A whole site file."""
 
     control_center: ControlCenterConfig = Field(
-        default=ControlCenterConfig(),
+        default_factory=ControlCenterConfig,
         description="Where the control center listens: see [control_center].",
     )
     scheduler: SchedulerConfig = Field(
-        default=SchedulerConfig(),
+        default_factory=SchedulerConfig,
         description="How jobs are placed: see [scheduler].",
     )
     metrics: MetricsConfig = Field(
-        default=MetricsConfig(),
+        default_factory=MetricsConfig,
         description="Where metrics are told: see [metrics].",
     )
     clusters: tuple[ClusterConfig, ...] = Field(

@@ -40,6 +40,8 @@ POSTPONEMENT = 60.0
 """Seconds for which the timers are put off on which the scheduler failed."""
 SNAPSHOT_INTERVAL = 5000
 """Events between two snapshots of the scheduler's state."""
+ENOUGH_AT_THE_END = 5
+"""Such a part of these events is worth a snapshot when a service ends."""
 
 log = structlog.get_logger()
 
@@ -103,10 +105,11 @@ class EventLoop:
         *,
         make: MakeScheduler,
         snapshot_interval: int = SNAPSHOT_INTERVAL,
+        since_snapshot: int = 0,
     ) -> None:
         """``scheduler``: as built from ``store``; ``make``: how it is made when it has to be built again.
 
-        ``snapshot_interval``: events between two snapshots.
+        ``snapshot_interval``: events between two snapshots; ``since_snapshot``: so many are in ``store`` already.
         """
         self.scheduler = scheduler
         self._store = store
@@ -120,7 +123,9 @@ class EventLoop:
         self._failed_on: tuple[int, Event, str] | None = None
         """Event that has left the state half changed and is not set aside yet, with its number and the traceback."""
         self._snapshot_interval = snapshot_interval
-        self._since_snapshot = 0
+        self._since_snapshot = since_snapshot
+        self._latest = 0
+        """The number of the event that was handled last, in this process."""
         self._snapshot: Generator[None, None, None] | None = None
         """The snapshot that is being written."""
         self._sync_wanted = False
@@ -218,6 +223,21 @@ class EventLoop:
             self._drain()
         return self._snapshot is not None
 
+    def conclude(self) -> None:
+        """Leave a snapshot at an orderly end, if there is much that the next process would have to replay.
+
+        Those that live for one job each would otherwise replay all jobs that there ever were. Raises JournalError.
+        """
+        while self.write_snapshot_group():
+            pass
+        if self.trouble or self._failed_on is not None or not self._latest:
+            return
+        if self._since_snapshot >= self._snapshot_interval // ENOUGH_AT_THE_END:
+            self._since_snapshot = 0
+            self._snapshot = self._store.snapshot_in_groups(self.scheduler.state, self._latest)
+            while self.write_snapshot_group():
+                pass
+
     def _drain(self) -> None:
         if self._draining:
             return
@@ -271,6 +291,7 @@ class EventLoop:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a defect, and the state may be half changed
             self._failed_on = (number, event, failure_text(error))
             return False
+        self._latest = number
         self._actions.extend(actions)
         self._batches.extend(numbered_batches(self.scheduler.state, actions))
         self._sync_wanted |= any(isinstance(one, act.SubmitPlaceholders | act.LaunchJob) for one in actions)

@@ -17,11 +17,13 @@ class Observation:
     component: str
     cluster: ClusterName
     processors: int
-    """By how many, at least 1."""
+    """By how many."""
     size: int
-    """Processors that the component has, on all clusters."""
+    """Processors that the component has on all clusters, without those that it has agreed to give up."""
     minimum: int
     maximum: int
+    coming: tuple[int, ...] = ()
+    """Processors that it has accepted elsewhere and does not have: by each growth, which may come to nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,8 +48,11 @@ async def _serve_one(listener: SocketListener, handle: Handle, tasks: TaskGroup)
         tasks.start_soon(handle, await accepted(listener))
 
 
-async def accepted(listener: SocketListener) -> SocketStream:
-    """Return the next connection. Raises OSError and BrokenResourceError for what does not pass."""
+async def accepted(listener: SocketListener, *, failed: Callable[[OSError], None] | None = None) -> SocketStream:
+    """Return the next connection. Raises OSError and BrokenResourceError for what does not pass.
+
+    ``failed`` is told of each failure that passes, before it is tried again.
+    """
     while True:
         try:
             return await listener.accept()
@@ -57,4 +60,6 @@ async def accepted(listener: SocketListener) -> SocketStream:
             cause = error if isinstance(error, OSError) else error.__cause__
             if not isinstance(cause, OSError) or cause.errno not in PASSING:
                 raise
+            if failed is not None:
+                failed(cause)
         await anyio.sleep(PAUSE)

@@ -42,6 +42,7 @@ async def give_back(
     Raises LrmUnavailableError when the batch system does not answer; then it can be repeated.
     """
     held = await _untied(lrm, await lrm.held_by_hook(), tied, tell)
+    await _take_notes_away(lrm, held, tell)
     running = [job.id for job in held if job.state is not LrmJobState.HELD]
     await _release(lrm, running)
     waiting: dict[LrmJobId, None] = {}
@@ -76,6 +77,20 @@ async def _untied(
             # It is gone, or will not be untied: it is released all the same.
             continue
     return await lrm.held_by_hook() if ours else held
+
+
+async def _take_notes_away(lrm: Lrm, held: Sequence[LrmJob], tell: Callable[[str], None]) -> None:
+    """Have no job show a place in our queue any more. What cannot be taken away stays: it says as of when it is."""
+    noted = [job.id for job in held if job.note]
+    if not noted or not lrm.capabilities.annotate:
+        return
+    tell(f"taking the notes from {len(noted)} jobs")
+    try:
+        await lrm.annotate(noted, "")
+    except LrmUnavailableError:
+        raise
+    except LrmError as error:
+        tell(f"the notes of some jobs stay: {error.message}")
 
 
 def _waiting(jobs: Sequence[LrmJob]) -> list[LrmJobId]:

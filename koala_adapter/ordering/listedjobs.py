@@ -25,6 +25,8 @@ OCCUPYING = frozenset({LrmJobState.STARTING, LrmJobState.RUNNING, LrmJobState.SU
 WAITING = frozenset({LrmJobState.QUEUED, LrmJobState.HELD})
 
 _DIGITS = re.compile(r"(\d+)")
+_ELEMENT = re.compile(r"(?<=\[)\d+(?=\])|\d+$")
+"""In the id of an element: ``12_3``, ``12.3`` or ``12[3].server``."""
 
 
 class JobCategory(Enum):
@@ -112,7 +114,7 @@ def layout_of(job: LrmJob) -> tuple[tuple[str, int], ...]:
 
 def array_of(job: LrmJob) -> str | None:
     """Return what the elements of a job array have in common in their ids; None for a job that is none."""
-    return None if job.array_index is None else job.id.rstrip("0123456789")
+    return None if job.array_index is None else _ELEMENT.sub("", job.id)
 
 
 def difference(layout: tuple[tuple[str, int], ...], nodes: tuple[tuple[str, int], ...]) -> str:

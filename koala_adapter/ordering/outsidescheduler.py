@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from koala_adapter.batchsystem.startlog import StartLog
     from koala_adapter.ordering.entries import JobEvent, Start
     from koala_adapter.ordering.mirror import Mirror
+    from koala_adapter.ordering.notewriter import NoteWriter
     from koala_adapter.ordering.pacedwatcher import PacedWatcher
     from koala_adapter.ordering.schedulingpass import MisfitRules
 
@@ -45,8 +46,9 @@ class OutsideScheduler:
         record: StartLog,
         *,
         tell: Callable[[Sequence[JobEvent]], None],
+        notes: NoteWriter | None = None,
     ) -> None:
-        """``tell`` hears after each look what went on, if anything, in times of day.
+        """``tell`` hears after each look what went on, if anything, in times of day. ``notes``: None for no notes.
 
         The watcher's plugin has been started, and its clock is ours and the starter's, whose starts are the mirror's.
         """
@@ -56,6 +58,7 @@ class OutsideScheduler:
         self._starter = starter
         self._record = record
         self._tell = tell
+        self._notes = notes
         self._observed_at = 0.0
 
     async def run(self, *, once: bool = False) -> None:
@@ -105,6 +108,8 @@ class OutsideScheduler:
         if self._starter.note_before([start.job_id for start in starts]):
             for start in starts:
                 tasks.start_soon(self._start, start)
+        if self._notes is not None and (changes := self._notes.due(mirror)):
+            tasks.start_soon(self._notes.write, mirror, changes)
         self._tell_all()
 
     def _note_clock(self) -> None:

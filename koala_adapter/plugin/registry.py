@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from koala_adapter.errors import PluginError
+from koala_adapter.host.entrypoints import installed_entry_points
 from koala_adapter.plugin.contract import INTERFACE_VERSION, Capabilities, PluginDefinition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from importlib import metadata
 
 ENTRY_POINT_GROUP = "koala_adapter.plugins"
 
@@ -56,7 +57,8 @@ class InstalledPlugins(Mapping[str, PluginDefinition]):
 
 def load_plugins(entry_points: Iterable[metadata.EntryPoint] | None = None) -> Mapping[str, PluginDefinition]:
     """Return all installed plugins by name; which of them are loaded is up to who looks them up (InstalledPlugins)."""
-    return InstalledPlugins(metadata.entry_points(group=ENTRY_POINT_GROUP) if entry_points is None else entry_points)
+    installed = installed_entry_points().select(group=ENTRY_POINT_GROUP)
+    return InstalledPlugins(installed if entry_points is None else entry_points)
 
 
 def _load(entry_point: metadata.EntryPoint) -> PluginDefinition:

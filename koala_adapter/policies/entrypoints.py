@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import PluginError
+from koala_adapter.host.entrypoints import installed_entry_points
 from koala_adapter.policies.definition import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyDefinition, PolicyKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from importlib import metadata
 
 HINT = "see `koala docs policies`"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}", re.ASCII)
@@ -28,10 +28,9 @@ class InstalledPolicy:
     """Its entry point and distribution, as a person is told."""
 
 
-@cache
 def installed() -> tuple[metadata.EntryPoint, ...]:
-    """Return the entry points of all installed distributions, once for each process. Nothing is imported."""
-    return tuple(metadata.entry_points(group=ENTRY_POINT_GROUP))
+    """Return the entry points of the policies of all installed distributions. Nothing is imported."""
+    return tuple(installed_entry_points().select(group=ENTRY_POINT_GROUP))
 
 
 def policy_names(kind: PolicyKind) -> tuple[str, ...]:

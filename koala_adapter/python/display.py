@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from typing import TYPE_CHECKING, Protocol
 
@@ -47,11 +46,11 @@ def mimebundle(report: JobReport) -> dict[str, str]:
 
 def as_html(report: JobReport) -> str:
     """Return a job as a table."""
-    head = f"job <b>{html.escape(report.id)}</b> {html.escape(report.name)}: <b>{html.escape(report.state.value)}</b>"
+    head = f"job <b>{_escaped(report.id)}</b> {_escaped(report.name)}: <b>{_escaped(report.state.value)}</b>"
     said = report.explanation if report.outcome is None else report.outcome.detail
     titles = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     rows = "".join(_row(report, component) for component in report.components)
-    note = f"<div>{html.escape(said)}</div>" if said else ""
+    note = f"<div>{_escaped(said)}</div>" if said else ""
     return f"<div>{head}</div><table><tr>{titles}</tr>{rows}</table>{note}"
 
 
@@ -59,7 +58,7 @@ def _row(report: JobReport, component: ComponentReport) -> str:
     held = component.processors if report.launched_at is not None else component.held
     bar = f'<progress max="{component.processors}" value="{held}"></progress> {held} of {component.processors}'
     hosts = ", ".join(component.hosts[:MOST_HOSTS]) + (" …" if len(component.hosts) > MOST_HOSTS else "")
-    cells = (html.escape(component.name), html.escape(component.cluster or "-"), bar, html.escape(hosts))
+    cells = (_escaped(component.name), _escaped(component.cluster or "-"), bar, _escaped(hosts))
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
@@ -95,3 +94,9 @@ def _begun(bundle: dict[str, str]) -> Shown:
 
     shown: Shown = import_module("IPython.display").display(bundle, raw=True, display_id=True)
     return shown
+
+
+def _escaped(text: str) -> str:
+    from html import escape  # a terminal needs none
+
+    return escape(text)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runner ``workers``: a head that stays, and workers that come and go one by one while the job runs. Pure.
 
-It is KOALA's MRunner for applications whose workers find their head by themselves (PAPERS section 1.3), and the front
+It is KOALA's MRunner for applications whose workers find their head by themselves (CoreGRID TR-0092), and the front
 end of DYNACO: what the scheduler would like is observed, the rule of the component decides, the plan is carried out by
 launches and signals, and each worker's end is told by itself.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.dynaco.execute import Retirements
 from koala_adapter.dynaco.observe import GrowOffer
 from koala_adapter.dynaco.plan import shrinkage
-from koala_adapter.dynaco.sizerules import OWN_SIZES
+from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision
 from koala_adapter.runners.growing import GrowingRunner
 from koala_adapter.runners.runner import AddressedLaunch
 from koala_adapter.vjm.channel import Launch, Signal
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from koala_adapter.dynaco.observe import Observation, ShrinkRequest
-    from koala_adapter.dynaco.sizerules import Decision, SizeRules
+    from koala_adapter.dynaco.sizerules import SizeRules
     from koala_adapter.model import PlaceholderId, TaskEnd
     from koala_adapter.runners.runner import Application
     from koala_adapter.scheduler.actions import Rank
@@ -53,12 +53,18 @@ class WorkersRunner(GrowingRunner):
         self._retiring = {one.name: Retirements(float(one.retirement.grace)) for one in application.job.components}
         self._over: set[int] = set()
         """Ranks whose processes have ended, or are no longer part of the job: they cannot be asked for anything."""
+        self.answers: dict[int, int] = {}
+        """By how many processors it said that it will change, by number of the change, until the records have that."""
 
     def accepted(self, observation: Observation, rules: SizeRules = OWN_SIZES) -> Decision:
         """Decide how many processors are taken, or given up; ``rules``: those that there are."""
         name = self.application.job.component(observation.component).sizes
         amount = observation.processors if isinstance(observation, GrowOffer) else -observation.processors
-        return rules.decide(name, observation.size, amount, observation.minimum, observation.maximum)
+        if not amount:
+            return Decision(0)
+        return rules.decide(
+            name, observation.size, amount, observation.minimum, observation.maximum, pending=observation.coming
+        )
 
     def shrink(self, request: ShrinkRequest, count: int, now: float) -> Sequence[Order]:
         """Ask ``count`` workers to end; return what is to be sent to their agents.

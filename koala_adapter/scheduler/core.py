@@ -44,6 +44,7 @@ from koala_adapter.scheduler.malleable.growthrequests import more_requested
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
 from koala_adapter.scheduler.malleable.others import others_seen
+from koala_adapter.scheduler.malleable.places import place_lost, would_take
 from koala_adapter.scheduler.malleable.recordedsites import RecordedSites
 from koala_adapter.scheduler.malleable.shrinking import processors_released
 from koala_adapter.scheduler.malleable.wantedsizes import keep_to_wanted_sizes, size_wanted
@@ -146,7 +147,8 @@ class Scheduler:
         """Tell whether a malleable job that runs would take processors that come free on a cluster."""
         growable = self._roster.on(cluster).growable
         if self.state.parameters.approach is Approach.NONE:
-            return any(job.job_id in self._roster.limited for job in growable)
+            wished = (job for job in growable if job.job_id in self._roster.limited)
+            return any(would_take(self.state.jobs[job.job_id], job.claim) for job in wished)
         return bool(growable)
 
     def skip_batch_numbers(self, largest: int) -> None:
@@ -267,7 +269,9 @@ def _finish_ended(context: Context) -> None:
             record, outcome = context.outcomes.pop(0)
             finish(context, record, outcome)
         else:
-            stub_lost(context, context.lost_stubs.pop(0))
+            lost = context.lost_stubs.pop(0)
+            if not place_lost(context, lost):
+                stub_lost(context, lost)
 
 
 def _job_submitted(context: Context, event: ev.JobSubmitted) -> None:

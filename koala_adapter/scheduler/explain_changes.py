@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from koala_adapter.model import ClusterName, Component
     from koala_adapter.scheduler.changes import Change, SizeChange
     from koala_adapter.scheduler.clusterrecord import ClusterRecord
-    from koala_adapter.scheduler.records import JobRecord, State
+    from koala_adapter.scheduler.records import Claim, JobRecord, State
 
 
 CHANGES_TOLD = 3
@@ -46,8 +46,18 @@ def _sizes(state: State, record: JobRecord, component: Component) -> str:
         for claim, cluster in clusters
         if claim.change is not None
     )
+    changing += "".join(_places(state, record, claim) for claim in claims)
     others = "".join(f" {wanted_by_others(cluster)}." for _, cluster in clusters if cluster.others_waiting)
     return f" {who} can have {component.minimum} to {component.maximum} processors {where}{changing}.{others}"
+
+
+def _places(state: State, record: JobRecord, claim: Claim) -> str:
+    """Say what is queued for the size that the owner wants."""
+    waiting = sum(not state.placeholders[id_].held for id_ in claim.places)
+    if not waiting:
+        return ""
+    wait = "1 placeholder waits" if waiting == 1 else f"{waiting} placeholders wait"
+    return f"; {wait} in the queue of {claim.cluster} for a growth to {record.sizes_wanted[claim.component]}"
 
 
 def sizes_it_had(record: JobRecord) -> str:

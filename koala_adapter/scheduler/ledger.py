@@ -16,8 +16,9 @@ from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.transitions import check_job, check_placeholder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.records import BatchRecord, Claim, JobRecord, PlaceholderRecord, State
@@ -43,6 +44,7 @@ class Ledger:
             record.live = record.held = 0
             for claim in record.claims:
                 self._count_change(claim, 1)
+                self._count_places(claim, len(claim.places))
         for placeholder in state.placeholders.values():
             self._count_live(placeholder, 1)
             self._count(placeholder, 1)
@@ -135,6 +137,16 @@ class Ledger:
         self._count_change(claim, -1)
         claim.change = None
 
+    def add_places(self, claim: Claim, placeholders: Sequence[PlaceholderId]) -> None:
+        """Note that placeholders were queued for the size that the owner of a running job wants."""
+        claim.places = [*claim.places, *placeholders]
+        self._count_places(claim, len(placeholders))
+
+    def remove_places(self, claim: Claim, placeholders: Sequence[PlaceholderId]) -> None:
+        """Note that some of them are not for that any more: they are taken in, given back, or lost."""
+        claim.places = [id_ for id_ in claim.places if id_ not in placeholders]
+        self._count_places(claim, -len(placeholders))
+
     def reserve(self, cluster: ClusterRecord, processors: int) -> None:
         """Keep processors from everybody for a moment; a negative number gives them free again."""
         cluster.offered += processors
@@ -149,6 +161,11 @@ class Ledger:
             cluster.gathering += one * change.accepted
         elif change.phase is ChangePhase.PROMISED or (change.phase is ChangePhase.ASKED and change.processors > 0):
             cluster.offered += one * change.processors
+
+    def _count_places(self, claim: Claim, count: int) -> None:
+        """Add so many placeholders to those that running jobs have not taken in yet."""
+        if claim.cluster is not None:
+            self.state.clusters[claim.cluster].gathering += count
 
     # ---- counts ---------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ NOT_IN_SITE_FILES: Mapping[str, str] = {
     "exchange_always": "for experiments",
     "out_of_step": "false only while a journal from before there was this rule is replayed",
     "growth_ends_with_job": "false only while a journal from before there was this rule is replayed",
+    "growth_is_queued": "false only while a journal from before there was this rule is replayed",
     "bandwidth_from": "for experiments: a service sends all files from its own host",
 }
 """The parameters that have no setting, and why."""
@@ -167,6 +168,8 @@ class Parameters:
     """Whoever breaks a deadlock does so out of step with other instances."""
     growth_ends_with_job: bool = True
     """What a running job grows by is asked for from an LRM for no longer than the job has left."""
+    growth_is_queued: bool = True
+    """For workers that an owner wants and that have no idle processors, placeholders are queued (``places.py``)."""
     approach: Annotated[
         Approach,
         Setting(

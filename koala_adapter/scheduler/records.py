@@ -135,6 +135,8 @@ class Claim:
     """Change of its size that is under way, while the job runs."""
     last_request: int = 0
     """Number of the latest request of the application for more processors."""
+    places: list[PlaceholderId] = field(default_factory=list)
+    """Placeholders in the queue of its cluster for a size that its owner wants; held ones until they are taken in."""
 
     @property
     def missing(self) -> int:

@@ -6,12 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from koala_adapter.dynaco.decide import AnySize
 from koala_adapter.negotiation.derivedtemplates import accepted, committed
 from koala_adapter.negotiation.states import State
 from koala_adapter.negotiation.template import (
     CPU,
     MEMORY,
     Direction,
+    Negotiability,
     Obligation,
     Resource,
     Side,
@@ -19,19 +21,21 @@ from koala_adapter.negotiation.template import (
     Template,
     Usage,
 )
+from koala_adapter.runners.otherchanges import other_changes
+from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.jointgrowth import parts_of
 from koala_adapter.service.negotiationparties import NEGOTIATOR
 from koala_adapter.service.negotiationrecord import acceptance_of_koala, is_committed, templates_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from koala_adapter.dynaco.sizerules import SizeRules
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.service.keptnegotiations import KeptNegotiation
     from koala_adapter.service.negotiationparties import Party
-    from koala_adapter.service.negotiationrecord import KeptNegotiation
 
 HOST = "koala"
 """Our name in templates."""
@@ -46,26 +50,31 @@ def host_of(record: JobRecord, rank: int) -> str:
     return one.host or one.address or "application"
 
 
-class NoOffer(NamedTuple):
-    """That there is nothing to offer."""
+class FirstOffer(NamedTuple):
+    """What a change begins with."""
 
-    why: str
+    template: Template | None
+    """The offer, or the request; None: there is nothing to offer."""
+    why_none: str
     trouble: str
     """What is wrong with the rule that was to decide."""
 
 
 def offer_of(
     record: JobRecord, party: Party, claim: Claim, change: Change, host: str, *, rules: SizeRules, answer_within: float
-) -> Template | NoOffer:
+) -> FirstOffer:
     """Return the offer, or the request, that a change begins with, or why nothing can be taken, or given up, here."""
     grows = change.processors > 0
     one = record.job.component(claim.component)
-    decision = rules.decide(one.sizes, party.size(one.name), change.processors, one.minimum, one.maximum)
+    elsewhere = other_changes(record, claim, party.pending) if grows else ()
+    decision = rules.decide(
+        one.sizes, party.size(one.name), change.processors, one.minimum, one.maximum, pending=elsewhere
+    )
     most = decision.processors if grows else party.able_to_leave(record, claim)
     quantity = min(decision.processors, most)
     if quantity < 1:
-        return NoOffer("no size of its fits" if grows else _BEARER_STAYS, decision.trouble)
-    return Template(
+        return FirstOffer(None, "no size of its fits" if grows else _BEARER_STAYS, decision.trouble)
+    template = Template(
         agreement_id=str(change.number),
         initiator=Side.RMS,
         source=HOST,
@@ -85,6 +94,14 @@ def offer_of(
             ),
         ),
     )
+    return FirstOffer(template, "", decision.trouble)
+
+
+def depends_on_answer(record: JobRecord, claim: Claim, change: Change, asked: Collection[int]) -> bool:
+    """Tell whether what can be offered depends on what has been asked elsewhere; ``asked``: numbers of such changes."""
+    others = (one.change for one in record.claims if one.component == claim.component and one.change is not change)
+    unanswered = any(one is not None and one.phase is ChangePhase.ASKED and one.number in asked for one in others)
+    return unanswered and change.processors > 0 and record.job.component(claim.component).sizes != AnySize.name
 
 
 def restored(
@@ -185,10 +202,43 @@ def round_of(change: Change) -> int:
     return 1 if change.accepted == abs(change.processors) else 2
 
 
-def memory_wanted(template: Template) -> tuple[int, bool]:
+def _memory_wanted(template: Template) -> tuple[int, bool]:
     """Return how much memory an application wants with each processor in MiB, and whether it is required."""
     wanted = [one for one in template.resources if one.type == MEMORY and not one.declined]
     return (wanted[0].quantity, wanted[0].usage is Usage.REQUIRED) if wanted else (0, False)
+
+
+def wish_of(
+    record: JobRecord, component: str, rank: int, template: Template, now: float
+) -> ev.MoreRequested | ev.LessRequested:
+    """Return what the scheduler is told of the wish of a process for more processors, or for fewer."""
+    processors = template.quantity(CPU)
+    if template.direction is Direction.SHRINK:
+        return ev.LessRequested(
+            time=now,
+            job_id=record.job.id,
+            component=component,
+            processors=processors,
+            agreement=template.agreement_id,
+            rank=rank,
+        )
+    latest = max((one.last_request for one in record.claims if one.component == component), default=0)
+    (wanted,) = (one for one in template.resources if one.type == CPU)
+    memory, required = _memory_wanted(template)
+    return ev.MoreRequested(
+        time=now,
+        job_id=record.job.id,
+        component=component,
+        number=latest + 1,
+        processors=processors,
+        mandatory=template.obligation is Obligation.MANDATORY,
+        agreement=template.agreement_id,
+        rank=rank,
+        least=wanted.quantity if wanted.negotiability is Negotiability.FIXED else wanted.minimum or 1,
+        memory_mib=memory,
+        memory_required=required,
+        cluster=wanted.cluster,
+    )
 
 
 def _named(host: str) -> str:

@@ -79,7 +79,7 @@ _MAY_PASS = frozenset(
 """Results that say nothing against the file itself: the same may succeed when there is room, or somebody lets us."""
 
 
-_RULES_ADDED = ("reorganize", "out_of_step", "growth_ends_with_job")
+_RULES_ADDED = ("reorganize", "out_of_step", "growth_ends_with_job", "growth_is_queued")
 """Parameters that turn on what earlier versions did not do, in the order in which they came."""
 
 
@@ -218,6 +218,10 @@ class Journal:
                 except (KeyError, ValueError) as error:
                     raise JournalError(f"{self.path}: event {found} ({name}) cannot be read: {error}") from error
                 yield found, event
+
+    def events_since_snapshot(self) -> int:
+        """Return how many events the next recovery will replay."""
+        return int(self._execute("SELECT count(*) FROM events").fetchone()[0])
 
     def set_aside(self, number: int, event: Event, failure: str) -> None:
         """Leave an event out of every recovery from now on, and keep it with the traceback of what it led to.

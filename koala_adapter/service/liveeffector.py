@@ -46,7 +46,7 @@ class LiveEffector:
         clusters: Mapping[ClusterName, ClusterDriver],
         reception: Reception,
         applications: Applications,
-        resizing: Resizing,
+        resizing: Callable[[], Resizing],
         archive: Archive,
         meter: ServiceMeter,
         scripts: Callable[[], ScriptMaker | None],
@@ -135,25 +135,25 @@ class LiveEffector:
 
     def offer_processors(self, action: act.OfferProcessors) -> None:
         """See Effector."""
-        self._resizing.offer(action)
+        self._resizing().offer(action)
 
     def request_processors(self, action: act.RequestProcessors) -> None:
         """See Effector."""
-        self._resizing.request(action)
+        self._resizing().request(action)
 
     def take_processors(self, action: act.TakeProcessors) -> None:
         """See Effector."""
-        self._resizing.take(action)
+        self._resizing().take(action)
 
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """See Effector."""
         log.info("an offer was withdrawn", job=action.job_id, reason=action.reason)
-        self._resizing.withdraw(action)
+        self._resizing().withdraw(action)
 
     def grant_processors(self, action: act.GrantProcessors) -> None:
         """See Effector."""
         log.info("processors were granted", job=action.job_id, processors=action.processors, reason=action.reason)
-        self._resizing.grant(action)
+        self._resizing().grant(action)
 
     def finish_job(self, action: act.FinishJob) -> None:
         """See Effector."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from koala_adapter.dynaco.sizerules import SizeRules
 from koala_adapter.errors import JobRefusedError
 from koala_adapter.scheduler.events import Configured, JobSubmitted
 
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from koala_adapter.driver.recovery import EventStore
+    from koala_adapter.dynaco.sizerules import SizeRules
     from koala_adapter.model import Job
     from koala_adapter.scheduler.batchnumbers import NumberedBatch
     from koala_adapter.scheduler.events import Event
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.records import State
 
 
-def check_policies(job: Job, policies: Policies) -> None:
-    """Raise JobRefusedError when a policy that a new job names is not here."""
+def check_policies(job: Job, policies: Policies, rules: SizeRules) -> None:
+    """Raise JobRefusedError when a policy that a new job names, or a rule for its sizes, is not here."""
     if job.placement not in policies.placement_names:
         known = ", ".join(sorted(policies.placement_names))
         message = f"the service has no placement policy {job.placement!r}; it has {known}"
         raise JobRefusedError(message, hint="restart it if the policy has been installed meanwhile")
-    rules = SizeRules(policies.sizes)
     for component in job.components:
         if not rules.known(component.sizes):
             message = f"component {component.name!r}: the service has no rule {component.sizes!r} for sizes"

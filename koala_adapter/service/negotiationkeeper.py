@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import JournalBlockedError
-from koala_adapter.service.negotiationrecord import KeptNegotiation, Message
+from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable

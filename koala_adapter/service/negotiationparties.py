@@ -34,6 +34,9 @@ class Party(Protocol):
     def size(self, component: str) -> int:
         """Return the processors that a component has."""
 
+    def pending(self, claim: Claim, change: Change) -> int:
+        """Return by how many processors an agreed change of a claim may alter that size, below 0: it gives them up."""
+
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
         """Return how many processors a claim can give up at most."""
 
@@ -68,6 +71,12 @@ class AdaptiveParty:
     def size(self, component: str) -> int:
         """See Party."""
         return len(self.runner.memberships[component].members)
+
+    def pending(self, claim: Claim, change: Change) -> int:
+        """See Party."""
+        if change.phase is ChangePhase.TAKING:
+            return len(change.ranks)
+        return 0 if change.made else _agreed(claim, change)
 
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
         """See Party."""
@@ -109,6 +118,10 @@ class WorkersParty:
         """See Party."""
         return sum(claim.processors for claim in self.record.claims if claim.component == component)
 
+    def pending(self, claim: Claim, change: Change) -> int:
+        """See Party."""
+        return _agreed(claim, change)
+
     def able_to_leave(self, record: JobRecord, claim: Claim) -> int:
         """See Party."""
         return max(0, claim.processors - bounds(record, claim)[0])
@@ -121,3 +134,7 @@ class WorkersParty:
     def carries_out(self, change: Change) -> bool:
         """See Party."""
         return change.phase in {ChangePhase.TAKING, ChangePhase.RELEASING}
+
+
+def _agreed(claim: Claim, change: Change) -> int:
+    return 0 if change.phase is ChangePhase.ASKED else claim.coming - claim.leaving

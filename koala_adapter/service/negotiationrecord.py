@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was said in a negotiation, as it is kept in the journal, and what that came to. Pure."""
+"""What the messages of a negotiation, as they are kept in the journal, came to. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koala_adapter.negotiation import templatexml
@@ -13,40 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.negotiation.template import Template
+    from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
 
 _ENDS = frozenset({Status.REJECTED, Status.WITHDRAWN, Status.EXPIRED, Status.ERROR})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One message."""
-
-    at: float
-    """By the service clock."""
-    sender: str
-    """A side."""
-    template: str
-    """As it was written: XML."""
-
-    def read(self) -> Template:
-        """Return it as a value. Raises NegotiationError."""
-        return templatexml.parse(self.template.encode())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptNegotiation:
-    """One negotiation from its first message on."""
-
-    number: int = 0
-    """What people call it."""
-    job_id: str
-    component: str
-    rank: int
-    """Of the process that negotiated."""
-    initiator: str
-    """The side that began."""
-    agreement_id: str
-    messages: tuple[Message, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +82,7 @@ def _followed(so_far: Course, message: Message, template: Template) -> Course:
 
 def _read(kept: KeptNegotiation) -> Iterator[tuple[Message, Template]]:
     for message in kept.messages:
-        yield message, message.read()
+        yield message, templatexml.parse(message.template.encode())
 
 
 def templates_of(kept: KeptNegotiation | None) -> list[Template]:

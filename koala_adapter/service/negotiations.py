@@ -23,15 +23,22 @@ from koala_adapter.negotiation.template import (
     CPU,
     MEMORY,
     Direction,
-    Negotiability,
     NegotiationKey,
-    Obligation,
     Side,
     Template,
 )
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
-from koala_adapter.service.changetemplates import HOST, host_of, memory_wanted, offer_of, problem_of, restored, round_of
+from koala_adapter.service.changetemplates import (
+    HOST,
+    depends_on_answer,
+    host_of,
+    offer_of,
+    problem_of,
+    restored,
+    round_of,
+    wish_of,
+)
 from koala_adapter.service.negotiationrecord import final_word
 
 if TYPE_CHECKING:
@@ -42,8 +49,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler import actions as act
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord
+    from koala_adapter.service.keptnegotiations import KeptNegotiation
     from koala_adapter.service.negotiationparties import Party
-    from koala_adapter.service.negotiationrecord import KeptNegotiation
 
 ANSWER_WITHIN = 20.0
 """Seconds; the library answers at once. Less where the scheduler waits less: what is offered is kept for longer."""
@@ -60,6 +67,8 @@ class _Agreement:
     key: NegotiationKey
     moved: bool = False
     """Its change is being carried out."""
+    trouble: str = ""
+    """What is wrong with the rule that decided how much was asked for."""
 
 
 class Negotiations:
@@ -134,18 +143,20 @@ class Negotiations:
         return agreement
 
     def _offer(self, record: JobRecord, party: Party, claim: Claim, change: Change) -> None:
-        first = party.speaker(claim.component)
-        if first is None or not party.ready(claim.component):
-            return  # it is said when all have come
+        first, asked = party.speaker(claim.component), self._agreements[record.job.id]
+        if first is None or not party.ready(claim.component) or depends_on_answer(record, claim, change, asked):
+            return  # it is said when all have come, and that is answered
         rules, within = self._rules, self._answer_within
-        template = offer_of(record, party, claim, change, host_of(record, first), rules=rules, answer_within=within)
-        if not isinstance(template, Template):
-            self._decline(record.job.id, change.number, template.why, trouble=template.trouble)
+        template, why_none, trouble = offer_of(
+            record, party, claim, change, host_of(record, first), rules=rules, answer_within=within
+        )
+        if template is None:
+            self._decline(record.job.id, change.number, why_none, trouble=trouble)
             return
         endpoint = self._endpoint(record.job.id, first)
         if endpoint.state(template.key) is not State.NEW:
             return  # it is settled, and what the scheduler is to know of that waits for the journal
-        self._agreements[record.job.id][change.number] = _Agreement(rank=first, key=template.key)
+        self._agreements[record.job.id][change.number] = _Agreement(rank=first, key=template.key, trouble=trouble)
         endpoint.send(template, self._clock())
 
     def _over(self, record: JobRecord, agreement: _Agreement) -> None:
@@ -289,39 +300,9 @@ class Negotiations:
         component = party.component_of(rank)
         if component is None:
             return
-        now, processors = self._clock(), template.quantity(CPU)
         if any(change.agreement == template.agreement_id for _, change in _changes(record, party)):
             return  # it was told before a restart
-        if template.direction is Direction.SHRINK:
-            less = ev.LessRequested(
-                time=now,
-                job_id=record.job.id,
-                component=component,
-                processors=processors,
-                agreement=template.agreement_id,
-                rank=rank,
-            )
-            self._report(less)
-            return
-        latest = max((one.last_request for one in record.claims if one.component == component), default=0)
-        (wanted,) = (one for one in template.resources if one.type == CPU)
-        memory, required = memory_wanted(template)
-        self._report(
-            ev.MoreRequested(
-                time=now,
-                job_id=record.job.id,
-                component=component,
-                number=latest + 1,
-                processors=processors,
-                mandatory=template.obligation is Obligation.MANDATORY,
-                agreement=template.agreement_id,
-                rank=rank,
-                least=wanted.quantity if wanted.negotiability is Negotiability.FIXED else wanted.minimum or 1,
-                memory_mib=memory,
-                memory_required=required,
-                cluster=wanted.cluster,
-            )
-        )
+        self._report(wish_of(record, component, rank, template, self._clock()))
 
     # ---- after a restart ------------------------------------------------------------------------------------------
 
@@ -366,19 +347,16 @@ class Negotiations:
 
     def _answer(self, job_id: JobId, number: int, settled: Template) -> None:
         without_memory = any(one.type == MEMORY and one.declined for one in settled.resources)
-        self._report(
-            ev.OfferAnswered(
-                time=self._clock(),
-                job_id=job_id,
-                number=number,
-                accepted=settled.quantity(CPU),
-                memory_declined=without_memory,
-            )
-        )
+        answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=settled.quantity(CPU))
+        self._report(replace(answer, memory_declined=without_memory, trouble=self._trouble_with(job_id, number)))
 
     def _decline(self, job_id: JobId, number: int, why: str, *, lapsed: bool = False, trouble: str = "") -> None:
         answer = ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=0, reason=why)
-        self._report(replace(answer, lapsed=lapsed, trouble=trouble))
+        self._report(replace(answer, lapsed=lapsed, trouble=trouble or self._trouble_with(job_id, number)))
+
+    def _trouble_with(self, job_id: JobId, number: int) -> str:
+        agreement = self._agreements[job_id].get(number)
+        return "" if agreement is None else agreement.trouble
 
     def _give_up(self, job_id: JobId, number: int, reason: str) -> None:
         self._agreements[job_id].pop(number, None)

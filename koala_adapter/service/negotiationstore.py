@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from koala_adapter.service.negotiationrecord import KeptNegotiation, Message
+from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
 
 if TYPE_CHECKING:
     import sqlite3

@@ -7,6 +7,7 @@ replays the journal, and then compares with what the LRMs and the agents say. Al
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,7 @@ class Service:
             directory, site, state=lambda: self.state, clock=self.now, report=self.post, tell=self.settled
         )
         self.applications = self._new_applications()
+        self._size_rules = SizeRules(policies.sizes)
         self.sizes = SizeChanges(
             site.control_center.negotiation_listen,
             self.applications,
@@ -97,7 +99,7 @@ class Service:
             clock=self.now,
             report=self.post,
             tell=self._tell_application,
-            rules=SizeRules(policies.sizes),
+            rules=self._size_rules,
         )
         self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
@@ -112,7 +114,13 @@ class Service:
         )
         self._effector = self._new_effector()
         self._loop = EventLoop(
-            scheduler, self.journal, self._effector, self, make=make_scheduler, snapshot_interval=snapshot_interval
+            scheduler,
+            self.journal,
+            self._effector,
+            self,
+            make=make_scheduler,
+            snapshot_interval=snapshot_interval,
+            since_snapshot=self.journal.events_since_snapshot(),
         )
         self._upkeep = Upkeep(
             directory,
@@ -201,7 +209,7 @@ class Service:
             clusters=self.clusters,
             reception=self.reception,
             applications=self.applications,
-            resizing=self.sizes.resizing,
+            resizing=lambda: self.sizes.resizing,
             archive=self.archive,
             meter=self.meter,
             scripts=lambda: self._scripts,
@@ -291,7 +299,7 @@ class Service:
         """
         self._loop.require_journal()
         job = make_job(self._new_job_id(), self.now())
-        check_policies(job, self.scheduler.policies)
+        check_policies(job, self.scheduler.policies, self._size_rules)
         self.applications.keep_input(job)
         try:
             self._loop.enter(ev.JobSubmitted(time=self.now(), job=job))
@@ -329,7 +337,7 @@ class Service:
         the component cannot have; JournalBlockedError and DefectError as :meth:`cancel` does.
         """
         record = self.scheduler.job(job_id)
-        found = resizable(record, component, processors, SizeRules(self.scheduler.policies.sizes))
+        found = resizable(record, component, processors, self._size_rules)
         wanted = ev.SizeWanted(time=self.now(), job_id=record.job.id, component=found, processors=processors)
         self._loop.enter(wanted)
         for driver in self.clusters.values():
@@ -370,19 +378,20 @@ class Service:
         try:
             async with anyio.create_task_group() as tasks:
                 self.archive.catch_up()
+                self.sizes.start(tasks)  # before agents are heard
                 await self.reception.open(tasks)
-                self.sizes.open(tasks)
                 self.post(configuration(self.site, self.instance, self.now()))
                 self._doubt("the service was restarted")
-                self.sizes.resizing.resume()
+                self.sizes.resume()
                 await start_drivers(drivers_needed(self.clusters.values(), self.state), tasks)
                 tasks.start_soon(self._stop_when_failed)
                 tasks.start_soon(self._asking_again.run)
                 self._upkeep.start(tasks)
-                self.sizes.start(tasks)
                 tasks.start_soon(self.sweeps.run)
                 task_status.started()
         finally:
+            with suppress(JournalBlockedError):
+                self._loop.conclude()
             self.journal.close()
 
     def _doubt(self, why: str, in_contact: Callable[[PlaceholderId], bool] = lambda _: False) -> None:

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a service that bring running applications to other sizes, and settle with them how far, put together."""
+"""The part of a service that brings running applications to other sizes, made with the first job that may change its.
+
+Most services of one short job never have one, and what this takes, negotiations above all, is a tenth of the program.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from koala_adapter.service.adaptations import Adaptations
-from koala_adapter.service.negotiationkeeper import NegotiationKeeper
-from koala_adapter.service.negotiationport import NegotiationPort
-from koala_adapter.service.negotiators import Negotiators
-from koala_adapter.service.resizing import Resizing
-from koala_adapter.service.workersresizing import WorkersResizing
+from koala_adapter.model import RunnerName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from koala_adapter.service.applications import Applications
     from koala_adapter.service.negotiationport import Access
     from koala_adapter.service.negotiationstore import NegotiationStore
+    from koala_adapter.service.resizing import Resizing
+    from koala_adapter.service.sizechangeparts import SizeChangeParts
 
 
 class SizeChanges:
@@ -46,41 +46,67 @@ class SizeChanges:
         ``report`` takes events in; ``tell`` sends a frame to the process of a task, which it may not reach; ``rules``
         say which sizes a component takes.
         """
-        self._port = NegotiationPort(listen)
-        self._adaptations = Adaptations(
-            applications,
-            state=state,
-            clock=clock,
-            report=report,
-            tell=tell,
-            keeper=NegotiationKeeper(store, state=state, clock=clock),
-            negotiators=self._port,
-            rules=rules,
-        )
-        self._workers = WorkersResizing(applications, state=state, clock=clock, report=report, rules=rules)
-        self._negotiators = Negotiators(self._port, adaptations=self._adaptations, workers=self._workers, state=state)
-        self.resizing = Resizing(workers=self._negotiators, adaptive=self._adaptations, state=state)
+        self._listen = listen
+        self._applications = applications
+        self._store = store
+        self._state = state
+        self._clock = clock
+        self._report = report
+        self._tell = tell
+        self._rules = rules
+        self._tasks: TaskGroup | None = None
+        self._made: SizeChangeParts | None = None
 
-    def open(self, tasks: TaskGroup) -> None:
-        """Be ready for programs that negotiate."""
-        negotiators = self._negotiators
-        self._port.open(tasks, heard=negotiators.heard, came=negotiators.came, went=negotiators.went)
+    def _parts(self) -> SizeChangeParts:
+        if self._made is not None:
+            return self._made
+        from koala_adapter.service.sizechangeparts import SizeChangeParts
+
+        self._made = SizeChangeParts(
+            self._listen,
+            self._applications,
+            self._store,
+            state=self._state,
+            clock=self._clock,
+            report=self._report,
+            tell=self._tell,
+            rules=self._rules,
+        )
+        if self._tasks is not None:
+            self._made.start(self._tasks)
+        return self._made
+
+    @property
+    def resizing(self) -> Resizing:
+        """What carries out the scheduler's wishes."""
+        return self._parts().resizing
 
     def start(self, tasks: TaskGroup) -> None:
-        """Keep the times that applications have for an answer or for leaving."""
-        tasks.start_soon(self._workers.run)
-        tasks.start_soon(self._adaptations.run)
+        """Be ready for jobs and programs, within ``tasks``; at once for the jobs that there are."""
+        self._tasks = tasks
+        if self._concerns(self._state().jobs):
+            self._parts()
+
+    def resume(self) -> None:
+        """Go on with what the records say is under way, after a restart."""
+        if self._made is not None:
+            self._made.resizing.resume()
 
     def follow(self, touched: Iterable[JobId]) -> None:
         """Have the applications of jobs follow the records."""
         following = list(touched)  # what they report may be handled, and touch others, before they are through
-        self._adaptations.handled(following)
-        self._negotiators.handled(following)
+        if self._made is not None or self._concerns(following):
+            self._parts().follow(following)
+
+    def _concerns(self, job_ids: Iterable[JobId]) -> bool:
+        """Tell whether one of these jobs may change its size."""
+        jobs = self._state().jobs
+        return any(id_ in jobs and jobs[id_].job.runner is not RunnerName.RANKS for id_ in job_ids)
 
     def complaint(self, job_id: JobId) -> str:
         """Return, for people, what processes of a job did last that they may not do; empty: nothing."""
-        return self._adaptations.complaint(job_id)
+        return "" if self._made is None else self._made.complaint(job_id)
 
     async def access(self, record: JobRecord) -> Access:
         """Return how a program gets to negotiate for a job: see Negotiators."""
-        return await self._negotiators.access(record)
+        return await self._parts().access(record)

@@ -8,13 +8,14 @@ under way is taken up where it was: an answer is given again, and workers that h
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import structlog
 
 from koala_adapter.dynaco.observe import GrowOffer, ShrinkRequest
 from koala_adapter.dynaco.sizerules import OWN_SIZES, Decision, SizeRules
+from koala_adapter.runners.otherchanges import other_changes
 from koala_adapter.scheduler import actions as act
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.changes import ChangePhase
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import ClusterName, JobId
     from koala_adapter.runners.workers import Order, WorkersRunner
+    from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.records import Claim, JobRecord, State
 
-K = TypeVar("K", GrowOffer, ShrinkRequest)
+_ASKED = ChangePhase.ASKED
 
 log = structlog.get_logger()
 
@@ -77,7 +79,8 @@ class WorkersResizing:
         decision = Decision(0)
         if found is not None:
             runner, record, claim = found
-            decision = runner.accepted(_observed(GrowOffer, record, claim, action.processors), self._rules)
+            decision = runner.accepted(_offer(runner, record, claim, action.processors), self._rules)
+            runner.answers[action.number] = decision.processors
         self._answer(action.job_id, action.number, decision)
 
     def request(self, action: act.RequestProcessors) -> None:
@@ -88,12 +91,14 @@ class WorkersResizing:
             return
         runner, record, claim = found
         runner.departed(record.departed)
-        request = _observed(ShrinkRequest, record, claim, action.processors)
+        request = _request(runner, record, claim, action.processors)
         decision = runner.accepted(request, self._rules)
-        accepted = min(decision.processors, max(0, claim.processors - bounds(record, claim)[0]))
+        if not decision.processors and not decision.trouble and request.minimum < request.size:
+            decision = Decision(0, _no_size_is_left(record, request))
+        runner.answers[action.number] = -decision.processors
         # Told first: a worker that ends at once must be known to have been asked.
-        self._answer(action.job_id, action.number, Decision(accepted, decision.trouble))
-        self._retire(runner, request, accepted)
+        self._answer(action.job_id, action.number, decision)
+        self._retire(runner, request, decision.processors)
 
     def take(self, action: act.TakeProcessors) -> None:
         """Start the processes of new ranks."""
@@ -148,7 +153,7 @@ class WorkersResizing:
         change, runner = claim.change, self._applications.workers(record)
         if change is not None and change.phase is ChangePhase.RELEASING and runner is not None:
             left = change.accepted - change.done
-            self._retire(runner, _observed(ShrinkRequest, record, claim, left), left)
+            self._retire(runner, _request(runner, record, claim, left), left)
 
     async def run(self) -> None:
         """Kill workers that were asked to end and take too long, until cancelled."""
@@ -188,22 +193,67 @@ class WorkersResizing:
     def _answer(self, job_id: JobId, number: int, decision: Decision) -> None:
         accepted, trouble = decision.processors, decision.trouble
         if trouble:
-            log.warning("a job is not asked what sizes it can have", job=job_id, problem=trouble)
+            log.warning("a job does not change as it is asked to", job=job_id, problem=trouble)
         self._report(
             ev.OfferAnswered(time=self._clock(), job_id=job_id, number=number, accepted=accepted, trouble=trouble)
         )
 
 
-def _observed(kind: type[K], record: JobRecord, claim: Claim, processors: int) -> K:
+def _offer(runner: WorkersRunner, record: JobRecord, claim: Claim, processors: int) -> GrowOffer:
     component = record.job.component(claim.component)
-    size = sum(one.processors for one in record.claims if one.component == claim.component)
-    if claim.cluster is None:
-        raise AssertionError("a claim that changes is on a cluster")
-    return kind(
+    size, coming = _size(runner, record, claim)
+    return GrowOffer(
         component=claim.component,
-        cluster=claim.cluster,
-        processors=processors,
+        cluster=_cluster_of(claim),
+        processors=max(0, min(processors, bounds(record, claim)[1] - claim.processors)),
         size=size,
         minimum=component.minimum,
         maximum=component.maximum,
+        coming=coming,
     )
+
+
+def _request(runner: WorkersRunner, record: JobRecord, claim: Claim, processors: int) -> ShrinkRequest:
+    component = record.job.component(claim.component)
+    size, coming = _size(runner, record, claim)
+    spare = max(0, claim.processors - bounds(record, claim)[0])
+    return ShrinkRequest(
+        component=claim.component,
+        cluster=_cluster_of(claim),
+        processors=processors,
+        size=size,
+        minimum=max(component.minimum, size - spare),
+        maximum=component.maximum,
+        coming=coming,
+    )
+
+
+def _size(runner: WorkersRunner, record: JobRecord, claim: Claim) -> tuple[int, tuple[int, ...]]:
+    """Return the size of a component without what leaves it on other clusters, and the growths that may come there."""
+    asked = {one.change.number for one in record.claims if one.change is not None and one.change.phase is _ASKED}
+    # What is no longer asked is in the records, however it was taken.
+    for number in runner.answers.keys() - asked:
+        del runner.answers[number]
+
+    def amount(other: Claim, change: Change) -> int:
+        if change.phase is _ASKED and not change.agreement:
+            return runner.answers.get(change.number, 0)
+        return other.coming - other.leaving
+
+    others = other_changes(record, claim, amount)
+    size = sum(one.processors for one in record.claims if one.component == claim.component)
+    return size + sum(one for one in others if one < 0), tuple(one for one in others if one > 0)
+
+
+def _no_size_is_left(record: JobRecord, request: ShrinkRequest) -> str:
+    left = max(request.minimum, request.size - request.processors)
+    others = f", or {left + sum(request.coming)} with what it is about to get" if request.coming else ""
+    sizes = record.job.component(request.component).sizes
+    asked = f"{request.processors} back on {request.cluster}"
+    return f'asked for {asked}, {request.component} gives none: it cannot have {left}{others} (sizes = "{sizes}")'
+
+
+def _cluster_of(claim: Claim) -> ClusterName:
+    if claim.cluster is None:
+        raise AssertionError("a claim that changes is on a cluster")
+    return claim.cluster

@@ -21,6 +21,7 @@ from anyio.streams.tls import TLSStream
 
 from koala_adapter.errors import ConfigurationError, JournalBlockedError, ProtocolError
 from koala_adapter.model import BatchKey, PlaceholderId
+from koala_adapter.net.accepting import accepted
 from koala_adapter.net.admission import Admission
 from koala_adapter.vjm import agentevents, channel
 from koala_adapter.vjm.agentconnection import LOST, AgentConnection
@@ -203,13 +204,11 @@ class ControlCenter:
     async def _accept(self, listener: SocketListener, admission: Admission, tasks: TaskGroup) -> None:
         while True:
             await admission.room()
-            try:
-                stream = await listener.accept()
-            except OSError as error:  # no descriptor left, or the peer is gone again: others must not suffer
-                self._reject("", f"accept: {error.strerror or error}")
-                await anyio.sleep(0.1)
-                continue
+            stream = await accepted(listener, failed=self._accept_failed)
             tasks.start_soon(self._receive_peer, stream, admission, tasks)
+
+    def _accept_failed(self, error: OSError) -> None:
+        self._reject("", f"accept: {error.strerror or error}")
 
     async def _receive_peer(self, transport: SocketStream, admission: Admission, tasks: TaskGroup) -> None:
         async with transport:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from koala_pbs.dialects import TORQUE
 from koala_pbs.jobids import checked, is_array
+from koala_pbs.jobnotes import comment_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +80,11 @@ def set_walltime(job: str, seconds: int) -> tuple[str, ...]:
 def set_selection(job: str, select: str, place: str) -> tuple[str, ...]:
     """Return the command line that changes which chunks a waiting job asks for, and how they are arranged."""
     return ("qalter", "-l", f"select={select}", *(("-l", f"place={place}") if place else ()), checked(job))
+
+
+def annotate(jobs: Sequence[str], text: str) -> tuple[str, ...]:
+    """Return the command line that sets the comment of jobs, and arrays; operators may. An empty one has no effect."""
+    return ("qalter", "-W", f"comment={comment_of(text) or ' '}", *jobs)
 
 
 def run_on(job: str, assignment: Assignment, dialect: Dialect) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from koala_adapter.model import LrmJob, LrmJobId, LrmJobState
 from koala_pbs.documents import mapping_of, read_entries, value_of
 from koala_pbs.jobids import array_index, array_of, is_array, is_job_id
+from koala_pbs.jobnotes import note_in
 from koala_pbs.selection import parse_exec_vnode, parse_select, placement_of
 from koala_pbs.states import MOVED, MOVED_LETTER, hold_owner, job_end, job_state
 from koala_pbs.values import mebibytes_of, moment_of, number_of, seconds_of
@@ -132,6 +133,7 @@ def _job(id_: str, attributes: Attributes, parent: Attributes) -> LrmJob:
         dependent=dependent,
         blocked=state is LrmJobState.QUEUED and _waits_for_more(value_of(attributes, "comment")),
         hold=hold_owner(holds) if state is LrmJobState.HELD else None,
+        note=note_in(value_of(attributes, "comment")),
         layout=layout if state in _HAS_PROCESSORS else (),
         group=value_of(attributes, "egroup"),
         account=value_of(attributes, "Account_Name"),
@@ -192,7 +194,9 @@ def _ends_at(attributes: Attributes, state: LrmJobState, started: float | None, 
 
 
 def _reason(letter: str, holds: str, attributes: Attributes) -> str:
-    return value_of(attributes, "comment") or (f"held ({holds})" if letter == "H" else "")
+    comment = value_of(attributes, "comment").strip()
+    said = "" if note_in(comment) else comment
+    return said or (f"held ({holds})" if letter == "H" else "")
 
 
 def _waits_for_more(comment: str) -> bool:

@@ -18,6 +18,8 @@ USER_HOLD = "koala_user_hold"
 """Set by conf/sge_jsv.sh for a job that its user held, too."""
 QUEUES = "koala_queues"
 """The queues that a job asked for before it was pinned to others."""
+NOTE = "koala"
+"""What an outside scheduler tells the user of a job that waits."""
 ANY_QUEUE = "*"
 BETWEEN_QUEUES = "+"
 """A comma ends a value, and no name of a queue has a plus sign."""
@@ -33,6 +35,7 @@ class JobContext:
     user_hold: bool = False
     queues: tuple[str, ...] | None = None
     """The queues that it asked for before it was pinned; empty: any, None: it is not pinned."""
+    note: str = ""
 
 
 def parse_contexts(text: str) -> dict[str, JobContext]:
@@ -45,13 +48,19 @@ def parse_contexts(text: str) -> dict[str, JobContext]:
             found[number] = JobContext()
         elif number and (context := _CONTEXT.match(line)):
             words = dict(word.partition("=")[::2] for word in context["context"].strip().split(","))
-            found[number] = JobContext(user_hold=USER_HOLD in words, queues=_queues(words.get(QUEUES)))
+            note = words.get(NOTE, "").replace(";", ",")
+            found[number] = JobContext(user_hold=USER_HOLD in words, queues=_queues(words.get(QUEUES)), note=note)
     return found
 
 
 def noted(queues: Sequence[str]) -> str:
     """Return the word in which a context keeps the queues that a job asked for."""
     return f"{QUEUES}={BETWEEN_QUEUES.join(queues) or ANY_QUEUE}"
+
+
+def note_word(text: str) -> str:
+    """Return the word in which a context keeps a note: a comma would end it."""
+    return f"{NOTE}={text.replace(',', ';')}"
 
 
 def _queues(word: str | None) -> tuple[str, ...] | None:

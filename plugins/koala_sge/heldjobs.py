@@ -85,6 +85,15 @@ class HeldJobs:
         if number in self._contexts:
             self._contexts[number] = replace(self._contexts[number], queues=self.queues(job))
 
+    def has_note(self, job: LrmJobId) -> bool:
+        """Tell whether a job in hold has a note in its context, as far as that is known."""
+        return bool(self._contexts.get(requests.job_number(job), JobContext()).note)
+
+    def note(self, number: str, text: str) -> None:
+        """Take note that a job has a note, or none, in its context."""
+        if number in self._contexts:
+            self._contexts[number] = replace(self._contexts[number], note=text)
+
     async def context(self, job: LrmJobId) -> JobContext:
         """Return the context of a job as it is now. Raises LrmError."""
         number = requests.job_number(job)
@@ -154,7 +163,8 @@ class HeldJobs:
         wishes, found = self._wishes.get(number, Wishes()), self._instances(number)
         context = self._contexts.get(number)
         plain = len(wishes.queues) == 1 and PLAIN_QUEUE.fullmatch(wishes.queues[0])
-        job = replace(job, queue=wishes.queues[0] if plain else "")
+        note = None if context is None else context.note
+        job = replace(job, queue=wishes.queues[0] if plain else "", note=note)
         if context is not None and context.user_hold:
             return replace(job, obstacle=USER_HOLDS)
         if context is None or found is None:

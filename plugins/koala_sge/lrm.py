@@ -49,6 +49,7 @@ CAPABILITIES = Capabilities(
     pin=True,
     pin_several=False,
     pin_elements=False,
+    annotate=True,
     tells_holders=False,
     tells_own_holders=True,
     suspend=True,
@@ -60,6 +61,7 @@ running job keeps the walltime it started with."""
 ERROR_LETTER = "E"
 GIVEN_BACK_AT_ONCE = 100
 """Jobs on one command line."""
+ANNOTATED_AT_ONCE = 100
 LISTING_SERVES = 2.0
 """Seconds for which it is believed that a job is in hold: qalter refuses what is gone by then."""
 HOLDERS_KEPT = 60.0
@@ -246,12 +248,23 @@ class SgeLrm(Lrm):
         contexts: dict[str, JobContext] = {}
         for part in portions(sorted({requests.job_number(job.id) for job in held}), requests.LARGEST_EXPLANATION):
             contexts |= parse_contexts((await self._commands.run(requests.explain_jobs(self._settings, part))).text)
-        return without_users(held, contexts)
+        return without_users([self._with_note(job, contexts) for job in held], contexts)
+
+    def _with_note(self, job: LrmJob, contexts: Mapping[str, JobContext]) -> LrmJob:
+        context = contexts.get(requests.job_number(job.id))
+        return job if context is None else replace(job, note=context.note)
 
     async def give_back(self, ids: Sequence[LrmJobId]) -> None:
         """Take the user hold from jobs; from arrays as a whole. Managers may do it with all jobs."""
         for part in portions(list(dict.fromkeys(map(requests.job_number, ids))), GIVEN_BACK_AT_ONCE):
             await self._commands.change(requests.give_back(self._settings, part), action="release")
+
+    async def annotate(self, ids: Sequence[LrmJobId], text: str) -> None:
+        """Leave a note in the contexts of jobs (``qstat -j``); the rest of them stays. Tasks of an array share it."""
+        for part in portions(list(dict.fromkeys(map(requests.job_number, ids))), ANNOTATED_AT_ONCE):
+            await self._commands.change(requests.annotate(self._settings, part, text), action="annotate")
+            for number in part:
+                self._held_jobs.note(number, text)
 
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend jobs (SIGSTOP to the whole job)."""
@@ -285,8 +298,10 @@ class SgeLrm(Lrm):
         number, context = requests.job_number(job), noted(self._held_jobs.queues(job))
         self._held_jobs.note_pin(job)
         if held.array_index is None:
-            command = requests.pin_and_release(self._settings, number, where, context=context)
+            has_note = self._held_jobs.has_note(job)
+            command = requests.pin_and_release(self._settings, number, where, context=context, noted=has_note)
             await self._commands.change(command, action="start")
+            self._held_jobs.note(number, "")
         else:
             await self._commands.change(requests.pin(self._settings, number, where, context=context), action="pin")
             await self.release([job])

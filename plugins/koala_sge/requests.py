@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.errors import LrmNotFoundError
 from koala_drmaa.scripts import ScriptDelivery
-from koala_sge.contexts import ANY_QUEUE, QUEUES
+from koala_sge.contexts import ANY_QUEUE, NOTE, QUEUES, note_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -124,21 +124,33 @@ def select_instances(settings: SgeSettings, wishes: Wishes, queues: Sequence[str
     return (settings.command("qselect"), *(word for pair in given if pair[1] for word in pair))
 
 
-def pin(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
-    """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its."""
-    noted = ("-ac", context) if context else ()
-    return (settings.command("qalter"), "-q", ",".join(queues), *noted, number)
+def pin(
+    settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "", noted: bool = False
+) -> tuple[str, ...]:
+    """Let a job start in these queue instances only. Works on whole jobs, not on tasks. ``context`` is added to its.
+
+    ``noted``: it has a note, which is taken away.
+    """
+    added, dropped = ("-ac", context) if context else (), ("-dc", NOTE) if noted else ()
+    return (settings.command("qalter"), "-q", ",".join(queues), *added, *dropped, number)
 
 
-def pin_and_release(settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "") -> tuple[str, ...]:
+def pin_and_release(
+    settings: SgeSettings, number: str, queues: Sequence[str], *, context: str = "", noted: bool = False
+) -> tuple[str, ...]:
     """Do that, and take the hold of its user from a job that is no array, in the same request."""
-    *pinned, _ = pin(settings, number, queues, context=context)
+    *pinned, _ = pin(settings, number, queues, context=context, noted=noted)
     return (*pinned, "-h", "U", number)
 
 
 def unpin(settings: SgeSettings, number: str, queues: Sequence[str]) -> tuple[str, ...]:
     """Let a job start in the queues that it had asked for, and forget that it was pinned."""
     return (settings.command("qalter"), "-q", ",".join(queues) or ANY_QUEUE, "-dc", QUEUES, number)
+
+
+def annotate(settings: SgeSettings, numbers: Sequence[str], text: str) -> tuple[str, ...]:
+    """Leave a note in the contexts of jobs, or take it away when it is empty; the rest of them stays."""
+    return (settings.command("qalter"), *(("-ac", note_word(text)) if text else ("-dc", NOTE)), *numbers)
 
 
 def trigger_scheduler(settings: SgeSettings) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from koala_adapter.model import HoldOwner, LrmJob, LrmJobState
 from koala_slurm.durations import duration, moment
 from koala_slurm.hostlist import expand
 from koala_slurm.jobids import checked
+from koala_slurm.jobnotes import has_room, without_note
 from koala_slurm.listing import FIELDS, parse_row
 from koala_slurm.restrictions import HETEROGENEOUS, NAMES, Restrictions, parse_features, restrictions
 from koala_slurm.states import hold_owner
@@ -47,8 +48,11 @@ MORE_FIELDS = (
 SITE_MARK = "koala outside scheduler"
 """Administrator's comment that conf/job_submit.lua gives a job which it holds for an outside scheduler."""
 
-ANY_NODES_MARK = f"{SITE_MARK}, any number of nodes"
-"""What it is for a job submitted without an upper bound of its number of nodes."""
+ANY_NODES = "any number of nodes"
+"""What follows in it for a job submitted without an upper bound of its number of nodes."""
+
+KEEPS_NOTES = "keeps notes"
+"""What follows in it when that piece puts our notes to the comments of jobs without undoing what users write there."""
 
 USER_NODES_MARK = "koala:nodes"
 """What conf/job_submit.lua adds to the comment of such a job when its owner gives it one later."""
@@ -72,7 +76,7 @@ _VALUE = re.compile(
     r"(?P<name>NumNodes|NumCPUs|ReqNodeList|ExcNodeList|MinMemory(?:CPU|Node)|Reason|(?:Req)?TRES"
     rf"|{'|'.join(NAMES)})=(?P<value>\S*)"
 )
-_ANY_NODES = re.compile(rf"^\s+AdminComment={ANY_NODES_MARK}\s*$", re.MULTILINE)
+_ANY_NODES = re.compile(rf"^\s+AdminComment={SITE_MARK}(?:, {KEEPS_NOTES})?, {ANY_NODES}\s*$", re.MULTILINE)
 _NODES_ASKED = re.compile(r"(?:^|,)node=(?P<nodes>[0-9]+)(?:,|$)", re.ASCII)
 _PLACE = re.compile(r"^\s+Nodes=(?P<nodes>\S+) CPU_IDs=(?P<cpus>[0-9,-]+)(?: |$)", re.MULTILINE)
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[KMGT]?)", re.ASCII)
@@ -137,7 +141,7 @@ def parse_held_by_hook(output: str, separator: str) -> tuple[LrmJob, ...]:
 
     A running one is in hold, too, so that it comes back so. Raises LrmUnavailableError for text that is no listing.
     """
-    marked = (row for row in _rows(output, separator) if row[-1].strip() in {SITE_MARK, ANY_NODES_MARK})
+    marked = (row for row in _rows(output, separator) if _mark(row[-1].strip()) is not None)
     return tuple(
         job
         for row in marked
@@ -158,6 +162,10 @@ def _rows(output: str, separator: str) -> Iterator[tuple[str, ...]]:
 def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
     narrow, more = row[: len(FIELDS)], dict(zip(MORE_FIELDS, row[len(FIELDS) :], strict=True))
     given = {name: "" if value.strip() in _NOTHING else value.strip() for name, value in more.items()}
+    comment, note = without_note(given["Comment"])
+    mark = _mark(given["admin_comment"])
+    # By an earlier version of the site's piece, a user's hold that comes at the same moment could be undone.
+    notable = (mark is None or KEEPS_NOTES in mark) and has_room(comment)
     for job in parse_row(narrow):
         waiting = job.state in _WAITING
         eligible = moment(given["EligibleTime"])
@@ -180,18 +188,25 @@ def _parse_wide(row: Sequence[str]) -> Iterator[LrmJob]:
             group=given["GroupName"],
             account=given["Account"],
             working_directory=given["WorkDir"],
-            comment=given["Comment"],
+            comment=comment,
+            note=note if notable and "+" not in job.id else None,
             requeues=_number(given["RestartCnt"]),
         )
 
 
 def _hold_owner(job: LrmJob, given: Mapping[str, str]) -> HoldOwner:
-    marked = given["admin_comment"] in {SITE_MARK, ANY_NODES_MARK}
+    marked = _mark(given["admin_comment"]) is not None
     if marked and USER_HOLD_MARK in given["Comment"]:
         # After a look at its dependencies Slurm shows any hold as an operator's.
         return HoldOwner.USER
     owner = hold_owner(job.reason)
     return HoldOwner.OPERATOR if marked and owner is HoldOwner.USER else owner
+
+
+def _mark(admin_comment: str) -> frozenset[str] | None:
+    """Return what the site's piece says in the administrator's comment of a job; None: it does not hold that job."""
+    mark, *said = admin_comment.split(", ")
+    return frozenset(said) if mark == SITE_MARK and {ANY_NODES, KEEPS_NOTES}.issuperset(said) else None
 
 
 def parse_details(output: str) -> Mapping[str, JobDetails]:

@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from koala_adapter.errors import (
@@ -25,20 +26,16 @@ from koala_drmaa.libraries import SLURM
 from koala_drmaa.transportchoice import chosen_transport
 from koala_slurm import control
 from koala_slurm.accounting import parse_history, sacct_command
-from koala_slurm.checks import Checks
 from koala_slurm.client import SlurmCommands
 from koala_slurm.controller import CONFIG_COMMAND, VERSION_COMMAND, ControllerConfig, parse_config, parse_version
 from koala_slurm.directives import problem_of
 from koala_slurm.durations import TIME_FORMAT
 from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, array_ids, compacted
+from koala_slurm.jobnotes import annotate_commands
 from koala_slurm.nodes import PARTITION_COMMAND, parse_partitions
-from koala_slurm.outside import OutsideReader
-from koala_slurm.outsidechecks import OutsideChecks
 from koala_slurm.pinning import make_pin
 from koala_slurm.reading import CommandReader
 from koala_slurm.refusals import submission_error
-from koala_slurm.reservations import CoreReservation, Reserved
-from koala_slurm.starting import Starting, hold_verb
 from koala_slurm.startnotes import StartNotes
 from koala_slurm.submission import native_specification, parse_job_id, sbatch_command
 
@@ -47,11 +44,15 @@ if TYPE_CHECKING:
 
     from koala_adapter.model import BatchKey, LrmJob, Node, Queue
     from koala_adapter.plugin import CheckResult, ClusterContext, Submission
+    from koala_slurm.outside import OutsideReader
+    from koala_slurm.reservations import Reserved
     from koala_slurm.settings import SlurmSettings
+    from koala_slurm.starting import Starting
 
 CAPABILITIES = Capabilities(
     hold=True,
     pin=True,
+    annotate=True,
     suspend=True,
     requeue=True,
     signal=True,
@@ -85,9 +86,7 @@ class SlurmLrm(Lrm):
         self._commands = SlurmCommands(context.commands, settings)
         self._reader = CommandReader(self._commands, reserved_is_up=settings.reservation is not None)
         self._config: ControllerConfig | None = None
-        self._reserved = Reserved()
         self._notes = StartNotes(context.state_directory / "starts")
-        self._outside = OutsideReader(self._commands, self._notes)
         self._sizes: dict[str, int] = {}
         self._transport = chosen_transport(
             settings, context, expected=SLURM, variables=settings.variables(), timeout=settings.command_timeout
@@ -109,9 +108,21 @@ class SlurmLrm(Lrm):
             accounting=config.accounting and await self._accounting_works(),
         )
         self._config = config
-        self._outside.limits_enforced = config.limits_enforced
         for note in self._notes.left():
             await self._starting(note.job, note.nodes).undo_start(note, after_kill=True)
+
+    @cached_property
+    def _outside(self) -> OutsideReader:
+        """What reads all that an outside scheduler must know: imported for that alone."""
+        from koala_slurm.outside import OutsideReader
+
+        return OutsideReader(self._commands, self._notes)
+
+    @cached_property
+    def _reserved(self) -> Reserved:
+        from koala_slurm.reservations import Reserved
+
+        return Reserved()
 
     async def close(self) -> None:
         """End the DRMAA helper, where there is one."""
@@ -145,6 +156,7 @@ class SlurmLrm(Lrm):
         That costs the controller least.
         """
         if not name_prefix:
+            self._outside.limits_enforced = self._config is not None and self._config.limits_enforced
             return await self._outside.jobs()
         jobs = await self._reader.jobs(user=self._user)
         if self._transport is not None:
@@ -235,6 +247,11 @@ class SlurmLrm(Lrm):
         """Return the jobs with the mark of conf/job_submit.lua that no user holds on top."""
         return await self._outside.held_by_hook()
 
+    async def annotate(self, ids: Sequence[LrmJobId], text: str) -> None:
+        """Leave a note in the comments of jobs (``squeue -o %k``), behind what their users have written there."""
+        for command in annotate_commands(await self._outside.listed(ids), text):
+            await self._commands.change(command, action="annotate")
+
     async def suspend(self, ids: Sequence[LrmJobId]) -> None:
         """Suspend running jobs; needs operator rights."""
         self._need_suspend("suspend", ids)
@@ -292,6 +309,8 @@ class SlurmLrm(Lrm):
 
     async def confirm_starts(self, jobs: Sequence[LrmJobId]) -> Mapping[LrmJobId, LrmError]:
         """Do so for several jobs: those that were held alike are put in hold again in one request."""
+        from koala_slurm.starting import hold_verb
+
         by_verb: dict[str, list[LrmJobId]] = {}
         for job in jobs:
             note = self._notes.of(job)
@@ -327,6 +346,9 @@ class SlurmLrm(Lrm):
         self._outside.forget(job)
 
     def _starting(self, job: str, nodes: Sequence[str]) -> Starting:
+        from koala_slurm.reservations import CoreReservation
+        from koala_slurm.starting import Starting
+
         pin, numbers_by_node = make_pin(job, nodes), self._config is None or self._config.takes_cores_by_node
         reservation = CoreReservation(self._commands, pin, self._reserved, numbers_by_node=numbers_by_node)
         return Starting(self._commands, pin, self._notes, reservation=reservation)
@@ -352,6 +374,8 @@ class SlurmLrm(Lrm):
 
     async def check(self) -> tuple[CheckResult, ...]:
         """Verify commands, versions, controller, partitions and a submission that is only tried."""
+        from koala_slurm.checks import Checks
+
         checks = Checks(
             commands=self._commands,
             settings=self._settings,
@@ -362,6 +386,8 @@ class SlurmLrm(Lrm):
 
     async def check_outside(self) -> tuple[CheckResult, ...]:
         """Verify with a job for next week that the site's submission hook holds jobs, and that we may start them."""
+        from koala_slurm.outsidechecks import OutsideChecks
+
         return await OutsideChecks(self._commands, self._outside, user=self._user, uid=os.geteuid()).run()
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from koala_adapter.errors import LrmError
+from koala_adapter.errors import LrmError, LrmNotFoundError
 from koala_adapter.model import HoldOwner, LrmJobState
+from koala_adapter.plugin.commandsystem import portions
 from koala_slurm.accountinglimits import ACCOUNTING_COMMAND, AccountingLimits, over_limits, parse_accounting_limits
 from koala_slurm.dependencies import by_number, unfulfilled
 from koala_slurm.details import (
@@ -33,7 +34,7 @@ from koala_slurm.details import (
     worth_asking,
 )
 from koala_slurm.gresshares import GresOnNodes, gres_shares, parse_gres_on_nodes
-from koala_slurm.jobids import turn
+from koala_slurm.jobids import ARGUMENTS_PER_COMMAND, checked, turn
 from koala_slurm.listing import ENVIRONMENT
 from koala_slurm.nodes import PARTITION_COMMAND
 from koala_slurm.partitionlimits import PartitionLimits, parse_partition_limits, within_limits
@@ -87,6 +88,25 @@ class OutsideReader:
         details = self._known.get(state_key(listed)) if listed is not None else None
         return None if listed is None or details is None or not details.processors else (listed, details)
 
+    async def listed(self, ids: Sequence[LrmJobId]) -> list[LrmJob]:
+        """Return jobs as they were listed last; those that were not are asked for. Raises LrmError."""
+        missing = [job for job in ids if job not in self._latest]
+        shown = {job.id: job for job in await self._look(missing)} if missing else {}
+        if gone := [job for job in missing if job not in shown]:
+            raise LrmNotFoundError(f"Slurm knows no job {gone[0]}", hint="it has ended, or never was")
+        return [shown.get(job) or self._latest[job] for job in ids]
+
+    async def _look(self, ids: Sequence[LrmJobId]) -> list[LrmJob]:
+        separator = new_separator()
+        found: list[LrmJob] = []
+        # squeue understands no ranges of elements; an array's number stands for all of them.
+        numbers = list(dict.fromkeys(checked(job).partition("_")[0] for job in ids))
+        for part in portions(numbers, ARGUMENTS_PER_COMMAND):
+            command = (*everything_command(separator), f"--jobs={','.join(part)}")
+            shown = await self._commands.read(command, action="looking at jobs", environment=ENVIRONMENT)
+            found += parse_everything(shown, separator)
+        return found
+
     def forget(self, job: str) -> None:
         """Drop what is known of a waiting job: it has just been changed."""
         listed = self._latest.pop(job, None)
@@ -130,7 +150,9 @@ class OutsideReader:
         output = await self._commands.read(
             everything_command(separator), action="listing of jobs", environment=ENVIRONMENT
         )
-        return parse_held_by_hook(output, separator)
+        held = parse_held_by_hook(output, separator)
+        self._latest |= {str(job.id): job for job in held if job.state in _WAITING}
+        return held
 
     async def _ask_limits(self) -> None:
         """Read the limits of the partitions, now and then."""

@@ -72,15 +72,18 @@ def make_pin(job: str, nodes: Sequence[str]) -> Pin:
     return Pin(job=checked(job), counts=counts)
 
 
-def pin_commands(pin: Pin, before: JobDetails) -> tuple[tuple[str, ...], ...]:
-    """Return the command lines that tie a pending job to nodes; an uneven one in the reservation made for it."""
+def pin_commands(pin: Pin, before: JobDetails, *changes: str) -> tuple[tuple[str, ...], ...]:
+    """Return the command lines that tie a pending job to nodes; an uneven one in the reservation made for it.
+
+    ``changes``: what else is to be changed with that, such as ``Comment=mine``.
+    """
     nodes = f"ReqNodeList={','.join(pin.counts)}"
     if pin.processors == 1:
-        return (_update(pin, nodes),)
+        return (_update(pin, nodes, *changes),)
     number, least = len(pin.counts), min(pin.counts.values())
     range_ = (f"NumNodes={number}-{number}",) if _changes_range(pin, before) else ()
     reservation = () if pin.is_even else (f"Reservation={pin.reservation}",)
-    first = _update(pin, nodes, *range_, f"MinCPUsNode={least}", *reservation)
+    first = _update(pin, nodes, *range_, f"MinCPUsNode={least}", *reservation, *changes)
     return (first,) if pin.is_even else (first, _update(pin, f"NumCPUs={pin.processors}"))
 
 

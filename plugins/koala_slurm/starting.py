@@ -22,6 +22,7 @@ from koala_slurm.details import (
     parse_details,
     parse_everything,
 )
+from koala_slurm.jobnotes import comment_change
 from koala_slurm.listing import ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class Starting:
         try:
             if not self._pin.is_even:
                 await self._reservation.make(job)
-            for command in pinning.pin_commands(self._pin, before):
+            # What it says of its place is over with the start.
+            noted = (comment_change(job.comment, ""),) if job.note else ()
+            for command in pinning.pin_commands(self._pin, before, *noted):
                 await self._change(command)
             # Not with the last of these: Slurm does not take a priority for a job in hold.
             await self._change(control.job_command("release", [self._pin.job]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs as many schedules of faults as there is time for, and names the seed of each that breaks an invariant.
 
-python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs KIND|all] [--every-write]
+python -m tests.faults --seeds 10000 --first-seed 200000 [--jobs KIND|all|in-turn] [--every-write]
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ KINDS: Mapping[str, Mapping[str, bool]] = {
     "spread": {"malleable": True, "adaptive": True, "spread": True},
     "crowded-adaptive": {"malleable": True, "crowded": True, "adaptive": True},
     "together": {"malleable": True, "workers": True, "adaptive": True},
+    "owned": {"malleable": True, "workers": True, "owned": True},
 }
 """What a world of each kind is made with, beside its seed."""
 REPORT_INTERVAL = 30.0
@@ -90,6 +91,13 @@ def kills(seed: int, kind: str, *, every_write: bool) -> Iterator[int | None]:
         yield None
 
 
+def kinds_for(seed: int, jobs: str) -> Sequence[str]:
+    """Return the kinds of worlds that are run with a seed; ``jobs``: the option."""
+    if jobs == "in-turn":
+        return [list(KINDS)[seed % len(KINDS)]]
+    return [kind for kind in KINDS if jobs in {kind, "all"}]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the schedules; return 1 if one of them broke an invariant, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
@@ -97,19 +105,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument(
         "--jobs",
-        choices=(*KINDS, "all"),
+        choices=(*KINDS, "all", "in-turn"),
         default="all",
-        help="whether jobs grow and shrink; crowded: and many local users come and go; workers: of a head and workers",
+        help="whether jobs grow and shrink; crowded: and many local users come and go; workers: of a head and workers; "
+        "owned: their owners say how large they are; in-turn: one kind for each seed",
     )
     parser.add_argument(
         "--every-write", action="store_true", help="repeat each with a kill before and after each write of the journal"
     )
     chosen = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    kinds = [kind for kind in KINDS if chosen.jobs in {kind, "all"}]
-    progress = Progress(total=chosen.seeds * len(kinds), begun_at=time.monotonic())
-    for seed in range(chosen.first_seed, chosen.first_seed + chosen.seeds):
-        for kind in kinds:
+    seeds = range(chosen.first_seed, chosen.first_seed + chosen.seeds)
+    progress = Progress(total=sum(len(kinds_for(seed, chosen.jobs)) for seed in seeds), begun_at=time.monotonic())
+    for seed in seeds:
+        for kind in kinds_for(seed, chosen.jobs):
             for kill_at in kills(seed, kind, every_write=chosen.every_write):
                 broken = violation(seed, kind, kill_at=kill_at)
                 if broken is not None:

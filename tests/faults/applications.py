@@ -24,6 +24,8 @@ class Applications:
         self._service = service
         self._chance = service.faults.chance
         self._wishes: dict[str, int] = {}
+        self.resized_by_owners = 0.1
+        """How often it is the owner of a job who wants something else."""
 
     def told(self, action: act.OfferProcessors | act.RequestProcessors) -> None:
         """Answer after a while, or never."""
@@ -56,7 +58,7 @@ class Applications:
             return
         record = self._chance.choice(running)
         claim = self._chance.choice(record.claims)
-        if self._chance.random() < 0.1:
+        if self._chance.random() < self.resized_by_owners:
             self._resize(record, claim)
             return
         if record.job.runner is not RunnerName.RANKS:

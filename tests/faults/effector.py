@@ -42,7 +42,7 @@ class SimulatedEffector:
         self._service = service
         self._clock = service.clock
         self._faults = service.faults
-        self._applications = Applications(service)
+        self.applications = Applications(service)
         self.workers = Workers(service)
         self.adaptive = Adaptive(service)
         self._keys: set[str] = set()
@@ -186,7 +186,7 @@ class SimulatedEffector:
         if (resizer := self._resizer(action.job_id)) is not None:
             resizer.offer(action)
         else:
-            self._applications.told(action)
+            self.applications.told(action)
 
     def request_processors(self, action: act.RequestProcessors) -> None:
         """See Effector."""
@@ -204,7 +204,7 @@ class SimulatedEffector:
         if (resizer := self._resizer(action.job_id)) is not None:
             resizer.request(action)
         else:
-            self._applications.told(action)
+            self.applications.told(action)
 
     def withdraw_offer(self, action: act.WithdrawOffer) -> None:
         """See Effector: those of no runner did not count on it."""
@@ -230,7 +230,7 @@ class SimulatedEffector:
 
     def stir(self) -> None:
         """Let one application do as it pleases."""
-        self._applications.stir()
+        self.applications.stir()
 
     def start_in(self, id_: PlaceholderId) -> None:
         """Send an agent the task that it should have; it passes over what it knows."""

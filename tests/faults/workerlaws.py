@@ -64,6 +64,7 @@ class WorkerLaws:
                     self._check_size(record, part)
                 self._departed[record.job.id] = len(record.departed)
                 _check_ahead(state, record)
+                _check_places(state, record)
 
     def _check_size(self, record: JobRecord, part: Component) -> None:
         id_ = record.job.id
@@ -73,7 +74,8 @@ class WorkerLaws:
             assert size == part.minimum, f"job {id_}: the head has another size"
             assert all(claim.change is None for claim in claims), f"job {id_}: the head is to change"
             return
-        assert size + sum(_gathered(claim.change) for claim in claims) <= part.maximum, f"job {id_}: beyond its maximum"
+        more = sum(_gathered(claim.change) + len(claim.places) for claim in claims)
+        assert size + more <= part.maximum, f"job {id_}: beyond its maximum"
         changes = [claim.change for claim in claims if claim.change is not None]
         agreed = {one.number for one in changes if one.phase is ChangePhase.RELEASING}
         if agreed - self._agreed.get((id_, part.name), set()) and self._departed.get(id_) == len(record.departed):
@@ -84,6 +86,13 @@ class WorkerLaws:
 
 def _gathered(change: Change | None) -> int:
     return 0 if change is None or change.phase is not ChangePhase.GATHERING else change.accepted
+
+
+def _check_places(state: State, record: JobRecord) -> None:
+    """Check that only what an owner wants, and nobody offers, is queued for."""
+    places = sum(len(claim.places) for claim in record.claims)
+    assert not places or state.parameters.approach is Approach.NONE, f"job {record.job.id}: queues in spite of policies"
+    assert not places or record.sizes_wanted, f"job {record.job.id}: queues for what nobody wants"
 
 
 def _check_ahead(state: State, record: JobRecord) -> None:

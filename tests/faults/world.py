@@ -60,7 +60,7 @@ SPREAD_WISH = 12
 class World:
     """Everything of one schedule of faults."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as many as there are kinds of worlds
         self,
         seed: int,
         *,
@@ -71,6 +71,7 @@ class World:
         workers: bool = False,
         adaptive: bool = False,
         spread: bool = False,
+        owned: bool = False,
     ) -> None:
         """Build clusters, jobs, local load and faults from the seed; nothing goes wrong in a calm world.
 
@@ -78,14 +79,16 @@ class World:
         local users come and go, under PWA. ``strange``: the policies are the site's own, and answer anything.
         ``workers``: most malleable jobs are of a head and workers. ``adaptive``: most of them are of processes that
         change together; with both, some are the one and some the other. ``spread``: these are on all clusters, and
-        grow by their own wishes alone, which are for more than one cluster has.
+        grow by their own wishes alone, which are for more than one cluster has. ``owned``: jobs have the sizes that
+        their owners want, who often want others, and many
+        local users come and go.
         """
         self.seed = seed
         self._laws = WorkerLaws() if workers else None
         self._adaptive_laws = AdaptiveLaws() if adaptive else None
         self.malleable = malleable
         self.strange = strange
-        self._crowded = crowded
+        self._busy = crowded or owned
         self.clock = Clock()
         self.faults = Faults(seed=seed) if calm else Faults.drawn(seed)
         self.chance = self.faults.chance
@@ -107,7 +110,7 @@ class World:
                 PARAMETERS,
                 approach=self.chance.choice(
                     [Approach.NONE]
-                    if spread
+                    if spread or owned
                     else [Approach.PWA]
                     if crowded
                     else [Approach.NONE, Approach.PRA, Approach.PWA, Approach.PWA]
@@ -123,6 +126,7 @@ class World:
         self.service.effector.adaptive.calm = calm
         self.service.effector.adaptive.most_wished = SPREAD_WISH if spread else 4
         self._spread = spread
+        self.service.effector.applications.resized_by_owners = 0.7 if owned else 0.1
         self.cancelled: set[str] = set()
         self.handed_in: set[JobId] = set()
         """Jobs that were taken."""
@@ -143,7 +147,7 @@ class World:
         end = self.clock.now + FAULTY
         for number in range(JOBS):
             self._during(lambda number=number: self._submit(number))
-        for _ in range(self.chance.randint(*((60, 120) if self._crowded else (0, 6)))):
+        for _ in range(self.chance.randint(*((60, 120) if self._busy else (0, 6)))):
             self._during(self._local_user)
         for _ in range(self.chance.randint(20, 80) if self.malleable else 0):
             self._during(self.service.effector.stir)
@@ -226,7 +230,7 @@ class World:
 
     def _local_user(self) -> None:
         lrm = self.chance.choice(list(self.lrms.values()))
-        seconds = self.chance.uniform(20.0, 60.0 if self._crowded else 600.0)
+        seconds = self.chance.uniform(20.0, 60.0 if self._busy else 600.0)
 
         def start(element: Element) -> None:
             self.clock.after(seconds, lambda: lrm.exited(element))
@@ -234,7 +238,7 @@ class World:
         self._locals += 1
         lrm.submit(
             f"local{self._locals}",
-            self.chance.randint(1, min(4, lrm.processors) if self._crowded else lrm.processors),
+            self.chance.randint(1, min(4, lrm.processors) if self._busy else lrm.processors),
             walltime=1e9,
             user="bob",
             on_start=start,

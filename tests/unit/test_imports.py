@@ -79,9 +79,9 @@ MAY_IMPORT = {
     f"{CORE}.metrics": _rooms("net", "metrics"),
     f"{CORE}.net": _rooms("net"),
     f"{CORE}.plugin": _rooms("host", "plugin"),
-    f"{CORE}.policies": _rooms("policies", "scheduler", "queueing", *SIZES),
+    f"{CORE}.policies": _rooms("host", "policies", "scheduler", "queueing", *SIZES),
     f"{CORE}.policies.definition": _rooms("policies.definition"),
-    f"{CORE}.policies.entrypoints": _rooms("policies.definition", "policies.entrypoints"),
+    f"{CORE}.policies.entrypoints": _rooms("host", "policies.definition", "policies.entrypoints"),
     f"{CORE}.batchsystem": _rooms("host", "plugin", "batchsystem"),
     f"{CORE}.config": _rooms(
         "plugin",

@@ -806,7 +806,7 @@ static void agreed(koala_app *app, NT_Negotiation *negotiation) {
 /* Whether a growth must wait because more may come by another negotiation: 2 + 2 + 4, of which the 4 are there first, would
  * be 6. */
 static int must_wait(const koala_app *app) {
-    if (app->rule != POWER_OF_TWO && app->rule != FUNCTION) return 0;
+    if (app->rule == ANY || (app->rule == MULTIPLE && app->members.size % app->step == 0)) return 0;
     for (int i = 0; i < MOST_WISHES; i++)
         if (app->wish[i].id[0] && !app->wish[i].settled) return 1;
     for (int i = 0; i < NT_MOST_KEPT; i++)

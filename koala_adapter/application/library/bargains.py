@@ -194,7 +194,7 @@ class Bargains:
     def _must_wait(self) -> bool:
         """Tell whether more may come by another negotiation: 2 + 2 + 4, of which the 4 are there first, would be 6."""
         wished = any(answer is None for answer in self._answers.values())
-        return self._rule.one_growth_at_a_time and (wished or any(self._coming.values()))
+        return self._rule.one_growth_at_a_time(self.size) and (wished or any(self._coming.values()))
 
     def expected(self) -> int:
         """Return the size that agreements will lead to."""

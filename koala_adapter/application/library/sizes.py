@@ -16,8 +16,13 @@ class SizeRule:
     """Decides how many processors of an offer are taken, and how many of those wanted back are given."""
 
     name = "any"
-    one_growth_at_a_time = False
-    """Two that are taken one after the other may lead through a size that is not usable."""
+
+    def one_growth_at_a_time(self, size: int) -> bool:
+        """Tell whether two that a program of ``size`` takes may lead to a size that is not usable.
+
+        They do where the second one is there first, or alone.
+        """
+        return self.largest(size) != size
 
     def largest(self, size: int) -> int:
         """Return the largest usable size that is not above ``size``; 0 when there is none."""
@@ -47,7 +52,10 @@ class PowersOfTwo(SizeRule):
     """Powers of two only."""
 
     name = "power-of-two"
-    one_growth_at_a_time = True
+
+    def one_growth_at_a_time(self, size: int) -> bool:  # noqa: ARG002 - whatever it is
+        """See `SizeRule.one_growth_at_a_time`."""
+        return True
 
     def largest(self, size: int) -> int:
         """See `SizeRule.largest`."""
@@ -78,10 +86,13 @@ class ByFunction(SizeRule):
     """As a function of the program says, which is asked only for what the bounds of the job allow."""
 
     name = "function"
-    one_growth_at_a_time = True
 
     def __init__(self, function: SizeFunction) -> None:
         self._function = function
+
+    def one_growth_at_a_time(self, size: int) -> bool:  # noqa: ARG002 - whatever it is
+        """See `SizeRule.one_growth_at_a_time`."""
+        return True
 
     def accept(self, size: int, offered: int, minimum: int, maximum: int) -> int:
         """See `SizeRule.accept`. Raises KoalaAppError when the function returns what cannot be."""

@@ -72,6 +72,7 @@ _koala() {
         "koala negotiations,--job" | "koala negotiations,-j") words=(-) ;;
         "koala negotiations,--limit" | "koala negotiations,-n") words=(-) ;;
         "koala app,--install") files=yes; words=(-) ;;
+        "koala docs,--examples") files=yes; words=(-) ;;
         "koala wiki ask,--host") words=(-) ;;
         "koala wiki ask,--port") words=(-) ;;
         "koala wiki ask,--key-file") files=yes; words=(-) ;;
@@ -113,7 +114,7 @@ _koala() {
         "koala reap") words=(--dry-run --all --yes --timeout --json --help); values=(); ;;
         "koala clean") words=(--older --dry-run --json --help); values=(); ;;
         "koala serve") words=(--stop --end-when-idle --metrics-port --help); values=(); ;;
-        "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --ask-socket --metrics-port --json --help); values=(); ;;
+        "koala schedule") words=(--cluster --give-back --policy --metric --depth --weights --shadow --once --user-holds --no-user-holds --default-walltime --patience --ask-socket --notes --no-notes --metrics-port --json --help); values=(); ;;
         "koala demo") words=(--malleable --help); values=(); ;;
         "koala simulate") words=(--policy --platform --processors --jobs --seed --kill-at-limit --metric --depth --processes --out --json --help); values=(); files=yes; ;;
         "koala experiment") words=(--help); values=(list run); ;;
@@ -127,7 +128,7 @@ _koala() {
         "koala app") words=(--install --help); values=(); ;;
         "koala conf") words=(--help); values=(); ;;
         "koala schema") words=(--help); values=(site job job-report job-list submitted submitted-files explanation local-explanation cluster-list plan scripts checks reaped cleaned queue-event shadow-report given-back negotiation-list negotiation-access simulation-list experiment-list experiment-result wiki-reply); ;;
-        "koala docs") words=(--help); values=(); ;;
+        "koala docs") words=(--examples --help); values=(); ;;
         "koala completion") words=(--help); values=(bash zsh fish); ;;
         "koala wiki") words=(--help); values=(ask serve); ;;
         "koala wiki ask") words=(--host --port --key-file --dialect --timeout --json --help); values=(); files=yes; ;;

@@ -159,6 +159,7 @@ complete -c koala -n '__koala_at koala schedule' -l user-holds -l no-user-holds 
 complete -c koala -n '__koala_at koala schedule' -l default-walltime -x -d 'For jobs without a walltime in queues without a limit'
 complete -c koala -n '__koala_at koala schedule' -l patience -x -d 'A start that has not shown after so long is taken back'
 complete -c koala -n '__koala_at koala schedule' -l ask-socket -r -d 'Let every user of this host ask `koala explain CLUSTER -ID` at a Unix socket there, and nothing else'
+complete -c koala -n '__koala_at koala schedule' -l notes -l no-notes -d 'Have each waiting job show its place and latest start, where the batch system can - squeue -o %k, qstat -j'
 complete -c koala -n '__koala_at koala schedule' -l metrics-port -x -d 'Tell OpenMetrics on this port of (metrics) listen (127.0.0.1); 0 - any free one'
 complete -c koala -n '__koala_at koala schedule' -l json -d 'Print JSON for programs'
 complete -c koala -n '__koala_at koala schedule' -s h -l help -d 'Show this message and exit'
@@ -243,6 +244,7 @@ complete -c koala -n '__koala_at koala schema' -a 'experiment-result' -d ''
 complete -c koala -n '__koala_at koala schema' -a 'wiki-reply' -d ''
 complete -c koala -n '__koala_at koala schema' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala docs' -f
+complete -c koala -n '__koala_at koala docs' -l examples -r -d 'Write the examples of which the pages speak into a new directory'
 complete -c koala -n '__koala_at koala docs' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala completion' -f
 complete -c koala -n '__koala_at koala completion' -a 'bash' -d ''

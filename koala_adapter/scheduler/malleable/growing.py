@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growing a running job: stubs are submitted and gathered, then all together become processes of the application.
 
-As KOALA's MRunner does it (PAPERS section 1.3): the application keeps running until *all* processors that it accepted
+As KOALA's MRunner does it (CoreGRID TR-0092): the application keeps running until *all* processors that it accepted
 are held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
 placeholder, all are given back and the application is told.
 """
@@ -19,13 +19,14 @@ from koala_adapter.scheduler.context import closed_reason
 from koala_adapter.scheduler.malleable.hysteresis import jobs_have_grown, pause
 from koala_adapter.scheduler.malleable.jointgrowth import name_of, parts_of
 from koala_adapter.scheduler.malleable.policies import Direction
-from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, promised_on
+from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, promised_on, wanted_again
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.records import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from koala_adapter.model import PlaceholderId
     from koala_adapter.scheduler.changes import Change
     from koala_adapter.scheduler.clusterrecord import ClusterRecord
     from koala_adapter.scheduler.context import Context
@@ -51,21 +52,23 @@ def gather(
     """
     if not _fits(context, record, number, count, offered=offered):
         return False
-    _submit_stubs(context, record, number, change, count)
+    change.stubs = submit_stubs(context, record, number, count, memory_mib=change.memory_mib)
     context.ledger.begin_change(record.claims[number], change, ChangePhase.GATHERING, accepted=count)
     abandon_after(context, record, change, context.state.parameters.placeholder_life)
     context.roster.update(record)
     return True
 
 
-def _submit_stubs(context: Context, record: JobRecord, number: int, change: Change, count: int) -> None:
+def submit_stubs(
+    context: Context, record: JobRecord, number: int, count: int, *, memory_mib: int = 0
+) -> list[PlaceholderId]:
+    """Submit placeholders for a running job, for no longer than it has left."""
     parameters = context.state.parameters
-    seconds = _time_left(context, record) + parameters.launch_margin
+    seconds = time_left(context, record) + parameters.launch_margin
     if not parameters.growth_ends_with_job:
         seconds += parameters.placeholder_life
     component, name = record.claims[number].component, cluster_of(context, record, number).parameters.name
-    memory = change.memory_mib
-    change.stubs = submit_batch(context, record, component, name, count, seconds, stub=True, memory_mib=memory)
+    return submit_batch(context, record, component, name, count, seconds, stub=True, memory_mib=memory_mib)
 
 
 def _fits(context: Context, record: JobRecord, number: int, count: int, *, offered: bool) -> bool:
@@ -90,15 +93,16 @@ def stub_held(context: Context, placeholder: PlaceholderRecord) -> None:
         return
     if record.state is not JobState.RUNNING or record.ends:
         withdraw(context, record, number, "the application is about to end")
-    elif any(not stub.lasts(context.now, _time_left(context, record)) for stub in stubs):
+    elif any(not stub.lasts(context.now, time_left(context, record)) for stub in stubs):
         withdraw(context, record, number, "they would end before the job's walltime does")
     else:
         for part in parts:
-            _take(context, record, part)
+            take(context, record, part)
         context.roster.update(record)
 
 
-def _take(context: Context, record: JobRecord, part: Part) -> None:
+def take(context: Context, record: JobRecord, part: Part) -> None:
+    """Have an application take in the stubs of a part of its growth, all of which are held."""
     claim, change, cluster = record.claims[part.claim], part.change, cluster_of(context, record, part.claim)
     stubs = [context.state.placeholders[id_] for id_ in change.stubs]
     component_rank = sum(rank.component == claim.component for rank in record.ranks)
@@ -185,9 +189,8 @@ def _taken(context: Context, record: JobRecord, part: Part) -> None:
     context.ledger.end_change(claim)
     if change.ranks:
         record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now)
-    cluster = cluster_of(context, record, part.claim)
-    cluster.unwanted = None
-    jobs_have_grown(context, cluster)
+    wanted_again(context, record, claim.component)
+    jobs_have_grown(context, cluster_of(context, record, part.claim))
 
 
 def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:
@@ -210,7 +213,7 @@ def _submit_again(context: Context, record: JobRecord, number: int) -> bool:
     if not _fits(context, record, number, count, offered=True):
         return False
     change.submitted_again = True
-    _submit_stubs(context, record, number, change, count)
+    change.stubs = submit_stubs(context, record, number, count, memory_mib=change.memory_mib)
     return True
 
 
@@ -235,6 +238,7 @@ def withdraw(context: Context, record: JobRecord, number: int, reason: str) -> N
 
 def announce_withdrawal(context: Context, record: JobRecord, parts: Sequence[Part], reason: str) -> None:
     """Tell an application that it does not get what it accepted."""
+    wanted_again(context, record, record.claims[parts[0].claim].component)
     clusters = [cluster_of(context, record, part.claim).parameters.name for part in parts]
     count = sum(part.change.accepted or part.change.processors for part in parts)
     record.last_trouble = f"{count} more processors on {' and '.join(clusters)}: {reason}"
@@ -270,6 +274,7 @@ def _gathering_for(record: JobRecord, placeholder: PlaceholderRecord) -> int | N
     return None
 
 
-def _time_left(context: Context, record: JobRecord) -> float:
+def time_left(context: Context, record: JobRecord) -> float:
+    """Return the seconds until the walltime of a running job ends."""
     launched_at = context.now if record.launched_at is None else record.launched_at
     return max(0.0, launched_at + record.job.walltime - context.now)

@@ -33,6 +33,11 @@ def pause(context: Context, cluster: ClusterRecord, direction: Direction, second
     context.timetable.for_cluster(cluster, until)
 
 
+def growth_paused(context: Context, cluster: ClusterRecord) -> bool:
+    """Tell whether the pause after processors for growing could not be had is not over."""
+    return cluster.no_growth_before is not None and context.now < cluster.no_growth_before
+
+
 def jobs_have_grown(context: Context, cluster: ClusterRecord) -> None:
     """Ask nobody to shrink for a while."""
     pause(context, cluster, Direction.SHRINK, context.state.parameters.shrink_pause)
@@ -46,7 +51,7 @@ def jobs_have_shrunk(context: Context, cluster: ClusterRecord) -> None:
 def shrunk_in_vain(context: Context, cluster: ClusterRecord) -> None:
     """Ask nobody to shrink for a while; after some vain steps, twice as long each time that nothing has changed.
 
-    A policy may ask jobs that cannot give anything, as EGS does (PAPERS section 1.3); others may have their reasons.
+    A policy may ask jobs that cannot give anything, as EGS does (CoreGRID TR-0092); others may have their reasons.
     """
     parameters, sizes = context.state.parameters, _sizes(context, cluster)
     cluster.vain_shrinks = cluster.vain_shrinks + 1 if sizes == cluster.vain_sizes else 1

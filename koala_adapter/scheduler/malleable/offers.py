@@ -17,6 +17,7 @@ from koala_adapter.scheduler.malleable.growing import (
 )
 from koala_adapter.scheduler.malleable.hysteresis import pause
 from koala_adapter.scheduler.malleable.jointgrowth import join, parts_of, shared_out
+from koala_adapter.scheduler.malleable.places import return_places
 from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.shrinking import await_release, release_over
 from koala_adapter.scheduler.malleable.steps import cluster_of, settle
@@ -78,6 +79,7 @@ def take_answer(context: Context, record: JobRecord, number: int, change: Change
 def drop_changes(context: Context, record: JobRecord) -> None:
     """Undo what is under way for a job that has ended."""
     for number, claim in enumerate(record.claims):
+        return_places(context, claim)
         change = claim.change
         if change is None:
             continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.claiming.lifecycle import end_placeholder
-from koala_adapter.scheduler.malleable.steps import abandon_after, settle
+from koala_adapter.scheduler.malleable.steps import abandon_after, settle, wanted_again
 from koala_adapter.scheduler.outcome import JobOutcome, JobState, PlaceholderState
 from koala_adapter.scheduler.roster import bounds
 
@@ -81,7 +81,7 @@ def depart(
             record.ends.pop(rank.rank, None)
     record.unclaim(leaving)
     claim.processors -= len(going)
-    state.clusters[placeholders[0].cluster].unwanted = None
+    wanted_again(context, record, claim.component)
     for placeholder in () if gone else placeholders:
         end_placeholder(context, placeholder)
     context.scan_wanted = True

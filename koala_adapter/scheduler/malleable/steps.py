@@ -35,6 +35,13 @@ def cluster_of(context: Context, record: JobRecord, number: int) -> ClusterRecor
     return context.state.clusters[name]
 
 
+def wanted_again(context: Context, record: JobRecord, component: str) -> None:
+    """Have offered again, on all clusters, what a component declined: it has another size now, or will not get it."""
+    for claim in record.claims:
+        if claim.component == component and claim.cluster is not None:
+            context.state.clusters[claim.cluster].unwanted = None
+
+
 def promised_on(context: Context, cluster: ClusterRecord) -> int:
     """Return how many processors are kept for all promises of a cluster."""
     claims = (context.state.jobs[one.job_id].claims[one.claim] for one in cluster.promises)

@@ -3,7 +3,7 @@
 
 What a component has beyond the wanted size is asked back from it, whatever the approach of the site. What it lacks is
 offered by the policies; where the approach changes no sizes, it gets what is free, and is asked first if there are
-sizes that it cannot use.
+sizes that it cannot use, and what is not free is queued for (``places.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.growing import gather, withdraw
+from koala_adapter.scheduler.malleable.hysteresis import growth_paused
 from koala_adapter.scheduler.malleable.jointgrowth import parts_of
-from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change
+from koala_adapter.scheduler.malleable.places import keep_places, take_places
+from koala_adapter.scheduler.malleable.steps import ask, cluster_of, free_on, new_change, wanted_again
 from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:
@@ -33,9 +35,7 @@ def size_wanted(context: Context, event: ev.SizeWanted) -> None:
     component = record.job.component(event.component)
     record.sizes_wanted[component.name] = max(component.minimum, min(component.maximum, event.processors))
     record.sizes_asked_at = None
-    for claim in record.claims:
-        if claim.component == component.name and claim.cluster is not None:
-            context.state.clusters[claim.cluster].unwanted = None
+    wanted_again(context, record, component.name)
     context.roster.update(record)
     context.scan_wanted = True
 
@@ -45,16 +45,22 @@ def keep_to_wanted_sizes(context: Context) -> None:
     limited = [context.state.jobs[job_id] for job_id in context.roster.limited]
     for record in sorted(limited, key=lambda one: one.start_number):  # after a restart the roster has another order
         for name, wanted in record.sizes_wanted.items():
-            component = record.job.component(name)
-            if not record.job.changes_size(name) or record.state is not JobState.RUNNING or record.ends:
-                continue
-            claims = [claim for claim in record.claims if claim.component == name]
-            most = sum(claim.processors + claim.coming for claim in claims)
-            surplus = most - sum(claim.leaving for claim in claims) - wanted
-            if surplus > 0:
-                _ask_back(context, record, component, surplus)
-            elif most < wanted and context.state.parameters.approach is Approach.NONE and not record.growth_rests:
-                _give(context, record, component, wanted - most)
+            if record.job.changes_size(name) and record.state is JobState.RUNNING:
+                _keep_to(context, record, record.job.component(name), wanted)
+
+
+def _keep_to(context: Context, record: JobRecord, component: Component, wanted: int) -> None:
+    claims = [claim for claim in record.claims if claim.component == component.name]
+    lacking = wanted - sum(claim.processors + claim.coming for claim in claims)
+    surplus = -lacking - sum(claim.leaving for claim in claims)
+    if surplus > 0 and not record.ends:
+        _ask_back(context, record, component, surplus)
+    if context.state.parameters.approach is not Approach.NONE or record.ends:
+        lacking = 0
+    if lacking > 0 and not record.growth_rests:
+        lacking -= take_places(context, record, component, lacking)
+        lacking -= _give(context, record, component, lacking)
+    keep_places(context, record, component, lacking)
 
 
 def _ask_back(context: Context, record: JobRecord, component: Component, surplus: int) -> None:
@@ -82,19 +88,26 @@ def _request(context: Context, record: JobRecord, number: int, processors: int) 
     ask(context, record, number, change)
 
 
-def _give(context: Context, record: JobRecord, component: Component, lacking: int) -> None:
+def _give(context: Context, record: JobRecord, component: Component, lacking: int) -> int:
+    """Offer, or gather, what is free; return how many processors may come of it.
+
+    A place that waits on a cluster stands for a processor that is free there.
+    """
+    given = 0
     asks = record.job.adapts(component.name) or component.sizes != "any"
     for number, claim in enumerate(record.claims):
-        if claim.component != component.name or claim.change is not None or lacking <= 0:
+        if claim.component != component.name or claim.change is not None:
             continue
         cluster = cluster_of(context, record, number)
-        paused = cluster.no_growth_before is not None and context.now < cluster.no_growth_before
-        count = 0 if paused else min(lacking, free_on(context, cluster))
+        count = min(lacking - given - len(claim.places), free_on(context, cluster))
+        if growth_paused(context, cluster):
+            continue
         if count > 0:
             change = new_change(context, count, ChangePhase.ASKED)
             change.reason = f"its owner wants {record.sizes_wanted[component.name]}"
             if asks:
                 ask(context, record, number, change)
-                return  # the answer to more depends on this one
+                return given + count  # the answer to more depends on this one
             if gather(context, record, number, change, count):
-                lacking -= count
+                given += count
+    return given

@@ -43,6 +43,8 @@ def _answer(name: str, options: list[str], state: State) -> tuple[str, str]:
     match [name, *options]:
         case ["qacct", "-j", number]:
             return _accounted(state, number)
+        case ["qalter", ("-ac" | "-dc") as option, word, *numbers]:
+            return _noted(state, option, word, numbers)
         case ["qalter", "-q", _queue, *_others, _number]:
             return "", ""
         case ["qselect", *_requests]:
@@ -114,10 +116,21 @@ def _hosts(state: State) -> str:
     )
 
 
+def _noted(state: State, option: str, word: str, numbers: Sequence[str]) -> tuple[str, str]:
+    """Put a word into the contexts of jobs, or take it away."""
+    there = {str(task.number) for task in state.tasks if not task.ended_at}
+    for number in numbers:
+        if number not in there:
+            return "", f'denied: job "{number}" does not exist\n'
+        state.notes[number] = word if option == "-ac" else ""
+    return "".join(f"modified context of job {number}\n" for number in numbers), ""
+
+
 def _explained(state: State, numbers: Iterable[str]) -> str:
     wanted = [task for task in state.tasks if str(task.number) in numbers and not task.ended_at]
     return "".join(
         f"job_number:                 {task.number}\n"
+        + (f"context:                    mine=1,{note}\n" if (note := state.notes.get(str(task.number))) else "")
         + (
             f"error reason          {task.index}:      "
             f'11/21/2026 11:22:34 [0:1]: error: can\'t open output file "{task.output}"\n'

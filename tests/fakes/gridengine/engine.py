@@ -68,6 +68,8 @@ class State:
     slots: int
     next_number: int = 1
     queue_letters: str = ""
+    notes: dict[str, str] = field(default_factory=dict)
+    """The word of each job's context that qalter -ac has put there, by its number."""
     tasks: list[Task] = field(default_factory=list)
 
     def text(self) -> str:

@@ -79,6 +79,7 @@ def _common(store: Store, state: State, job: Job) -> dict[str, object]:
         "egroup": job.user,
         "Submit_arguments": job.arguments,
         "Hold_Types": state.holds[str(job.number)] or "n",
+        **({"comment": comment} if job.letter in WAITING and (comment := state.comments.get(str(job.number))) else {}),
     }
 
 

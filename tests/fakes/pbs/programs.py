@@ -150,11 +150,14 @@ def _require_operator(store: Store, text: str, status: int = UNAUTHORIZED) -> No
 
 def qalter(store: Store, arguments: list[str]) -> None:
     """Change what a job asks for."""
-    options, ids = parse(arguments, "l:r:")
+    options, ids = parse(arguments, "l:r:W:")
     wanted = _resources(options.get("-l", []))
     with store.locked() as state:
         for text in ids:
             job = whole(store, state, text)
+            for comment in options.get("-W", []):
+                _require_operator(store, text)
+                state.comments[str(job.number)] = comment.removeprefix("comment=")
             running = job.letter not in WAITING
             if running and "select" in wanted:
                 raise Refusal(f"Cannot modify attribute while job running  select {text}", 1)

@@ -85,6 +85,8 @@ class State:
     jobs: list[Job] = field(default_factory=list)
     holds: dict[str, str] = field(default_factory=dict)
     """Kinds of hold of each job, and array, by its number."""
+    comments: dict[str, str] = field(default_factory=dict)
+    """That operators gave to jobs, and arrays, that wait, by their numbers."""
     scheduling: bool = True
     offline: list[str] = field(default_factory=list)
 

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 from tests.fakes.slurm.options import Refusal, selected, split_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tests.fakes.slurm.state import Job, State, Store
 
 ONE_NUMBER_IS_BOTH_SINCE = (23, 11)
 """From here on ``NumNodes=2`` is an upper bound, too."""
+
+AS_GIVEN: Mapping[str, tuple[str, type[int | str]]] = {
+    "Comment": ("comment", str),
+    "NumCPUs": ("processors", int),
+    "TimeLimit": ("minutes", int),
+}
+"""What is taken as it is given, and where it is kept."""
 
 INVALID_ID = "Invalid job id specified"
 
@@ -35,8 +42,6 @@ def _change(store: Store, state: State, job: Job, name: str, value: str) -> None
     identity = job.identity
     if name == "Requeue":
         job.requeue = value == "1"
-    elif name == "TimeLimit":
-        job.minutes = int(value)
     elif name == "ReqNodeList":
         nodes = [node for node in value.split(",") if node]
         if not set(nodes) <= set(store.settings["nodes"]):
@@ -47,8 +52,9 @@ def _change(store: Store, state: State, job: Job, name: str, value: str) -> None
     elif name == "MinCPUsNode":
         job.least = int(value)
         job.processors = job.nodes_low * job.least
-    elif name == "NumCPUs":
-        job.processors = int(value)
+    elif name in AS_GIVEN:
+        attribute, kind = AS_GIVEN[name]
+        setattr(job, attribute, kind(value))
     elif name == "Reservation":
         if value and value not in {one.name for one in state.reservations}:
             raise Refusal(f"Requested reservation is invalid for job {identity}")

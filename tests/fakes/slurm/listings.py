@@ -12,7 +12,7 @@ from tests.fakes.slurm.options import Parser, Refusal, say, selected, split_jobs
 from tests.fakes.slurm.running import schedule
 
 if TYPE_CHECKING:
-    from tests.fakes.slurm.state import Job, Store
+    from tests.fakes.slurm.state import Job, State, Store
 
 NODES_SHOWN_AS_RANGE_SINCE = (23, 11)
 """From here on scontrol shows an upper bound of the nodes also where the user gave none."""
@@ -32,10 +32,15 @@ def squeue(store: Store, arguments: list[str]) -> None:
     fields = re.findall(r"([A-Za-z_-]+):([^,]*)(?:,|$)", options.Format)
     with store.locked() as state:
         schedule(store, state)
-        jobs = selected(state, options.jobs) if options.jobs else state.jobs
+        jobs = _asked_for(state, options.jobs) if options.jobs else state.jobs
         rows = [_job_values(store, job) for job in jobs if options.user in {"", job.user}]
     for values in _waiting_together(rows):
         say("".join(f"{values[name]}{suffix}" for name, suffix in fields))
+
+
+def _asked_for(state: State, text: str) -> list[Job]:
+    """Return the jobs that a list names; other than scontrol and scancel, squeue shows no ranges of elements."""
+    return [job for one in split_jobs(text) if "[" not in one for job in selected(state, one)]
 
 
 def _waiting_together(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -84,7 +89,7 @@ def _job_values(store: Store, job: Job) -> dict[str, str]:
         "Account": "(null)",
         "RestartCnt": "0",
         "WorkDir": "/",
-        "Comment": "(null)",
+        "Comment": job.comment,
         "admin_comment": job.admin_comment,
     }
 
@@ -102,6 +107,7 @@ def show_jobs(store: Store, jobs: list[Job]) -> None:
         for node, count in job.places.items():
             say(f"     Nodes={node} CPU_IDs=0-{count - 1} Mem=0 GRES=")
         say(f"   MinCPUsNode={job.least} MinMemoryNode=0\n   Reservation={job.reservation or '(null)'}")
+        say(f"   Comment={job.comment} ")
         say(f"   AdminComment={job.admin_comment} \n")
     if not jobs:
         say(f"No jobs in {store.settings['cluster']}")

@@ -68,6 +68,7 @@ def sbatch(store: Store, arguments: list[str]) -> None:
                 processors=int(options.ntasks),
                 nodes_low=int(low or 1),
                 nodes_high=int(high or low or 0),
+                comment=options.comment or "(null)",
                 admin_comment=_mark(options.nodes) if store.settings["site_hook"] else "(null)",
             )
             state.next_id += 1
@@ -81,7 +82,7 @@ def sbatch(store: Store, arguments: list[str]) -> None:
 
 def _mark(nodes: str) -> str:
     """Return what conf/job_submit.lua notes of a job."""
-    return "koala outside scheduler" if nodes else "koala outside scheduler, any number of nodes"
+    return "koala outside scheduler, keeps notes" + ("" if nodes else ", any number of nodes")
 
 
 def _elements(array: str) -> range:

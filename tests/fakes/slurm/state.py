@@ -59,6 +59,7 @@ class Job:
     least: int = 1
     """Processors that it needs on each node."""
     reservation: str = ""
+    comment: str = "(null)"
     admin_comment: str = "(null)"
     started: float = 0.0
     ended: float = 0.0

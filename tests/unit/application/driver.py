@@ -32,7 +32,7 @@ def shown(change: Any) -> str:  # noqa: ANN401 - the module is found at run time
 
 def sized(size: int, offered: int) -> int:
     """Want half of what is offered, and give what is wanted back; an unlucky number is too much."""
-    if offered == 13:
+    if abs(offered) == 13:
         return size + 99
     return size + offered // 2 if offered > 0 else size + offered
 

@@ -359,6 +359,17 @@ def test_a_function_that_wants_too_much_is_told(stage: Stage) -> None:
         assert only.end() == f"koala_app: process 0: {problem}\n"
 
 
+def test_a_function_that_fails_for_what_is_wanted_back_is_told(stage: Stage) -> None:
+    """Likewise: nothing is given up, and the request is rejected with what is wrong."""
+    with KoalaEnd(stage.directory, 14) as koala:
+        first = stage.joined(koala, sizes="function")[0]
+        problem = "sizes(14, -13) returned 113, which is no size from 1 to 14"
+        event = koala.first_event(koala.offer(13, "shrink"))
+        assert (event.kind, event.reason) == ("ended", problem)
+        koala.wait(lambda: koala.coordinator.errors == [(0, problem)])
+        assert first.end() == f"koala_app: process 0: {problem}\n"
+
+
 def test_offers_count_what_was_agreed_before(stage: Stage) -> None:
     """Before the processors of one offer are there, the next is decided with the size that it will lead to."""
     with KoalaEnd(stage.directory, 2, maximum=4) as koala:
@@ -381,6 +392,21 @@ def test_of_two_offers_at_once_the_second_waits(stage: Stage) -> None:
         assert koala.first_event(keys[0]).kind == "accepted"
         declined = koala.first_event(keys[1])
         assert (declined.kind, declined.state) == ("ended", "rejected")
+
+
+def test_multiples_wait_only_until_the_size_is_one(stage: Stage) -> None:
+    """A program of 3 takes 1 and declines 4, which would make it 7 without the 1; one of 4 takes all that comes."""
+    with KoalaEnd(stage.directory, 3, maximum=16) as koala:
+        members = stage.joined(koala, sizes="multiple-of-4")
+        koala.granting = nt.rejected
+        with koala.lock:
+            keys = [koala.offer(1, "grow", key="a"), koala.offer(4, "grow", key="b")]
+        assert koala.first_event(keys[0]).kind == "accepted"
+        assert koala.first_event(keys[1]).state == "rejected"
+        grown(koala, stage, members, 3)
+        with koala.lock:
+            keys = [koala.offer(4, "grow", key="c"), koala.offer(4, "grow", key="d")]
+        assert [koala.first_event(key).kind for key in keys] == ["accepted", "accepted"]
 
 
 def test_offers_at_once_are_decided_with_what_was_taken(stage: Stage) -> None:

@@ -56,6 +56,7 @@ class Looped:
             self.owner,
             make=self.defects.make,
             snapshot_interval=self._snapshot_interval,
+            since_snapshot=self.journal.events_since_snapshot(),
         )
 
     @property
@@ -399,3 +400,36 @@ def test_a_state_that_cannot_be_built_again_stops_everything(looped: Looped) -> 
     looped.defects.before = lambda _: False
     looped.restart()
     assert looped.loop.scheduler.state.now == 1000.0 + MOST_FAILURES + 1
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_services_that_live_shortly_do_not_replay_for_ever_what_was_before_them(often: Looped) -> None:
+    """Each handles less than there is between two snapshots; one of them leaves one all the same, and loses nothing."""
+    for time in range(1, 10):
+        often.restart()
+        often.loop.post(at(float(time)))
+        before = often.stored
+        often.loop.conclude()
+        often.restart()
+        assert often.stored == before
+        assert journaled(often.journal.path) < often.loop._snapshot_interval
+
+
+def test_an_end_writes_no_snapshot_of_little(looped: Looped) -> None:
+    """A replay of some events costs less than one."""
+    looped.loop.post(at(1.0))
+    looped.loop.conclude()
+    assert journaled(looped.journal.path) == 1
+
+
+def test_an_end_while_the_journal_is_full(often: Looped) -> None:
+    """What waits is lost with the process, as always; nothing is said of it."""
+    often.loop.post(at(1.0))
+    often.fill()
+    often.loop.post(at(2.0))
+    often.loop.conclude()
+    often.make_room()
+    often.restart()
+    assert journaled(often.journal.path) == 1

@@ -23,6 +23,7 @@ from koala_adapter.ordering.explainserver import ExplainServer, ask_explanation,
 from koala_adapter.ordering.explanations import explain, overview
 from koala_adapter.ordering.listedjobs import Rules
 from koala_adapter.ordering.mirror import Mirror
+from koala_adapter.ordering.notewriter import NoteWriter
 from koala_adapter.ordering.outsidescheduler import OutsideScheduler
 from koala_adapter.ordering.pacedwatcher import Pace, PacedWatcher
 from koala_adapter.ordering.schedulingpass import MisfitRules
@@ -111,8 +112,15 @@ class StartingLrm(ScriptedLrm):
 class Driven:
     """A driver of such an LRM."""
 
-    def __init__(self, directory: Path, lrm: StartingLrm | None = None, *, refused: float = 0.1) -> None:
-        """``refused``: seconds before a refused start is tried again."""
+    def __init__(
+        self,
+        directory: Path,
+        lrm: StartingLrm | None = None,
+        *,
+        refused: float = 0.1,
+        notes_within: int | None = None,
+    ) -> None:
+        """``refused``: seconds before a refused start is tried again. ``notes_within``: requests per minute, of all."""
         self.lrm = lrm or StartingLrm()
         self.happened: list[JobEvent] = []
         self.troubles: list[str] = []
@@ -123,8 +131,11 @@ class Driven:
         watcher = PacedWatcher(self.lrm, Pace(interval=0.05, shortest=0.01), on_trouble=self.troubles.append)
         misfit_rules = MisfitRules(overtaking=True, guards=1)
         starter = Starter(LrmStarts(self.lrm), starts, self.record, clock=watcher.clock.now)
+        notes = None
+        if notes_within is not None:
+            notes = NoteWriter(self.lrm, requests_per_minute=notes_within, clock=watcher.clock.now)
         self.driver = OutsideScheduler(
-            watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend
+            watcher, self.mirror, misfit_rules, starter, self.record, tell=self.happened.extend, notes=notes
         )
 
     @asynccontextmanager

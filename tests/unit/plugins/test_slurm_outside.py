@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from koala_adapter.errors import LrmRejectedError, LrmUnavailableError
 from koala_adapter.model import HoldOwner
 from koala_slurm.details import (
-    ANY_NODES_MARK,
+    ANY_NODES,
+    KEEPS_NOTES,
     MORE_FIELDS,
     SITE_MARK,
     JobDetails,
@@ -81,7 +82,9 @@ def test_everything_about_a_job() -> None:
     [
         ({"Reason": "JobHeldAdmin"}, HoldOwner.OPERATOR),
         ({"admin_comment": SITE_MARK}, HoldOwner.OPERATOR),
-        ({"admin_comment": ANY_NODES_MARK}, HoldOwner.OPERATOR),
+        ({"admin_comment": f"{SITE_MARK}, {ANY_NODES}"}, HoldOwner.OPERATOR),
+        ({"admin_comment": f"{SITE_MARK}, {KEEPS_NOTES}, {ANY_NODES}"}, HoldOwner.OPERATOR),
+        ({"admin_comment": f"{SITE_MARK}, or not"}, HoldOwner.USER),
         ({"admin_comment": SITE_MARK, "Comment": "mine koala:hold"}, HoldOwner.USER),
         ({"Reason": "JobHeldAdmin", "admin_comment": SITE_MARK, "Comment": "koala:hold"}, HoldOwner.USER),
         ({"admin_comment": "something else"}, HoldOwner.USER),
@@ -184,10 +187,11 @@ def test_number_of_nodes_that_is_nobodys_wish(shown: str, tres: str, wanted: int
     ("shown", "mark", "comment", "wanted"),
     [
         ("1-1", SITE_MARK, "", 1),
-        ("1-1", ANY_NODES_MARK, "", None),
-        ("1-1", ANY_NODES_MARK, "mine koala:nodes", 1),
+        ("1-1", f"{SITE_MARK}, {ANY_NODES}", "", None),
+        ("1-1", f"{SITE_MARK}, {KEEPS_NOTES}, {ANY_NODES}", "", None),
+        ("1-1", f"{SITE_MARK}, {ANY_NODES}", "mine koala:nodes", 1),
         ("1-1", "something else", "", 1),
-        ("2-2", ANY_NODES_MARK, "", None),
+        ("2-2", f"{SITE_MARK}, {ANY_NODES}", "", None),
     ],
 )
 def test_number_of_nodes_by_the_word_of_the_site(shown: str, mark: str, comment: str, wanted: int | None) -> None:

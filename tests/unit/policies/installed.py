@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koala_adapter.policies.entrypoints import installed
+from koala_adapter.host.entrypoints import installed_entry_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,6 @@ def example_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     install(directory)
     monkeypatch.syspath_prepend(directory)
     monkeypatch.syspath_prepend(EXAMPLES)
-    installed.cache_clear()
+    installed_entry_points.cache_clear()
     yield
-    installed.cache_clear()
+    installed_entry_points.cache_clear()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from koala_adapter.errors import EXIT_CONFIGURATION, ConfigurationError, PluginError
+from koala_adapter.host.entrypoints import installed_entry_points
 from koala_adapter.policies import ENTRY_POINT_GROUP, INTERFACE_VERSION, PolicyDefinition, PolicyKind
-from koala_adapter.policies.entrypoints import installed, load_definitions, policy_names
+from koala_adapter.policies.entrypoints import load_definitions, policy_names
 from koala_adapter.policies.loading import load_policies, load_queue_policy
 from koala_adapter.queueing.backfill import Easy
 from koala_adapter.queueing.checkedqueue import CheckedQueues
@@ -117,11 +118,11 @@ def test_the_distribution_at_fault_is_named(tmp_path: Path, monkeypatch: pytest.
     """Its name and version stand in the refusal; names are known without importing anything."""
     install(tmp_path, "[koala_adapter.policies]\nplacement.broken = koala_no_such_module:X\n")
     monkeypatch.syspath_prepend(tmp_path)
-    installed.cache_clear()
+    installed_entry_points.cache_clear()
     try:
         assert policy_names(PolicyKind.PLACEMENT) == ("broken",)
         assert policy_names(PolicyKind.QUEUE) == ()
         with pytest.raises(PluginError, match=r"koala-site-policies 1\.2 cannot be imported"):
             load_policies()
     finally:
-        installed.cache_clear()
+        installed_entry_points.cache_clear()

@@ -13,7 +13,7 @@ from koala_adapter.api.offline import read_record
 from koala_adapter.cli.koala import koala
 from koala_adapter.config.jobfile import load_job_text
 from koala_adapter.config.sitefile import load_site_text
-from koala_adapter.dynaco.sizerules import SizeRules
+from koala_adapter.dynaco.sizerules import OWN_SIZES, SizeRules
 from koala_adapter.errors import ConfigurationError, JobRefusedError
 from koala_adapter.model import ClusterName, JobId
 from koala_adapter.policies.loading import load_policies
@@ -85,9 +85,10 @@ def test_sizes_in_a_job_file(tmp_path: Path) -> None:
     text = MALLEABLE.format("square-grids")
     made = load_job_text(text, directory=tmp_path, job_id=JobId("1"), user="u", submitted_at=0.0)
     assert made.components[0].sizes == "square-grids"
-    check_policies(made, load_policies())
+    policies = load_policies()
+    check_policies(made, policies, SizeRules(policies.sizes))
     with pytest.raises(JobRefusedError, match="the service has no rule 'square-grids' for sizes") as refused:
-        check_policies(made, OWN)
+        check_policies(made, OWN, OWN_SIZES)
     assert refused.value.hint == "restart it if the rule has been installed meanwhile"
     with pytest.raises(ConfigurationError, match='or of those installed, "square-grids"'):
         load_job_text(MALLEABLE.format("cubes"), directory=tmp_path, job_id=JobId("1"), user="u", submitted_at=0.0)

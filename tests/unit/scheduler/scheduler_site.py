@@ -132,6 +132,9 @@ def recount_changes(state: State) -> None:
                 lost = claim.processors - len(claim.placeholders)  # after their ranks had ended
                 assert 0 <= lost <= len(record.ends), f"job {id_}: size"
                 assert minimum <= claim.processors <= maximum, f"job {id_}: out of bounds"
+            stubs.update(claim.places)
+            gathering[claim.cluster] += len(claim.places)
+            assert not claim.places or record.state is JobState.RUNNING, f"job {id_}: waits for more after its end"
             change = claim.change
             if change is None:
                 continue

@@ -20,7 +20,7 @@ from koala_adapter.model import JobId, Sweep
 from koala_adapter.scheduler.knownpolicies import OWN
 from koala_adapter.service.cleaning import CLEANED
 from koala_adapter.service.journal import Journal
-from koala_adapter.service.negotiationrecord import KeptNegotiation, Message
+from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
 from koala_adapter.sweeps.progress import SweepProgress
 from tests.unit.api.jobreports import job_report
 from tests.unit.scheduler.scheduler_site import Site, component, job

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.negotiationreports import NegotiationReport
-    from koala_adapter.service.negotiationrecord import KeptNegotiation, Message
+    from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
 
 JOB = JobId("1")
 KOALA, APPLICATION = Side.RMS, Side.APPLICATION

@@ -18,8 +18,8 @@ from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import Action, GrantProcessors, WithdrawOffer
 from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.service.keptnegotiations import KeptNegotiation, Message
 from koala_adapter.service.negotiationparties import AdaptiveParty
-from koala_adapter.service.negotiationrecord import KeptNegotiation, Message
 from koala_adapter.service.negotiations import Negotiations
 from tests.unit.scheduler.scheduler_site import of_kind
 from tests.unit.scheduler.test_adapting import AdaptiveSite

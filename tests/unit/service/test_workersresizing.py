@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers on several clusters: offers and requests at the same moment lead to sizes that they can have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from koala_adapter.dynaco.decide import rule_named
+from koala_adapter.model import RunnerName
+from koala_adapter.runners.runner import Application
+from koala_adapter.runners.workers import WorkersRunner
+from koala_adapter.scheduler import events as ev
+from koala_adapter.scheduler.actions import OfferProcessors, RequestProcessors, TakeProcessors
+from koala_adapter.scheduler.malleable.approaches import Approach
+from koala_adapter.service.workersresizing import WorkersResizing
+from tests.unit.scheduler.malleable_site import MalleableSite, malleable
+from tests.unit.scheduler.scheduler_site import component, job, of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from koala_adapter.runners.workers import Order
+    from koala_adapter.scheduler.actions import Action
+    from koala_adapter.scheduler.records import JobRecord
+
+
+class Scene:
+    """One job of workers that may grow on all clusters, served by the part of the service that asks it."""
+
+    def __init__(
+        self, clusters: dict[str, int], sizes: str, minimum: int = 1, maximum: int = 16, *, approach: Approach
+    ) -> None:
+        """The job runs; what the scheduler wanted meanwhile is in ``actions``."""
+        self.site = MalleableSite(clusters, approach)
+        self._runner: WorkersRunner | None = None
+        self._said: list[ev.Event] = []
+        self.resizing = WorkersResizing(
+            self, state=lambda: self.site.state, clock=lambda: self.site.now, report=self._said.append
+        )
+        workers = replace(component("w", minimum, maximum, cluster=None), flexible=True, sizes=sizes)
+        head = component("head", 1, cluster=next(iter(clusters)))
+        self.actions = self.site.start(replace(malleable("1", head, workers), runner=RunnerName.WORKERS))
+
+    # ---- ResizedApplications ----------------------------------------------------------------------------------------
+
+    def workers(self, record: JobRecord) -> WorkersRunner | None:
+        """Return the runner of the job."""
+        application = Application(
+            job=record.job,
+            ranks=tuple(rank for rank in record.ranks if rank.rank not in record.departed),
+            clusters={one.component: one.cluster or "" for one in record.claims},
+            files={},
+        )
+        if self._runner is None:
+            self._runner = WorkersRunner(application)
+        self._runner.application = application
+        return self._runner
+
+    def resized(self, record: JobRecord) -> WorkersRunner | None:
+        """Return the runner of the job."""
+        return self.workers(record)
+
+    def grow(self, record: JobRecord, ranks: Collection[int]) -> None:
+        """Start nothing: the tests tell what has started."""
+
+    def order(self, orders: Iterable[Order]) -> None:
+        """Send nothing: the tests tell what ends."""
+
+    # ---- what happens -----------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Workers on all clusters."""
+        return sum(one.processors for one in self.site.record("1").claims if one.component == "w")
+
+    def ask(self, actions: Sequence[Action]) -> list[int]:
+        """Have the job asked all that the scheduler wants, and only then its answers taken in; return these."""
+        asked = [one for one in actions if isinstance(one, OfferProcessors | RequestProcessors)]
+        for one in asked:
+            if isinstance(one, OfferProcessors):
+                self.resizing.offer(one)
+            else:
+                self.resizing.request(one)
+        answers = [one for one in self._said if isinstance(one, ev.OfferAnswered)]
+        self._said.clear()
+        for answer in answers:
+            self.site.post(answer)
+        assert len(answers) == len(asked)
+        return [one.accepted for one in answers]
+
+    def gather(self) -> None:
+        """Have all that is gathered held and started."""
+        for taken in of_kind(TakeProcessors, self.site.hold_stubs()):
+            self.site.take(taken)
+
+    def lose(self, cluster: str) -> None:
+        """Have what is gathered on a cluster refused by its batch system."""
+        for batch in [b.key for b in self.site.state.batches.values() if b.cluster == cluster and b.lrm_ids is None]:
+            self.site.post(ev.BatchRejected(time=self.site.now, batch=batch, reason="no"))
+
+
+@pytest.mark.parametrize("sizes", ["power-of-two", "multiple-of-4"])
+def test_offers_on_two_clusters_at_the_same_moment_are_judged_together(sizes: str) -> None:
+    """One worker that is offered three here and three there takes three of them, and not six."""
+    scene = Scene({"a": 5, "b": 3}, sizes, approach=Approach.PWA)
+    assert [one.processors for one in of_kind(OfferProcessors, scene.actions)] == [3, 3]
+    assert scene.ask(scene.actions) == [3, 0]
+    scene.gather()
+    assert scene.size == 4
+
+
+def test_what_has_any_size_takes_all_at_the_same_moment() -> None:
+    """There is nothing to wait for."""
+    scene = Scene({"a": 5, "b": 3}, "any", approach=Approach.PWA)
+    assert scene.ask(scene.actions) == [3, 3]
+    scene.gather()
+    assert scene.size == 7
+
+
+@pytest.mark.parametrize(("sizes", "answers"), [("power-of-two", [4, 0]), ("multiple-of-4", [4, 4])])
+@pytest.mark.parametrize("lost", ["", "a"])
+def test_what_is_taken_is_usable_also_when_the_other_growth_comes_to_nothing(
+    sizes: str, answers: list[int], lost: str
+) -> None:
+    """Four workers that may get four elsewhere must be able to use what they take now on top of four and of eight."""
+    scene = Scene({"a": 9, "b": 4}, sizes, minimum=4, approach=Approach.PWA)
+    assert scene.ask(scene.actions) == answers
+    scene.lose(lost)
+    scene.gather()
+    assert scene.size == (4 if lost else 8) + answers[1]
+    assert rule_named(sizes).largest(scene.size) == scene.size
+
+
+def test_what_was_declined_for_another_growth_is_offered_again_after_it() -> None:
+    """One worker takes three of one cluster first, and then the four of the other."""
+    scene = Scene({"a": 5, "b": 4}, "multiple-of-4", approach=Approach.PWA)
+    assert scene.ask(scene.actions) == [3, 0]
+    before = len(scene.site.actions)
+    scene.gather()
+    assert scene.ask(scene.site.actions[before:]) == [4]
+    scene.gather()
+    assert scene.size == 8
+
+
+def test_what_is_wanted_back_leaves_a_usable_size_or_is_not_given() -> None:
+    """Four powers of two, one of them here: neither three nor, without others elsewhere, two can be left by it."""
+    scene = Scene({"a": 2, "b": 3}, "power-of-two", approach=Approach.PWA)
+    assert scene.ask(scene.actions) == [1, 0]
+    before = len(scene.site.actions)
+    scene.gather()
+    assert scene.ask(scene.site.actions[before:]) == [2]
+    scene.gather()
+    assert scene.size == 4
+    before = len(scene.site.actions)
+    here, there = component("x", 1, cluster="a"), component("y", 1, cluster="b")
+    scene.site.submit(job("2", here, there))
+    asked = [(one.cluster, one.processors) for one in of_kind(RequestProcessors, scene.site.actions[before:])]
+    assert asked == [("a", 1), ("b", 1)]
+    assert scene.ask(scene.site.actions[before:]) == [0, 2]
+    scene.site.release("1", 2, "w")
+    assert scene.size == 2
+    told = scene.site.record("1").last_trouble
+    assert told == 'asked for 1 back on a, w gives none: it cannot have 3 (sizes = "power-of-two")'
