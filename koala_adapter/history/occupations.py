@@ -87,7 +87,9 @@ def lanes(found: Sequence[Occupation]) -> list[int]:
 def _of_job(report: JobReport) -> Iterator[Occupation]:
     until = report.finished_at or report.reported_at
     launched = report.launched_at
-    for name, cluster in dict.fromkeys((one.name, one.cluster) for one in report.components):
+    now = ((one.name, one.cluster) for one in report.components)
+    earlier = ((one.component, one.cluster) for one in report.size_changes)
+    for name, cluster in dict.fromkeys((*now, *earlier)):
         if cluster is None:
             continue
         parts = [one for one in report.components if (one.name, one.cluster) == (name, cluster)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growing a running job: stubs are submitted and gathered, then all together become processes of the application.
 
-As KOALA's MRunner does it (PAPERS section 1.3): the application keeps running until *all* processors that it accepted
+As KOALA's MRunner does it (CoreGRID TR-0092): the application keeps running until *all* processors that it accepted
 are held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
 placeholder, all are given back and the application is told.
 """

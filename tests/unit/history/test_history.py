@@ -30,9 +30,13 @@ def component(name: str, cluster: str | None, processors: int, waited: float | N
     )
 
 
-def ran(number: int, *components: ComponentReport, changes: tuple[tuple[float, int, int], ...] = ()) -> JobReport:
+def change(at: float, cluster: str, before: int, after: int) -> SizeChangeReport:
+    """Return a change of the workers."""
+    return SizeChangeReport(at=at, component="w", cluster=cluster, before=before, after=after, reason="")
+
+
+def ran(number: int, *components: ComponentReport, changes: tuple[SizeChangeReport, ...] = ()) -> JobReport:
     """Return the report of a job submitted at 80 that ran from 100 to 200."""
-    made = (SizeChangeReport(at=at, component="w", cluster="a", before=b, after=c, reason="") for at, b, c in changes)
     return job_report(
         id=str(number),
         state=JobState.COMPLETED,
@@ -41,7 +45,7 @@ def ran(number: int, *components: ComponentReport, changes: tuple[tuple[float, i
         finished_at=200.0,
         reported_at=300.0,
         components=components,
-        size_changes=tuple(made),
+        size_changes=changes,
     )
 
 
@@ -59,8 +63,21 @@ def test_a_rigid_job_waits_and_is_used_on_each_cluster() -> None:
 
 def test_a_malleable_job_grows_and_shrinks() -> None:
     """Who came last goes first; what it grew by has no waiting time in the report."""
-    found = occupations([ran(1, component("w", "a", 2), changes=((120.0, 1, 3), (150.0, 3, 2)))])
+    changes = (change(120.0, "a", 1, 3), change(150.0, "a", 3, 2))
+    found = occupations([ran(1, component("w", "a", 2), changes=changes)])
     assert times(found) == [("a", 95.0, 100.0, 200.0), ("a", 120.0, 120.0, 150.0), ("a", 120.0, 120.0, 200.0)]
+
+
+def test_clusters_that_a_job_has_left_are_not_forgotten() -> None:
+    """Though its latest report has no component there: whether it began there or came later."""
+    changes = (change(120.0, "b", 0, 2), change(150.0, "b", 2, 0), change(160.0, "c", 1, 0))
+    found = occupations([ran(1, component("w", "a", 1), changes=changes)])
+    assert times(found) == [
+        ("a", 95.0, 100.0, 200.0),
+        ("c", 100.0, 100.0, 160.0),
+        ("b", 120.0, 120.0, 150.0),
+        ("b", 120.0, 120.0, 150.0),
+    ]
 
 
 def test_who_waits_has_only_waited() -> None:
