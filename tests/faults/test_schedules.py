@@ -287,7 +287,7 @@ def test_workers_complete_when_nothing_goes_wrong(seed: int) -> None:
     ("seed", "malleable"), [(101925, True), (102835, True), (200100, False), (510121, True), (5005380, False)]
 )
 def test_schedules_that_once_broke_an_invariant(seed: int, *, malleable: bool) -> None:
-    """A change for ever, a placeholder believed to be gone, and connections taken for a farewell: lost or ended by us."""
+    """A change for ever, a placeholder believed to be gone, a connection that was lost taken for a farewell."""
     World(seed, malleable=malleable).run()
 
 
