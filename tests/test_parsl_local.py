@@ -103,9 +103,7 @@ def test_submit_status_and_cancel(koala: Koala) -> None:
 
 
 @pytest.mark.nightly
-def test_a_block_goes_nowhere_before_every_cluster_has_been_seen(
-    koala: Koala, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_goes_nowhere_before_every_cluster_has_been_seen(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be queued on the busy one, which answered first, and stay there for good."""
     monkeypatch.setattr("koala_adapter.parsl.provider.FIRST_LOOK", LIVENESS)
     site = koala.site_file.read_text()

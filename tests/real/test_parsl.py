@@ -45,8 +45,10 @@ def test_parsl_computes_where_processors_are_idle(
         with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes)):
             # A block goes where processors are idle by what was last seen, and waits in that queue for good.
             wait_until(
-                lambda: {one.name: one.available for one in user.client.clusters()}
-                == {slurm_a.name: 0, sge_cell.name: sge_cell.slots},
+                lambda: (
+                    {one.name: one.available for one in user.client.clusters()}
+                    == {slurm_a.name: 0, sge_cell.name: sge_cell.slots}
+                ),
                 seconds=PATIENCE,
                 what="only Grid Engine is idle",
                 details=user.details,
