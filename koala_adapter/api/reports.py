@@ -96,6 +96,14 @@ class JobReport:
     concluded: bool = False
     """Its processes have ended by themselves, and all that they leave has come; its placeholders may go on a little."""
 
+    def size_at_last(self, component: str, cluster: str) -> int:
+        """Return the processors that a component has on a cluster, or had at the end, when its workers had left."""
+        if self.state.final:
+            for change in reversed(self.size_changes):
+                if (change.component, change.cluster) == (component, cluster):
+                    return change.after
+        return sum(one.processors for one in self.components if (one.name, one.cluster) == (component, cluster))
+
     @property
     def over(self) -> bool:
         """True when the job has its outcome and nothing of it is left in any LRM."""

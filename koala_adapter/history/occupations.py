@@ -105,7 +105,7 @@ def _of_job(report: JobReport) -> Iterator[Occupation]:
                     ended_at=until,
                 )
             continue
-        steps = _sizes(report, name, cluster, sum(one.processors for one in parts))
+        steps = _sizes(report, name, cluster, report.size_at_last(name, cluster))
         for begin, end in _spans(steps, until):
             asked = max(report.submitted_at, launched - waited) if begin == launched else begin
             yield Occupation(

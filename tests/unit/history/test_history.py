@@ -157,3 +157,10 @@ def test_tables_sum_up() -> None:
 def test_the_axis_has_a_unit_that_one_can_read(length: float, unit: str) -> None:
     """By the length of the time."""
     assert Period(begin=0.0, end=length).unit[1] == unit
+
+
+def test_who_had_left_before_the_end_is_not_counted_until_it() -> None:
+    """Though the report tells what a job had when it had most, where nothing was left of it."""
+    changes = (change(120.0, "a", 1, 2), change(150.0, "a", 2, 1), change(160.0, "a", 1, 0))
+    found = occupations([ran(1, component("w", "a", 2), changes=changes)])
+    assert times(found) == [("a", 95.0, 100.0, 160.0), ("a", 120.0, 120.0, 150.0)]
