@@ -116,6 +116,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
                 before=one.before,
                 after=one.after,
                 reason=one.reason,
+                waited=one.waited,
             )
             for one in record.size_changes
         ),

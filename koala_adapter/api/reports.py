@@ -37,6 +37,8 @@ class SizeChangeReport:
     """Processors that it had on this cluster."""
     after: int
     reason: str
+    waited: float = 0.0
+    """Seconds for which the placeholders of a growth were waited for; 0 where it has become smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,9 @@ def component(name: str, cluster: str | None, processors: int, waited: float | N
     )
 
 
-def change(at: float, cluster: str, before: int, after: int) -> SizeChangeReport:
+def change(at: float, cluster: str, before: int, after: int, waited: float = 0.0) -> SizeChangeReport:
     """Return a change of the workers."""
-    return SizeChangeReport(at=at, component="w", cluster=cluster, before=before, after=after, reason="")
+    return SizeChangeReport(at=at, component="w", cluster=cluster, before=before, after=after, reason="", waited=waited)
 
 
 def ran(number: int, *components: ComponentReport, changes: tuple[SizeChangeReport, ...] = ()) -> JobReport:
@@ -62,10 +62,10 @@ def test_a_rigid_job_waits_and_is_used_on_each_cluster() -> None:
 
 
 def test_a_malleable_job_grows_and_shrinks() -> None:
-    """Who came last goes first; what it grew by has no waiting time in the report."""
-    changes = (change(120.0, "a", 1, 3), change(150.0, "a", 3, 2))
+    """Who came last goes first; what it grew by was waited for, too."""
+    changes = (change(120.0, "a", 1, 3, waited=7.0), change(150.0, "a", 3, 2))
     found = occupations([ran(1, component("w", "a", 2), changes=changes)])
-    assert times(found) == [("a", 95.0, 100.0, 200.0), ("a", 120.0, 120.0, 150.0), ("a", 120.0, 120.0, 200.0)]
+    assert times(found) == [("a", 95.0, 100.0, 200.0), ("a", 113.0, 120.0, 150.0), ("a", 113.0, 120.0, 200.0)]
 
 
 def test_clusters_that_a_job_has_left_are_not_forgotten() -> None:
