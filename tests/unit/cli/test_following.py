@@ -11,12 +11,14 @@ import pytest
 
 from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.session import make_console
+from koala_adapter.cli.tables import job_lines
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from tests.unit.api.jobreports import job_report
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from koala_adapter.api.reports import JobReport
 
@@ -53,3 +55,9 @@ def test_placeholders_that_nobody_waits_for_are_told() -> None:
     screen = io.StringIO()
     closing(job_report(state=JobState.COMPLETED, outcome=COMPLETED, placeholders_left=2), make_console(screen))
     assert "2 placeholders are still ending" in screen.getvalue()
+
+
+def test_a_job_in_detail_names_no_directory_that_is_not_there(tmp_path: Path) -> None:
+    """As `koala run` does: a job that never started has printed nothing."""
+    assert "no output" in job_lines(job_report(output_directory=str(tmp_path / "none")))
+    assert f"output in {tmp_path}" in job_lines(job_report(output_directory=str(tmp_path)))
