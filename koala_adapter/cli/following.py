@@ -20,6 +20,7 @@ from koala_adapter.cli.tables import (
     bar,
     components_table,
     files_lines,
+    output_place,
     run_time,
     seconds,
     styled,
@@ -149,12 +150,6 @@ def _sweep_bar(report: JobReport) -> list[RenderableType]:
     return [Text.from_markup(f"{bar(sweep.done + sweep.failed, sweep.total)}{sweep_state(report)}")]
 
 
-def _output_place(report: JobReport) -> str:
-    if not Path(report.output_directory).is_dir():
-        return "no output"
-    return f"output in {escape(report.output_directory)}"
-
-
 def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     """Print how a job ended, and ``where`` its output is."""
     outcome = report.outcome
@@ -162,7 +157,7 @@ def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     console.print(f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}{detail}")
     console.print(components_table(report))
     code = "-" if outcome is None else outcome.exit_code
-    output = f"; {_output_place(report)}" if where else ""
+    output = f"; {output_place(report)}" if where else ""
     times = f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}"
     console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
     for line in (*sweep_lines(report), *files_lines(report)):

@@ -11,6 +11,7 @@ import pytest
 
 from koala_adapter.cli.following import Display, closing, follow
 from koala_adapter.cli.session import make_console
+from koala_adapter.cli.tables import job_lines
 from koala_adapter.model import EndReason
 from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from tests.unit.api.jobreports import job_report
@@ -70,3 +71,9 @@ def test_what_processes_write_to_standard_error_is_shown_there(
     follow((one for one in [report]), Display(make_console(screen), quiet=False))
     assert capfdbinary.readouterr().out == b"result"
     assert "no such file\n[1/2] not markup" in screen.getvalue()
+
+
+def test_a_job_in_detail_names_no_directory_that_is_not_there(tmp_path: Path) -> None:
+    """As `koala run` does: a job that never started has printed nothing."""
+    assert "no output" in job_lines(job_report(output_directory=str(tmp_path / "none")))
+    assert f"output in {tmp_path}" in job_lines(job_report(output_directory=str(tmp_path)))

@@ -218,6 +218,33 @@ def test_the_latest_output_is_marked_and_bounded(tmp_path: Path) -> None:
     assert wrapped("one two three\n\nfour", 7) == ["one two", "three", "", "four"]
 
 
+def test_standard_error_is_shown_and_marked(tmp_path: Path) -> None:
+    """What is empty has no part in it."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "0.out").write_text("fine\n")
+    (tmp_path / "work" / "0.err").write_text("")
+    os.utime(tmp_path / "work" / "0.out", (0, 0))
+    assert latest_output(tmp_path) == ["fine"]
+    (tmp_path / "work" / "0.err").write_text("not so fine\n")
+    assert latest_output(tmp_path) == ["work/0: fine", "work/0 (stderr): not so fine"]
+    (tmp_path / "work" / "0.out").unlink()
+    assert latest_output(tmp_path) == ["work/0 (stderr): not so fine"]
+
+
+def test_the_latest_output_of_a_sweep_is_that_of_its_latest_tasks(tmp_path: Path) -> None:
+    """The tasks are in directories of a thousand each; as many are shown as there is room for."""
+    tasks = tmp_path / "tasks"
+    for number in (7, 1000, *range(1001, 1101)):
+        path = tasks / f"{number // 1000:03}" / f"{number}.out"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"task {number}\n")
+        os.utime(path, (number, number))
+    (tasks / "001" / "1100.err").write_text("gone wrong\n")
+    found = latest_output(tmp_path, sweep=True)
+    assert found[-2:] == ["001/1100: task 1100", "001/1100 (stderr): gone wrong"]
+    assert len(found) == LINES
+
+
 # ---- terminals of ASCII --------------------------------------------------------------------------------------------
 
 
