@@ -90,6 +90,8 @@ class SizeChange:
     """Processors that the component had on this cluster."""
     after: int
     reason: str
+    waited: float = 0.0
+    """Seconds between the submission of its placeholders and ``at``; 0 where it has become smaller."""
 
 
 SIZE_CHANGES_KEPT = 20

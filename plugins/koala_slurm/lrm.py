@@ -149,7 +149,12 @@ class SlurmLrm(Lrm):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def version(self) -> str:
-        """Return ``slurm`` and the version of the commands, such as ``slurm 22.05.8``."""
+        """Return ``slurm`` and a version, such as ``slurm 22.05.8``: that which the controller has told.
+
+        Only where none is known are the commands asked for theirs: each request counts against the bound of a minute.
+        """
+        if self._config is not None and self._config.version:
+            return f"slurm {self._config.version}"
         return f"slurm {await self._commands.version(VERSION_COMMAND, parse_version)}"
 
     async def nodes(self) -> tuple[Node, ...]:

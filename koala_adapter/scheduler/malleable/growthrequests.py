@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.changes import ChangePhase, Promise
-from koala_adapter.scheduler.malleable.growing import gather_all
+from koala_adapter.scheduler.malleable.growing import NEAR_END, gather_all
 from koala_adapter.scheduler.malleable.jointgrowth import Share, join, parts_of, shared_out
 from koala_adapter.scheduler.malleable.offers import take_answer, unreserve
 from koala_adapter.scheduler.malleable.others import free_for_growing
@@ -83,6 +83,8 @@ def _problem(record: JobRecord, number: int, event: ev.MoreRequested) -> str:
         return f"a {record.job.kind.value} job keeps its size"
     if record.state is not JobState.RUNNING or record.ends:
         return "the job does not run"
+    if record.ends_soon:
+        return NEAR_END
     if event.cluster and record.claims[number].cluster != event.cluster:
         return f"component {event.component!r} cannot grow on {event.cluster}"
     return "another change is under way" if record.claims[number].change is not None else ""

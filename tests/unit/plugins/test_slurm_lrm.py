@@ -205,6 +205,25 @@ async def test_unanswered_start_can_be_repeated(fake: FakeSlurm, context: Cluste
     assert await lrm.version() == "slurm 22.05.8"
 
 
+async def test_version_costs_no_request_of_its_own(fake: FakeSlurm, context: ClusterContext) -> None:
+    """The controller has said its version with its configuration."""
+    lrm = await started(fake, context)
+    assert isinstance(context.commands, RecordingRunner)
+    before = len(context.commands.commands)
+    assert await lrm.version() == "slurm 22.05.8"
+    assert len(context.commands.commands) == before
+
+
+async def test_version_is_that_of_the_commands_where_no_controller_has_said_it(
+    fake: FakeSlurm, context: ClusterContext
+) -> None:
+    """Without a configuration that tells it, the commands do."""
+    lrm = SlurmLrm(context, settings_of(fake))
+    assert await lrm.version() == "slurm 22.05.8"
+    assert isinstance(context.commands, RecordingRunner)
+    assert [command.argv[1:] for command in context.commands.commands] == [("--version",)]
+
+
 async def test_missing_commands_are_unavailable_and_named(context: ClusterContext, tmp_path: Path) -> None:
     """Without Slurm's commands every request says which is missing, and ``check`` says what to do."""
     lrm = SlurmLrm(context, SlurmSettings(bin_directory=tmp_path))
