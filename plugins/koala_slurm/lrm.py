@@ -86,6 +86,7 @@ class SlurmLrm(Lrm):
         self._commands = SlurmCommands(context.commands, settings)
         self._reader = CommandReader(self._commands, reserved_is_up=settings.reservation is not None)
         self._config: ControllerConfig | None = None
+        self._unanswered: LrmUnavailableError | None = None
         self._notes = StartNotes(context.state_directory / "starts")
         self._sizes: dict[str, int] = {}
         self._transport = chosen_transport(
@@ -101,7 +102,12 @@ class SlurmLrm(Lrm):
         """
         if self._transport is not None:
             await self._transport.start()
-        config = await self._read_config()
+        self._unanswered = None
+        try:
+            config = await self._read_config()
+        except LrmUnavailableError as error:
+            self._unanswered = error
+            raise
         self.capabilities = replace(
             CAPABILITIES,
             suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
@@ -385,6 +391,7 @@ class SlurmLrm(Lrm):
             commands=self._commands,
             settings=self._settings,
             directives=self._context.directives,
+            unanswered=self._unanswered,
         )
         transport = () if self._transport is None else await self._transport.check()
         return (*await checks.run(), *transport)

@@ -235,6 +235,21 @@ async def test_missing_commands_are_unavailable_and_named(context: ClusterContex
     assert "submission" not in results
 
 
+async def test_a_controller_that_does_not_answer_is_asked_once(fake: FakeSlurm, context: ClusterContext) -> None:
+    """``check`` after a start that failed waits for no second time-out, and says of the controller what that heard."""
+    lrm = SlurmLrm(context, settings_of(fake))
+    fake.stop_controller()
+    with pytest.raises(LrmUnavailableError) as caught:
+        await lrm.start()
+    results = {result.subject: result for result in await lrm.check()}
+    assert sent(context, "scontrol") == [("show", "config")]
+    assert results["commands"].ok
+    assert (results["controller"].ok, results["controller"].found) == (False, caught.value.message)
+    fake.start_controller()
+    await lrm.start()
+    assert {result.ok for result in await lrm.check()} == {True}
+
+
 async def test_check_tells_limits(fake: FakeSlurm, context: ClusterContext) -> None:
     """``check`` names commands, version, limits and partitions, and tries a submission without sending one."""
     lrm = await started(fake, context)
