@@ -10,7 +10,7 @@ and which site has which file (RLS); and what VJM knows: how long earlier placeh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -146,11 +146,25 @@ def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterNa
         return None
     for request in requests:
         if all(request.never(view) is not None for view in allowed(request, views)):
-            kept = "; its placement policy splits no components" if request.kept_whole else ""
-            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)}){kept}"
+            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)})" + (
+                "; its placement policy splits no components"
+                if request.kept_whole
+                else _split(request, requests, views)
+            )
         if request.splittable and (never := _too_large_in_pieces(request, views)) is not None:
             return never
     return _joint_infeasibility(requests, views)
+
+
+def _split(
+    request: ComponentRequest, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
+) -> str:
+    """Return the hint that the job can be placed if this component may be split; empty when it cannot."""
+    if request.splittable or request.component.cluster is not None:
+        return ""
+    if infeasibility([replace(one, splittable=True) if one is request else one for one in requests], views) is not None:
+        return ""
+    return "; split over several clusters it fits: `koala run --split`, or `flexible = true` in the job file"
 
 
 def _first_fit(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> bool:
