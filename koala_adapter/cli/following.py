@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following one job to its end: live progress on standard error, the processes' output on standard output."""
+"""Following one job to its end: live progress on standard error, the processes' output where they wrote it."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Display:
     """
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        """Show on ``console``; the output of the processes goes to standard output. ``quiet``: show nothing."""
+        """Show on ``console``, which is standard error, as what processes write there is. ``quiet``: show nothing."""
         self._console = console
         self._quiet = quiet
         self._live = self._new_live()
-        self._printer: LogPrinter | None = None
+        self._printers: tuple[LogPrinter, ...] = ()
         self._said = ""
         self._trouble = ""
 
@@ -89,9 +89,14 @@ class Display:
         """Show a job as it is now."""
         if self._quiet:
             return
-        if self._printer is None:
-            self._printer = LogPrinter(Path(report.output_directory), write=self._write)
-        self._printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)
+        if not self._printers:
+            directory = Path(report.output_directory)
+            self._printers = (
+                LogPrinter(directory, write=self._write),
+                LogPrinter(directory, suffix=".err", write=self._write_error),
+            )
+        for printer in self._printers:
+            printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)
         if report.trouble != self._trouble:
             self._trouble = report.trouble
             text = report.trouble or "What koala could not write can be written again."
@@ -108,6 +113,14 @@ class Display:
         except BrokenPipeError:
             # Whoever read the output has seen enough of it; the job is not theirs to end. It is all in the files.
             abandon_output()
+
+    def _write_error(self, data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
+        if self._console.is_terminal:
+            self._live.console.print(Text(text.rstrip("\n")), soft_wrap=True)
+        else:
+            self._console.file.write(text)
+            self._console.file.flush()
 
     def _write_to_standard_output(self, data: bytes) -> None:
         if self._console.is_terminal and sys.stdout.isatty():

@@ -231,7 +231,7 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> FittingTable
             f"{report.placeholders}{queued}",
             str(report.threshold),
             "never" if report.polled_at is None else seconds(max(0.0, now - report.polled_at)),
-            f"{report.largest_requests_per_minute}/{report.requests_per_minute}",
+            f"{report.requests_last_minute}/{report.requests_per_minute}",
             _cluster_state(report),
         )
     return table

@@ -52,8 +52,9 @@ QUIT = ("q", "\x03", "\x04", "")
 def top(session: Session, interval: float, once: bool) -> None:
     r"""Watch clusters, jobs, changes of size and negotiations on one screen.
 
-    Bars show the processors of each cluster: ours with the last digit of the job's number, then others', then idle
-    ones. Keys: j and k or the arrows choose a job, e says why it waits, l shows what it wrote, c cancels it, q ends.
+    Bars show the processors of each cluster: ours with the last digit of the job's number, then those of ours that
+    come or go, then others', then idle ones. Keys: j and k or the arrows choose a job, e says why it waits, l shows
+    what it wrote, c cancels it, q ends.
 
     \b
     Examples:

@@ -103,6 +103,10 @@ class ComponentKeys(Protocol):
         """Fewest processors; None: it keeps its size."""
 
     @property
+    def maximum(self) -> int | None:
+        """Most processors; None: it keeps its size."""
+
+    @property
     def launcher(self) -> Launcher | None:
         """How its ranks are started; None: as the job says."""
 
@@ -141,6 +145,14 @@ def _component_problems(header: HeaderKeys, index: int, component: ComponentKeys
     if malleable and alone and (component.launcher or header.launcher) is Launcher.MPI:
         text = f'found "mpi", allowed with runner = "{header.runner}" is "process"'
         yield ("components", index, "launcher"), text
+    # A sweep of one task has one launcher; here, a component that cannot change would be the head.
+    changes = header.runner in {RunnerName.WORKERS, RunnerName.ADAPTIVE}
+    if malleable and changes and component.minimum is not None and component.minimum == component.maximum:
+        text = (
+            f'found {component.maximum}, which is minimum, too: allowed with runner = "{header.runner}" is a larger '
+            f"maximum; in a component that keeps its size write processors = {component.maximum} instead of the two"
+        )
+        yield ("components", index, "maximum"), text
     for key in sorted(_OF_MALLEABLE & component.model_fields_set):
         if not malleable:
             yield ("components", index, key), 'allowed in a malleable job only: write kind = "malleable" at the top'

@@ -39,7 +39,7 @@ from koala_adapter.scheduler.ledger import Ledger
 from koala_adapter.scheduler.malleable.adapting import change_given_up, change_made, point_reached
 from koala_adapter.scheduler.malleable.approaches import Approach
 from koala_adapter.scheduler.malleable.givingback import less_requested
-from koala_adapter.scheduler.malleable.growing import stub_lost
+from koala_adapter.scheduler.malleable.growing import near_end_timer, stub_lost
 from koala_adapter.scheduler.malleable.growthrequests import more_requested
 from koala_adapter.scheduler.malleable.jobmanagement import JobManagement
 from koala_adapter.scheduler.malleable.offers import change_timer, offer_answered
@@ -348,6 +348,8 @@ def _fire_job(context: Context, timer: Timer, record: JobRecord) -> None:
         change_timer(context, record, change_due(record, timer))
     elif timer.kind is TimerKind.WORKERS:
         workers_timer(context, record)
+    elif timer.kind is TimerKind.NEAR_END:
+        near_end_timer(context, record)
     elif timer.kind is TimerKind.LAST_RANKS:
         last_ranks_timer(context, record)
     elif timer.kind is TimerKind.WALLTIME:

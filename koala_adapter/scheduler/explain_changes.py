@@ -31,6 +31,7 @@ def sizes(state: State, record: JobRecord, now: float) -> str:
     past = [_past(change, f"{duration(now - change.at)} ago") for change in record.size_changes[-CHANGES_TOLD:]]
     history = f" It {'; '.join(past)}." if past else ""
     rests = " No further workers are started for a while, as some have ended by themselves." * record.growth_rests
+    rests += " It grows no more: its walltime is near." * record.ends_soon
     trouble = f" Last trouble: {record.last_trouble}." if record.last_trouble else ""
     return f"{''.join(said)}{history}{rests}{trouble}"
 

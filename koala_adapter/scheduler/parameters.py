@@ -229,6 +229,17 @@ class Parameters:
             most=86_400,
         ),
     ] = 0.0
+    least_time_to_grow: Annotated[
+        float,
+        Setting(
+            "A malleable job that has less of its walltime left grows no more: it is offered nothing, what it asks for "
+            "is declined, and what is still being gathered for it is handed back. Some times what it takes to have "
+            "processors and start processes on them.",
+            "seconds",
+            least=0,
+            most=86_400,
+        ),
+    ] = 60.0
     largest_change: Annotated[
         int | None,
         Setting(

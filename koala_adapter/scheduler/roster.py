@@ -141,6 +141,8 @@ def bounds(record: JobRecord, claim: Claim) -> tuple[int, int]:
 def _limits(record: JobRecord, claim: Claim) -> tuple[int, int]:
     """Return the bounds of a claim, wide enough for what it has: workers that are lost bring it below its minimum."""
     minimum, maximum = bounds(record, claim)
+    if record.ends_soon:
+        maximum = 0
     return min(minimum, claim.processors), max(maximum, claim.processors)
 
 

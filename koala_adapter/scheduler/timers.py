@@ -24,6 +24,8 @@ class TimerKind(StrEnum):
     CHANGE = "change"
     WORKERS = "workers"
     """A malleable job may grow again whose workers had ended by themselves; or it is over, because none is left."""
+    NEAR_END = "near end"
+    """A malleable job has so little of its walltime left that it grows no more."""
     LAST_RANKS = "last ranks"
     """The launcher of an MPI job has ended well, and processes of it have not ended."""
     PAUSE = "pause"

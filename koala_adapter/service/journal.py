@@ -79,8 +79,14 @@ _MAY_PASS = frozenset(
 """Results that say nothing against the file itself: the same may succeed when there is room, or somebody lets us."""
 
 
-_RULES_ADDED = ("reorganize", "out_of_step", "growth_ends_with_job", "growth_is_queued")
-"""Parameters that turn on what earlier versions did not do, in the order in which they came."""
+_RULES_ADDED: dict[str, bool | float] = {
+    "reorganize": False,
+    "out_of_step": False,
+    "growth_ends_with_job": False,
+    "growth_is_queued": False,
+    "least_time_to_grow": 0.0,
+}
+"""Parameters that turn on what earlier versions did not do, in the order in which they came; and what turns it off."""
 
 
 @cache
@@ -99,8 +105,8 @@ def _as_decided(body: str) -> str:
         return body
     found = json.loads(body)
     if isinstance(found, dict) and isinstance(parameters := found.get("parameters"), dict):
-        for rule in _RULES_ADDED:
-            parameters.setdefault(rule, False)
+        for rule, off in _RULES_ADDED.items():
+            parameters.setdefault(rule, off)
     return json.dumps(found)
 
 

@@ -218,7 +218,7 @@ class Reception:
             return
         driver = self._clusters.get(record.cluster)
         if record.state is PlaceholderState.ENDING and driver is not None:
-            if not event.dropped:
+            if event.closed:
                 driver.judge.farewell(event.placeholder)
             driver.poller.poll_soon()
             self._tell()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growing a running job: stubs are submitted and gathered, then all together become processes of the application.
 
-As KOALA's MRunner does it (PAPERS section 1.3): the application keeps running until *all* processors that it accepted
+As KOALA's MRunner does it (CoreGRID TR-0092): the application keeps running until *all* processors that it accepted
 are held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
 placeholder, all are given back and the application is told.
 """
@@ -22,6 +22,7 @@ from koala_adapter.scheduler.malleable.policies import Direction
 from koala_adapter.scheduler.malleable.steps import abandon_after, cluster_of, promised_on, wanted_again
 from koala_adapter.scheduler.outcome import JobState, PlaceholderState
 from koala_adapter.scheduler.records import Claim
+from koala_adapter.scheduler.timers import TimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from koala_adapter.scheduler.context import Context
     from koala_adapter.scheduler.malleable.jointgrowth import Part, Share
     from koala_adapter.scheduler.records import JobRecord, PlaceholderRecord
+
+NEAR_END = "the walltime of the job is near"
 
 
 def gather_all(context: Context, record: JobRecord, shares: Sequence[Share], *, offered: bool = False) -> bool:
@@ -152,9 +155,32 @@ def begin_malleable(context: Context, record: JobRecord) -> None:
     context.state.starts += 1
     record.start_number = context.state.starts
     _open_clusters(context, record)
+    _watch_walltime(context, record)
     context.roster.update(record)
     for number in range(len(record.claims)):
         cluster_of(context, record, number).unwanted = None
+    context.scan_wanted = True
+
+
+def _watch_walltime(context: Context, record: JobRecord) -> None:
+    """Have the job looked at when it has too little time left to grow; it may have so from its start."""
+    least = context.state.parameters.least_time_to_grow
+    if not least:
+        return
+    grows_for = time_left(context, record) - least
+    if grows_for > 0:
+        context.timetable.for_job(record, TimerKind.NEAR_END, context.now + grows_for)
+    else:
+        record.ends_soon = True
+
+
+def near_end_timer(context: Context, record: JobRecord) -> None:
+    """Let a job grow no more; what is still being gathered is handed back."""
+    record.ends_soon = True
+    for number, claim in enumerate(record.claims):
+        if claim.change is not None and claim.change.phase is ChangePhase.GATHERING:
+            withdraw(context, record, number, NEAR_END)
+    context.roster.update(record)
     context.scan_wanted = True
 
 
@@ -188,9 +214,17 @@ def _taken(context: Context, record: JobRecord, part: Part) -> None:
     claim, change = record.claims[part.claim], part.change
     context.ledger.end_change(claim)
     if change.ranks:
-        record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now)
+        waited = context.now - _submitted_at(context, record, change)
+        record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now, waited=waited)
     wanted_again(context, record, claim.component)
     jobs_have_grown(context, cluster_of(context, record, part.claim))
+
+
+def _submitted_at(context: Context, record: JobRecord, change: Change) -> float:
+    """Return when the first of the placeholders that a growth has brought was submitted; now if that is forgotten."""
+    came, batches = set(change.ranks), context.state.batches
+    asked = (batches.get(rank.placeholder.batch) for rank in record.ranks if rank.rank in came)
+    return min((batch.submitted_at for batch in asked if batch is not None), default=context.now)
 
 
 def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:

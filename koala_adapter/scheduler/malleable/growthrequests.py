@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applications that ask for more processors themselves (PAPERS section 1.3: initiative and obligation).
+"""Applications that ask for more processors themselves (CoreGRID TR-0092: initiative and obligation).
 
 A voluntary wish gets what is free now and others do not wait for. A mandatory one must be accommodated: other running
 jobs of the cluster are shrunk for it, and what comes free is kept for it, before waiting jobs. When even all that the
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import JobKind
 from koala_adapter.scheduler.actions import GrantProcessors
 from koala_adapter.scheduler.changes import ChangePhase, Promise
-from koala_adapter.scheduler.malleable.growing import gather_all
+from koala_adapter.scheduler.malleable.growing import NEAR_END, gather_all
 from koala_adapter.scheduler.malleable.jointgrowth import Share, join, parts_of, shared_out
 from koala_adapter.scheduler.malleable.offers import take_answer, unreserve
 from koala_adapter.scheduler.malleable.others import free_for_growing
@@ -83,6 +83,8 @@ def _problem(record: JobRecord, number: int, event: ev.MoreRequested) -> str:
         return f"a {record.job.kind.value} job keeps its size"
     if record.state is not JobState.RUNNING or record.ends:
         return "the job does not run"
+    if record.ends_soon:
+        return NEAR_END
     if event.cluster and record.claims[number].cluster != event.cluster:
         return f"component {event.component!r} cannot grow on {event.cluster}"
     return "another change is under way" if record.claims[number].change is not None else ""

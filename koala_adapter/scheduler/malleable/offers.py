@@ -9,6 +9,7 @@ from koala_adapter.scheduler.changes import ChangePhase
 from koala_adapter.scheduler.jitter import SHORTEST_PAUSE
 from koala_adapter.scheduler.malleable.adapting import leavers_overdue
 from koala_adapter.scheduler.malleable.growing import (
+    NEAR_END,
     announce_withdrawal,
     gather_all,
     pause_growth,
@@ -65,7 +66,10 @@ def take_answer(context: Context, record: JobRecord, number: int, change: Change
     if len(parts) > len(shares):
         context.scan_wanted = True  # others may have what was kept on those clusters
     join(shares)
-    if accepted and not gather_all(context, record, shares, offered=True):
+    if accepted and record.ends_soon:
+        announce_withdrawal(context, record, parts, NEAR_END)
+        accepted = 0
+    elif accepted and not gather_all(context, record, shares, offered=True):
         announce_withdrawal(context, record, parts, "they are no longer free")
         for part in parts:
             pause_growth(context, cluster_of(context, record, part.claim))

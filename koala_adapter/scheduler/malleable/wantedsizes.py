@@ -55,7 +55,7 @@ def _keep_to(context: Context, record: JobRecord, component: Component, wanted: 
     surplus = -lacking - sum(claim.leaving for claim in claims)
     if surplus > 0 and not record.ends:
         _ask_back(context, record, component, surplus)
-    if context.state.parameters.approach is not Approach.NONE or record.ends:
+    if context.state.parameters.approach is not Approach.NONE or record.ends or record.ends_soon:
         lacking = 0
     if lacking > 0 and not record.growth_rests:
         lacking -= take_places(context, record, component, lacking)

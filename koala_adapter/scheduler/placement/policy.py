@@ -3,8 +3,8 @@
 
 A policy sees the clusters as values and answers with a value: placed, insufficient (not now) or infeasible (never).
 The policies themselves are in modules of their own and listed in ``policies.py``. What a policy may know is what
-KOALA's information service told its co-allocator (PAPERS section 1.1): processors (PIP), bandwidth between sites (NIP)
-and which site has which file (RLS); and what VJM knows: how long earlier placeholders waited (PAPERS section 2).
+KOALA's information service told its co-allocator (CoreGRID TR-0092): processors (PIP), bandwidth between sites (NIP)
+and which site has which file (RLS); and what VJM knows: how long earlier placeholders waited (Xing 2009).
 """
 
 from __future__ import annotations

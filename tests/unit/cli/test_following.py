@@ -61,3 +61,19 @@ def test_a_job_in_detail_names_no_directory_that_is_not_there(tmp_path: Path) ->
     """As `koala run` does: a job that never started has printed nothing."""
     assert "no output" in job_lines(job_report(output_directory=str(tmp_path / "none")))
     assert f"output in {tmp_path}" in job_lines(job_report(output_directory=str(tmp_path)))
+
+
+def test_what_processes_write_to_standard_error_is_shown_there(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Beside koala's own lines, and apart from their output."""
+    (tmp_path / "c1").mkdir()
+    (tmp_path / "c1" / "0.out").write_bytes(b"result")
+    (tmp_path / "c1" / "0.err").write_bytes(b"no such file\n[1/2] not markup")
+    screen = io.StringIO()
+    report = job_report(
+        state=JobState.COMPLETED, outcome=COMPLETED, concluded=True, output_directory=str(tmp_path), components=()
+    )
+    follow((one for one in [report]), Display(make_console(screen), quiet=False))
+    assert capfdbinary.readouterr().out == b"result"
+    assert "no such file\n[1/2] not markup" in screen.getvalue()

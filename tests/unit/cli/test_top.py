@@ -110,6 +110,22 @@ def test_a_bar_is_divided_by_job() -> None:
     assert bar == "1" * 12 + "2" * 18 + "▒" * 6 + "░" * 12
 
 
+def test_bar_and_numbers_have_the_same_figures_after_a_shrink() -> None:
+    """What a job has given up is neither its own nor idle before the batch system has it back, in both of them."""
+    shrunk = replace(BUSY, jobs=(running(1, 4), running(12, 2, (150.0, 6, 2))))
+    name, bar, numbers = next(line for line in lines(shrunk, width=140) if line.startswith("alpha")).split(maxsplit=2)
+    assert (name, bar) == ("alpha", "1" * 12 + "2" * 6 + "▓" * 12 + "▒" * 6 + "░" * 12)
+    assert numbers == "4 idle, 10 ours (4 changing), 2 others, 12/60 req/min"
+
+
+def test_what_was_taken_since_the_last_look_is_not_idle() -> None:
+    """Ours are known at once, what is idle is not; both together are no more than there is."""
+    grown = replace(BUSY, clusters=(cluster(ours=12),), jobs=(running(1, 4), running(12, 8, (150.0, 6, 8))))
+    _, bar, numbers = next(line for line in lines(grown, width=140) if line.startswith("alpha")).split(maxsplit=2)
+    assert bar == "1" * 12 + "2" * 24 + "▒" * 6 + "░" * 6
+    assert numbers.startswith("2 idle, 12 ours, 2 others")
+
+
 def test_jobs_that_run_come_first_and_show_how_far_they_are() -> None:
     """A rigid job a part of its walltime, a malleable one its sizes, one that is over how it ended."""
     text = lines(BUSY)

@@ -138,6 +138,14 @@ def test_a_file_is_named_in_refusals_and_names_the_job(tmp_path: Path) -> None:
         (HEAD + 'kind = "modable"\n' + COMPONENT, 'kind: .*"moldable" or "malleable"; did you mean "moldable"'),
         (MALLEABLE.replace('runner = "workers"\n', ""), '^j.toml: runner: allowed in a malleable job is "workers"'),
         (HEAD + 'runner = "workers"\n' + COMPONENT, r"^j.toml:2: runner: .*allowed in a malleable job only"),
+        (
+            MALLEABLE.replace("maximum = 4", "maximum = 1"),
+            r"^j.toml:7: components\[0\].maximum: found 1, .*a larger maximum.*write processors = 1 instead",
+        ),
+        (
+            MALLEABLE.replace("workers", "adaptive").replace("maximum = 4", "maximum = 1"),
+            r"components\[0\].maximum: found 1, .*write processors = 1 instead",
+        ),
         (HEAD + 'kind = "malleable"\nrunner = "workers"\n' + COMPONENT, "components: no component can change its size"),
         (
             HEAD + 'runner = "adaptive"\n' + COMPONENT,

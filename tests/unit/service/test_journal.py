@@ -65,7 +65,10 @@ def recovered(journal: Journal) -> Scheduler:
 @pytest.mark.parametrize("snapshot", [False, True])
 @pytest.mark.parametrize(
     "unknown",
-    [("reorganize", "out_of_step", "growth_ends_with_job"), ("out_of_step", "growth_ends_with_job")],
+    [
+        ("reorganize", "out_of_step", "growth_ends_with_job", "least_time_to_grow"),
+        ("out_of_step", "growth_ends_with_job", "least_time_to_grow"),
+    ],
     ids=["first", "second"],
 )
 def test_earlier_versions_are_replayed_as_they_decided(
@@ -77,6 +80,7 @@ def test_earlier_versions_are_replayed_as_they_decided(
         reorganize="reorganize" not in unknown,
         out_of_step=False,
         growth_ends_with_job=False,
+        least_time_to_grow=0.0,
     )
     site = Site({"a": 4, "b": 4}, old)
     for id_ in ("1", "2"):
