@@ -49,6 +49,7 @@ PARAMETERS = Parameters(
     pause=120.0,
     lease=90.0,
     guard_scans=10,
+    least_time_to_grow=10.0,  # of the 400 seconds that most jobs have
 )
 WELL = TaskEnd(reason=EndReason.EXITED, exit_code=0)
 ILL = TaskEnd(reason=EndReason.EXITED, exit_code=3)
