@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has the wheel carry what messages refer to: the manual, what its pages include, and conf/. All else: setup.cfg."""
+"""Has the wheel carry what messages refer to: the manual, examples/ and conf/. All else: setup.cfg."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SHIPPED = {"conf": ("*",), "docs": ("*.md", "*.schema.json")}
+SHIPPED = {"conf": ("*",), "docs": ("*.md", "*.schema.json"), "examples": ("**/*",)}
+MADE_HERE = ("__pycache__", ".pytest_cache")
 INCLUDED = re.compile(r"\{literalinclude\} \.\./(\S+)")
 
 
@@ -40,7 +41,7 @@ class BuildWithManual(build_py):
             for directory, patterns in SHIPPED.items()
             for pattern in patterns
             for file in Path(directory).glob(pattern)
-            if file.is_file()
+            if file.is_file() and not set(MADE_HERE).intersection(file.parts)
         }
         for page in Path("docs").glob("*.md"):
             files.update(Path(found) for found in INCLUDED.findall(page.read_text(encoding="utf-8")))

@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 from click.testing import CliRunner
@@ -28,6 +28,8 @@ from koala_adapter.errors import JobNotFoundError, ServiceUnavailableError
 from koala_adapter.model import BatchKey, LrmJobState
 from koala_adapter.plugin import Submission, load_plugins
 from koala_adapter.service.clusterdriver import make_lrm
+from tests import forkserver
+from tests.forkserver import Forked
 from tests.local_daemon import end_daemon
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
     from koala_adapter.model import LrmJob, LrmJobId
     from koala_adapter.plugin import Lrm
+
+Running: TypeAlias = subprocess.Popen[str] | Forked
+"""A command that was started."""
 
 LIVENESS = 120.0
 """Seconds within which anything that is expected must have happened; on a busy machine, too."""
@@ -93,7 +98,7 @@ class Koala:
     """A site of two local clusters, a state directory, and the command on them."""
 
     directory: Path
-    running: list[subprocess.Popen[str]] = field(default_factory=list)
+    running: list[Running] = field(default_factory=list)
     packages: list[Path] = field(default_factory=list)
     """Directories of further packages that are installed for every ``koala``."""
 
@@ -168,8 +173,30 @@ class Koala:
         """Run one command with ``--json`` and return what it says; inside the test's process, as ``inside`` does."""
         return json.loads(self.inside(*arguments, "--json", check=check).stdout)
 
-    def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:  # noqa: ANN401 - passed on
-        """Start one command in a process group of its own, as a shell does."""
+    @property
+    def forks(self) -> bool:
+        """Whether commands that are started may come from a process that has imported koala, as it is installed."""
+        return not self.packages
+
+    def start(self, *arguments: str, stdout: int | None = None) -> Running:
+        """Start one command in a session of its own; ``stdout``: where that goes."""
+        if self.forks:
+            return self._fork(*arguments, output=stdout)
+        return self.start_anew(*arguments, stdout=subprocess.PIPE if stdout is None else stdout)
+
+    def _fork(self, *arguments: str, output: int | None = None, keep: int | None = None) -> Forked:
+        process = forkserver.start_heard(
+            [*self.options, *arguments],
+            environment=self.environment,
+            directory=Path.cwd(),
+            output=output,
+            keep=keep,
+        )
+        self.running.append(process)
+        return process
+
+    def start_anew(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:  # noqa: ANN401 - passed on
+        """Start one command with an interpreter of its own, in a process group of its own, as a shell does."""
         process = subprocess.Popen(
             self.command(*arguments),
             env=self.environment,
@@ -201,10 +228,13 @@ class Koala:
         self.running.append(process)
         return process, master
 
-    def serve(self) -> subprocess.Popen[str]:
+    def serve(self) -> Running:
         """Start a service in the foreground of its own process and return once it answers."""
         reader, writer = os.pipe()
-        process = self.start("serve", "--ready-descriptor", str(writer), pass_fds=(writer,))
+        if self.forks:
+            process: Running = self._fork("serve", "--ready-descriptor", str(forkserver.KEPT), keep=writer)
+        else:
+            process = self.start_anew("serve", "--ready-descriptor", str(writer), pass_fds=(writer,))
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
             told = bool(select.select([ready], [], [], LIVENESS)[0]) and bool(ready.read(1))

@@ -18,7 +18,7 @@ from tests.stepsum import expected_result, write_stepsum
 from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
-    import subprocess
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -69,7 +69,7 @@ def wait_for_phase(koala: Koala, words: str, job: str = "1") -> None:
         time.sleep(0.01)
 
 
-def restart(koala: Koala, service: subprocess.Popen[str]) -> None:
+def restart(koala: Koala, service: Running) -> None:
     """Kill the service, and begin another."""
     os.kill(service.pid, signal.SIGKILL)
     service.wait()
@@ -162,7 +162,7 @@ def test_a_program_asks_for_more_and_gives_back(koala: Koala) -> None:
     expect_negotiations(koala, service)
 
 
-def expect_negotiations(koala: Koala, service: subprocess.Popen[str]) -> None:
+def expect_negotiations(koala: Koala, service: Running) -> None:
     """What was said is told by the service, by the next one, and without one."""
     summaries = [
         "it asked for 1 more; 1 processor was allocated",

@@ -13,9 +13,10 @@ from tests.local_koala import Koala, eventually
 from tests.mpi_by_hand import HandLauncher, Mpich, of_system, of_wheel
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Sequence
     from pathlib import Path
+
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -25,7 +26,7 @@ def size(koala: Koala, job: str = "1") -> int:
     return sum(one["processors"] for one in koala.json("status", job)["components"])
 
 
-def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int) -> subprocess.Popen[str]:
+def submit(koala: Koala, mpich: Mpich, command: Sequence[str], **component: int) -> Running:
     """Submit a job of launcher mpi, on clusters whose MPI can do what it can; return the service."""
     method = "spawn" if mpich.spawns else "restart"
     site = koala.site_file.read_text()

@@ -47,6 +47,11 @@ class SetKoala(Koala):
         python, _, _, *rest = super().command(*arguments)
         return [python, set_clock.__file__, str(self.step_file), *rest]
 
+    @property
+    def forks(self) -> bool:
+        """Every command begins with a program that makes it believe that clock."""
+        return False
+
     def json(self, *arguments: str, check: int | None = 0) -> Any:  # noqa: ANN401 - JSON
         """Run one command with ``--json`` and return what it says; in a process, which believes that clock, too."""
         return json.loads(self.run(*arguments, "--json", check=check).stdout)

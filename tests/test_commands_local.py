@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from koala_adapter.api.reports import JobReport
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -52,7 +53,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UsedKoala]:
         one.close()
 
 
-def output(process: subprocess.Popen[str]) -> tuple[str, str]:
+def output(process: Running) -> tuple[str, str]:
     """Wait for a process and return what it wrote; never a traceback."""
     written, said = process.communicate(timeout=LIVENESS)
     assert "Traceback" not in said, said
@@ -331,7 +332,7 @@ def test_submit_takes_many_job_files(koala: Koala) -> None:
 
 def test_submit_waits_for_a_service_that_is_starting(koala: Koala) -> None:
     """Somebody else's, just begun: it is used, and no second one is tried."""
-    service = koala.start("serve")
+    service = koala.start_anew("serve")
     lock = koala.state / "service.lock"
     eventually(lambda: lock.exists() and f"pid {service.pid})" in lock.read_text())
     service.send_signal(signal.SIGSTOP)

@@ -19,15 +19,16 @@ from tests.json_shapes import deviations
 from tests.local_koala import Koala, eventually
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
     from prometheus_client.metrics_core import Metric as Family
 
+    from tests.local_koala import Running
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def told_port(process: subprocess.Popen[str]) -> int:
+def told_port(process: Running) -> int:
     """Return the port on which a process says that it tells its metrics."""
     for line in process.stderr or ():
         found = re.search(r"metrics are told at http://127\.0\.0\.1:(\d+)/metrics", line)

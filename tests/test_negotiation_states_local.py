@@ -19,9 +19,10 @@ from tests.negotiator import Heard, Negotiator
 from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -50,7 +51,7 @@ class Scene:
     koala: Koala
     job: str = "1"
     programs: list[Negotiator] = field(default_factory=list)
-    service: subprocess.Popen[str] | None = None
+    service: Running | None = None
 
     @property
     def program(self) -> Negotiator:

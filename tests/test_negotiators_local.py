@@ -18,9 +18,10 @@ from tests.negotiator import Negotiator
 from tests.wishes import write_wishes
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -56,7 +57,7 @@ def size(koala: Koala) -> int:
     return sum(one.processors for one in koala.report("1").components)
 
 
-def begin(koala: Koala) -> subprocess.Popen[str]:
+def begin(koala: Koala) -> Running:
     """Start a service and a job with one worker."""
     service = koala.serve()
     path = koala.directory / "bag.toml"

@@ -11,7 +11,7 @@ import pytest
 from tests.local_koala import LIVENESS, Koala, eventually
 
 if TYPE_CHECKING:
-    import subprocess
+    from tests.local_koala import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -28,7 +28,7 @@ def unwrapped(text: str) -> str:
     return " ".join(text.split())
 
 
-def limit(process: subprocess.Popen[str], size: int) -> None:
+def limit(process: Running, size: int) -> None:
     """Let a process make no file longer than this; as if a disk were full, and not for what it has started before."""
     _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, hard))
@@ -112,7 +112,7 @@ def test_a_service_does_not_start_where_nothing_can_be_written(koala: Koala, siz
     first = koala.serve()
     first.kill()
     first.wait()
-    process = koala.start("serve", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+    process = koala.start_anew("serve", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
     _, said = process.communicate(timeout=LIVENESS)
     assert process.returncode == code, said
     assert "Traceback" not in said

@@ -16,7 +16,7 @@ from koala_adapter.errors import JobTimeoutError, ServiceAbsentError, ServiceUna
 from koala_adapter.scheduler.outcome import NOT_SEEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
     from koala_adapter.api.clusterreports import ClusterReport, PlanReport
@@ -151,7 +151,7 @@ class Client:
         """Ask the service to end unless it has an unfinished job; tell whether it does."""
         return bool(self._ask(protocol.Request(operation="stop-if-idle"))["stops"])
 
-    def follow(self, job_id: str, *, patience: float, on_lost: Callable[[], None]) -> Iterator[JobReport]:
+    def follow(self, job_id: str, *, patience: float, on_lost: Callable[[], None]) -> Generator[JobReport, None, None]:
         """Watch a job; when the service goes away, call ``on_lost`` and wait ``patience`` seconds for the next one.
 
         Raises ServiceUnavailableError when none comes.
@@ -165,7 +165,7 @@ class Client:
                 if not self.wait_until_running(patience):
                     raise
 
-    def watch(self, job_id: str, *, until: float | None = None) -> Iterator[JobReport]:
+    def watch(self, job_id: str, *, until: float | None = None) -> Generator[JobReport, None, None]:
         """Yield the report of a job now and after each change, until it is over.
 
         ``until``: the monotonic time at which it raises JobTimeoutError; None: never.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from koala_adapter.api.livereports import report_to_keep
-from koala_adapter.api.server import Server, listening
+from koala_adapter.api.ownsocket import listening
+from koala_adapter.api.server import Server
 from koala_adapter.driver.loop import SNAPSHOT_INTERVAL
 from koala_adapter.scheduler.knownpolicies import OWN, Policies
 from koala_adapter.service.service import Service

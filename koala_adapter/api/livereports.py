@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 from koala_adapter.api.negotiated import negotiated
 from koala_adapter.api.reportbuilder import job_report
+from koala_adapter.scheduler.outcome import JobState
 
 if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
     from koala_adapter.model import JobId
+    from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.service import Service
+
+BY_THEMSELVES = frozenset({JobState.COMPLETED, JobState.FAILED})
+"""States of jobs whose processes ended when they pleased."""
 
 
 def live_report(service: Service, job_id: JobId) -> JobReport:
@@ -28,12 +33,20 @@ def live_report(service: Service, job_id: JobId) -> JobReport:
         negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
         sweep=service.sweeps.progress(record.job),
+        concluded=record.state in BY_THEMSELVES and not _in_contact(service, record),
     )
 
 
 def report_to_keep(service: Service, job_id: JobId) -> str:
     """Return the report of a job that has ended, as JSON."""
     return live_report(service, job_id).to_json()
+
+
+def _in_contact(service: Service, record: JobRecord) -> bool:
+    """Tell whether an agent of a job is connected, which may have something to say yet."""
+    placeholders = service.state.placeholders
+    connected = (placeholders.get(id_) for id_ in service.reception.connected)
+    return any(one is not None and one.job_id == record.job.id for one in connected)
 
 
 def _trouble(service: Service, job_id: JobId) -> str:

@@ -260,6 +260,7 @@ def answer_report(record: JournalView, answer: ClusterAnswer) -> ClusterReport:
         requests=answer.requests,
         largest_requests_per_minute=answer.requests,
         requests_per_minute=answer.config.requests_per_minute,
+        requests_last_minute=answer.requests,
         down=down,
     )
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from koala_adapter.api.clusterreports import ClusterReport, PlannedComponent, PlanReport
+from koala_adapter.api.formersizes import former_sizes
 from koala_adapter.api.reports import ComponentReport, HoldReport, JobReport, SizeChangeReport
 from koala_adapter.scheduler.claiming.holds import hold_groups
 from koala_adapter.scheduler.context import closed_reason
@@ -62,11 +63,13 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
     negotiated: str = "",
     files: Mapping[str, TaskFiles] = MappingProxyType({}),
     sweep: SweepProgress | None = None,
+    concluded: bool = False,
 ) -> JobReport:
     """Return the report of a job of the scheduler.
 
     ``wall_offset``: seconds to add to its times for those that people's clocks show now. ``negotiated``: what came of
     its negotiations, in words. ``files``: what is known of those of its ranks. ``sweep``: how far its tasks are.
+    ``concluded``: nothing more comes from its processes.
     """
     job = record.job
 
@@ -74,6 +77,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
         return None if time is None else time + wall_offset
 
     position = scheduler.queue_position(job.id) if record.state is JobState.WAITING else None
+    former = former_sizes(record)
     explained = explain(scheduler.state, position, record, now, policies=scheduler.policies)
     return JobReport(
         id=job.id,
@@ -91,9 +95,10 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
         tries=record.tries,
         hand_backs=record.hand_backs,
         components=tuple(
-            _component(scheduler.state, record, claim, now)
+            _component(scheduler.state, record, claim, now, former.get((claim.component, claim.cluster), 0))
             for claim in record.claims
-            if claim.processors or not record.ranks  # a flexible component may have grown nowhere else
+            # A flexible component may have grown nowhere else.
+            if claim.processors or (claim.component, claim.cluster) in former or not record.ranks
         ),
         outcome=record.outcome,
         explanation=" ".join(filter(None, (explained, negotiated, trouble))),
@@ -102,6 +107,7 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
         trouble=trouble,
         files=files_report(record, files),
         sweep=sweep,
+        concluded=concluded,
         size_changes=tuple(
             SizeChangeReport(
                 at=one.at + wall_offset,
@@ -110,13 +116,14 @@ def job_report(  # noqa: PLR0913 - all that is told of a job
                 before=one.before,
                 after=one.after,
                 reason=one.reason,
+                waited=one.waited,
             )
             for one in record.size_changes
         ),
     )
 
 
-def _component(state: State, record: JobRecord, claim: Claim, now: float) -> ComponentReport:
+def _component(state: State, record: JobRecord, claim: Claim, now: float, former: int) -> ComponentReport:
     component = record.job.component(claim.component)
     placeholders = [state.placeholders[id_] for id_ in claim.placeholders if id_ in state.placeholders]
     ours = (PlaceholderState.HELD, PlaceholderState.LAUNCHED)
@@ -132,7 +139,7 @@ def _component(state: State, record: JobRecord, claim: Claim, now: float) -> Com
         name=claim.component,
         command=component.command,
         cluster=claim.cluster,
-        processors=claim.processors or record.component_of(claim).minimum,
+        processors=claim.processors or former or record.component_of(claim).minimum,
         held=len(held),
         queued=sum(p.state in waiting for p in placeholders),
         lrm_ids=claim.lrm_ids or tuple(p.lrm_id for p in placeholders if p.lrm_id),

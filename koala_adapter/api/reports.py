@@ -37,6 +37,8 @@ class SizeChangeReport:
     """Processors that it had on this cluster."""
     after: int
     reason: str
+    waited: float = 0.0
+    """Seconds for which the placeholders of a growth were waited for; 0 where it has become smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,16 @@ class JobReport:
     """The latest changes of the size of a malleable job, oldest first."""
     sweep: SweepProgress | None = None
     """How far a sweep is."""
+    concluded: bool = False
+    """Its processes have ended by themselves, and all that they leave has come; its placeholders may go on a little."""
+
+    def size_at_last(self, component: str, cluster: str) -> int:
+        """Return the processors that a component has on a cluster, or had at the end, when its workers had left."""
+        if self.state.final:
+            for change in reversed(self.size_changes):
+                if (change.component, change.cluster) == (component, cluster):
+                    return change.after
+        return sum(one.processors for one in self.components if (one.name, one.cluster) == (component, cluster))
 
     @property
     def over(self) -> bool:

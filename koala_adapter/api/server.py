@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,10 @@ from koala_adapter.api.clusterreports import ClusterReport, PlanReport
 from koala_adapter.api.livereports import live_report
 from koala_adapter.api.reportbuilder import cluster_report, plan_report
 from koala_adapter.api.reports import JobReport, in_order, of_the_past
-from koala_adapter.api.statedirectory import socket_path
 from koala_adapter.config.jobfile import check_job, job_from_dict
 from koala_adapter.errors import ConfigurationError, JobNotFoundError, KoalaError, ProtocolError, ServiceAbsentError
 from koala_adapter.metrics.exposition import openmetrics
 from koala_adapter.model import ClusterName, JobId
-from koala_adapter.net.accepting import serve_streams
 from koala_adapter.net.unixsocket import same_user
 from koala_adapter.service.cleaning import Cleaning
 from koala_adapter.service.samplesubmission import SampleSubmission
@@ -34,10 +32,10 @@ from koala_adapter.service.scriptmaker import sample_submissions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
-    from anyio.abc import Listener, SocketStream
+    from anyio.abc import SocketStream
 
+    from koala_adapter.api.ownsocket import OwnSocket
     from koala_adapter.api.protocol import Request
     from koala_adapter.metrics.meter import Meter
     from koala_adapter.model import Job
@@ -73,9 +71,9 @@ class Server:
         """What the service counts."""
         return self._service.meter.meter
 
-    async def serve(self, listener: Listener[SocketStream]) -> None:
+    async def serve(self, listener: OwnSocket) -> None:
         """Serve whoever connects, and has connected before, until cancelled."""
-        await serve_streams(listener, self._converse)
+        await listener.serve(self._converse)
 
     @property
     def unfinished(self) -> list[JobId]:
@@ -261,21 +259,6 @@ class Server:
             raise ConfigurationError(f"no cluster {request.cluster!r}; there are: {known}", hint="give --cluster NAME")
         samples = sample_submissions(service.scripts, job, driver.config, driver.lrm, service.instance)
         return [adapter_of(SampleSubmission).dump_python(sample, mode="json") for sample in samples]
-
-
-@asynccontextmanager
-async def listening(directory: Path) -> AsyncIterator[Listener[SocketStream]]:
-    """Listen on the socket of a state directory. Raises ConfigurationError."""
-    path = socket_path(directory)
-    with suppress(FileNotFoundError):
-        path.unlink()
-    listener = await anyio.create_unix_listener(path, mode=0o600)
-    try:
-        async with listener:
-            yield listener
-    finally:
-        with suppress(FileNotFoundError):
-            path.unlink()
 
 
 def _json(report: JobReport) -> Any:  # noqa: ANN401 - JSON

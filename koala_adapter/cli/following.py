@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Following one job to its end: live progress on standard error, the processes' output on standard output."""
+"""Following one job to its end: live progress on standard error, the processes' output where they wrote it."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import closing as closing_reports
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from koala_adapter.cli.tables import (
     bar,
     components_table,
     files_lines,
+    output_place,
     run_time,
     seconds,
     styled,
@@ -29,7 +31,7 @@ from koala_adapter.cli.tables import (
 from koala_adapter.python.display import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator
     from typing import Self
 
     from rich.console import Console, RenderableType
@@ -37,13 +39,18 @@ if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
 
 
-def follow(reports: Iterable[JobReport], display: Display) -> JobReport:
-    """Show a job until it is over and return its last report."""
+def follow(reports: Generator[JobReport, None, None], display: Display, *, released: bool = True) -> JobReport:
+    """Show a job until it is over and return its last report.
+
+    ``released``: that nothing is left of it in any LRM is awaited, too.
+    """
     last: JobReport | None = None
-    with display:
+    with display, closing_reports(reports):
         for report in reports:
             display.show(report)
             last = report
+            if report.concluded and not released:
+                break
     if last is None:
         raise AssertionError("a watch gives at least one report")
     return last
@@ -56,11 +63,11 @@ class Display:
     """
 
     def __init__(self, console: Console, *, quiet: bool) -> None:
-        """Show on ``console``; the output of the processes goes to standard output. ``quiet``: show nothing."""
+        """Show on ``console``, which is standard error, as what processes write there is. ``quiet``: show nothing."""
         self._console = console
         self._quiet = quiet
         self._live = self._new_live()
-        self._printer: LogPrinter | None = None
+        self._printers: tuple[LogPrinter, ...] = ()
         self._said = ""
         self._trouble = ""
 
@@ -82,9 +89,14 @@ class Display:
         """Show a job as it is now."""
         if self._quiet:
             return
-        if self._printer is None:
-            self._printer = LogPrinter(Path(report.output_directory), write=self._write)
-        self._printer.print_new(marked=report.processes() > 1, rest=report.over)
+        if not self._printers:
+            directory = Path(report.output_directory)
+            self._printers = (
+                LogPrinter(directory, write=self._write),
+                LogPrinter(directory, suffix=".err", write=self._write_error),
+            )
+        for printer in self._printers:
+            printer.print_new(marked=report.processes() > 1, rest=report.over or report.concluded)
         if report.trouble != self._trouble:
             self._trouble = report.trouble
             text = report.trouble or "What koala could not write can be written again."
@@ -101,6 +113,14 @@ class Display:
         except BrokenPipeError:
             # Whoever read the output has seen enough of it; the job is not theirs to end. It is all in the files.
             abandon_output()
+
+    def _write_error(self, data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
+        if self._console.is_terminal:
+            self._live.console.print(Text(text.rstrip("\n")), soft_wrap=True)
+        else:
+            self._console.file.write(text)
+            self._console.file.flush()
 
     def _write_to_standard_output(self, data: bytes) -> None:
         if self._console.is_terminal and sys.stdout.isatty():
@@ -130,12 +150,6 @@ def _sweep_bar(report: JobReport) -> list[RenderableType]:
     return [Text.from_markup(f"{bar(sweep.done + sweep.failed, sweep.total)}{sweep_state(report)}")]
 
 
-def _output_place(report: JobReport) -> str:
-    if not Path(report.output_directory).is_dir():
-        return "no output"
-    return f"output in {escape(report.output_directory)}"
-
-
 def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     """Print how a job ended, and ``where`` its output is."""
     outcome = report.outcome
@@ -143,12 +157,12 @@ def closing(report: JobReport, console: Console, *, where: bool = True) -> None:
     console.print(f"job [bold]{report.id}[/] {escape(report.name)}: {styled(report.state)}{detail}")
     console.print(components_table(report))
     code = "-" if outcome is None else outcome.exit_code
-    output = f"; {_output_place(report)}" if where else ""
+    output = f"; {output_place(report)}" if where else ""
     times = f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}"
     console.print(f"{times}, exit code {code}{output}", soft_wrap=True)
     for line in (*sweep_lines(report), *files_lines(report)):
         console.print(line, markup=False, soft_wrap=True)
-    if report.placeholders_left:
+    if report.placeholders_left and not report.concluded:
         console.print(
             f"[yellow]{report.placeholders_left} placeholders are still ending;[/] "
             "`koala status` shows them, `koala reap` removes what stays"

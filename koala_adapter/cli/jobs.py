@@ -197,7 +197,8 @@ def explain(session: Session, job_id: str, cluster: str | None, as_json: bool) -
     if as_json:
         session.print_json({"id": report.id, "state": report.state.value, "explanation": report.explanation})
     else:
-        session.console.print(report.explanation, markup=False)
+        # One line for programs, whole words for people.
+        session.console.print(report.explanation, markup=False, soft_wrap=not session.console.is_terminal)
 
 
 def _explain_local(session: Session, cluster: str, job_id: str, *, as_json: bool) -> None:

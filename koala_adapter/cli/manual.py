@@ -12,7 +12,7 @@ import click
 
 from koala_adapter.cli.manualpage import page_text
 from koala_adapter.cli.session import command_body, pass_session
-from koala_adapter.cli.shippedfiles import chosen, shipped, shown_name, summary
+from koala_adapter.cli.shippedfiles import chosen, copy_examples, shipped, shown_name, summary
 
 if TYPE_CHECKING:
     from koala_adapter.cli.session import Session
@@ -63,15 +63,26 @@ def conf(name: str | None) -> None:
 
 @click.command()
 @click.argument("name", required=False)
+@click.option(
+    "--examples",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the examples of which the pages speak into a new directory.",
+)
 @command_body
-def docs(name: str | None) -> None:
+def docs(name: str | None, examples: Path | None) -> None:
     r"""Show a page of the manual. Without NAME, list the pages.
 
     \b
     Examples:
       koala docs
       koala docs site-file
+      koala docs --examples examples
     """
+    if examples is not None:
+        copy_examples(examples)
+        click.echo(f"wrote the examples to {examples}; begin with {examples / 'README.md'}")
+        return
     _show("docs", "*.md", name, listed_by="koala docs")
 
 

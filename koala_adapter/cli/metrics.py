@@ -48,7 +48,7 @@ def _fetched(port: int) -> str:
         response = connection.getresponse()
         text = response.read().decode("utf-8", "replace")
     except (OSError, HTTPException) as error:
-        message = f"nobody tells metrics on port {port} of this host: {error}"
+        message = f"nobody tells metrics on port {port} of this host: {getattr(error, 'strerror', None) or error}"
         hint = "start koala serve, schedule or wiki serve with --metrics-port"
         raise ServiceUnavailableError(message, hint=hint) from error
     finally:

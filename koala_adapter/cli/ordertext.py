@@ -105,8 +105,9 @@ def explanation(found: Explanation, cluster: str) -> Iterator[str]:
 def shadow_report(found: ShadowReport) -> Iterator[str]:
     """Yield the report of a shadow, line by line."""
     yield f"watched for {seconds(found.until - found.since)}: {found.jobs} jobs waited at some time"
+    start = "starts" if found.earlier == 1 else "start"
     yield (
-        f"with this policy {found.earlier} of them start earlier, {found.later} later, "
+        f"with this policy {found.earlier} of them {start} earlier, {found.later} later, "
         f"{found.same} at the same time (within 2 s)"
     )
     if found.left_out:

@@ -169,7 +169,8 @@ def run_job(session: Session, job: Job, *, quiet: bool) -> JobReport:
             with interrupts.deferred():
                 job_id = session.client.submit(job)
             watched = session.client.follow(job_id, patience=patience, on_lost=lost(session))
-            return follow(watched, display)
+            # A service that goes on sees to its placeholders by itself.
+            return follow(watched, display, released=not patience)
         except KeyboardInterrupt:
             if not job_id:
                 raise

@@ -7,6 +7,7 @@ In a wheel they are below ``koala_adapter/shipped``; in a source tree they are w
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,22 @@ def shipped(kind: str, pattern: str) -> tuple[Path, ...]:
     if not directory.is_dir():
         directory = PACKAGE.parent / kind
     return tuple(sorted(file for file in directory.glob(pattern) if file.is_file()))
+
+
+def copy_examples(directory: Path) -> None:
+    """Write the examples of the manual into a directory that is made for them.
+
+    Raises ConfigurationError when there is something of that name, or it cannot be made.
+    """
+    source = PACKAGE / "shipped" / "examples"
+    if not source.is_dir():
+        source = PACKAGE.parent / "examples"
+    try:
+        shutil.copytree(source, directory, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))
+    except FileExistsError as error:
+        raise ConfigurationError(f"{directory} exists", hint="name a directory that is to be made") from error
+    except (OSError, shutil.Error) as error:
+        raise ConfigurationError(f"the examples cannot be written to {directory}: {error}") from error
 
 
 def chosen(files: tuple[Path, ...], name: str, *, listed_by: str) -> Path:

@@ -28,7 +28,9 @@ def sizes_over_time(report: JobReport, points: int) -> list[int]:
     until = report.finished_at or report.reported_at
     span = max(0.0, until - report.launched_at)
     times = [report.launched_at + span * (number + 1) / points for number in range(points)]
-    size, sizes, changes = size_now(report), [], list(report.size_changes)
+    places = {(one.name, one.cluster) for one in report.components if one.cluster}
+    size = sum(report.size_at_last(name, cluster) for name, cluster in places)
+    sizes, changes = [], list(report.size_changes)
     for time in reversed(times):
         while changes and changes[-1].at > time:
             change = changes.pop()

@@ -142,10 +142,10 @@ def _resumed(session: Session, job_id: str, *, maximum: int | None, walltime: st
 
 def _nothing_left(session: Session, job: Job) -> bool:
     """Tell whether all tasks of a sweep are done, and say so if they are."""
-    from koala_adapter.service.sweepfiles import recorded_progress
+    from koala_adapter.service.sweepfiles import latest_progress
     from koala_adapter.sweeps.progress import said
 
-    found = recorded_progress(session.directory / "jobs", job)
+    found = latest_progress(session.directory / "jobs", job)
     if found is None or found.done < found.total:
         return False
     session.remark(f"{said(found)}: there is nothing to go on with; what came of them is in {found.directory}")

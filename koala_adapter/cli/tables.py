@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and lines that show jobs and clusters to a person. Pure: reports in, renderables out."""
+"""Tables and lines that show jobs and clusters to a person: reports in, renderables out.
+
+Nothing else is looked at but whether there is a directory of output.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -108,9 +112,16 @@ def job_lines(report: JobReport) -> list[str | FittingTable]:
             f"waited {seconds(waiting_time(report))}, ran {seconds(run_time(report))}, tries {report.tries}, "
             f"handed back {report.hand_backs} times"
         ),
-        f"output in {escape(report.output_directory)}",
+        output_place(report),
     ]
     return lines + [escape(line) for line in (*sweep_lines(report), *files_lines(report))]
+
+
+def output_place(report: JobReport) -> str:
+    """Return where what a job printed is, if there is any."""
+    if not Path(report.output_directory).is_dir():
+        return "no output"
+    return f"output in {escape(report.output_directory)}"
 
 
 def sweep_lines(report: JobReport) -> list[str]:
@@ -220,7 +231,7 @@ def clusters_table(reports: Sequence[ClusterReport], now: float) -> FittingTable
             f"{report.placeholders}{queued}",
             str(report.threshold),
             "never" if report.polled_at is None else seconds(max(0.0, now - report.polled_at)),
-            f"{report.largest_requests_per_minute}/{report.requests_per_minute}",
+            f"{report.requests_last_minute}/{report.requests_per_minute}",
             _cluster_state(report),
         )
     return table

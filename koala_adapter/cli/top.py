@@ -9,7 +9,7 @@ import sys
 import termios
 import time
 import tty
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +24,12 @@ from koala_adapter.config.formatting import printable
 from koala_adapter.errors import ConfigurationError, KoalaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.console import Console
 
     from koala_adapter.api.client import Client
+    from koala_adapter.api.reports import JobReport
     from koala_adapter.cli.session import Session
 
 JOBS = 50
@@ -51,8 +52,9 @@ QUIT = ("q", "\x03", "\x04", "")
 def top(session: Session, interval: float, once: bool) -> None:
     r"""Watch clusters, jobs, changes of size and negotiations on one screen.
 
-    Bars show the processors of each cluster: ours with the last digit of the job's number, then others', then idle
-    ones. Keys: j and k or the arrows choose a job, e says why it waits, l shows what it wrote, c cancels it, q ends.
+    Bars show the processors of each cluster: ours with the last digit of the job's number, then those of ours that
+    come or go, then others', then idle ones. Keys: j and k or the arrows choose a job, e says why it waits, l shows
+    what it wrote, c cancels it, q ends.
 
     \b
     Examples:
@@ -156,7 +158,7 @@ class TopLoop:
             if key == "e":
                 heading, text = f"WHY, JOB {chosen}", report.explanation
             else:
-                heading, text = f"OUTPUT OF JOB {chosen}", "\n".join(latest_output(Path(report.output_directory)))
+                heading, text = f"OUTPUT OF JOB {chosen}", "\n".join(output_of(report))
         except KoalaError as error:
             heading, text = f"JOB {chosen}", error.message
         lines = wrapped(text or "nothing yet", self._console.width)
@@ -170,24 +172,50 @@ def wrapped(text: str, width: int) -> list[str]:
     return [part for line in text.splitlines() for part in textwrap.wrap(line, max(1, width)) or [""]]
 
 
-def latest_output(directory: Path) -> list[str]:
-    """Return the last lines that the processes of a job wrote, marked if there are several, the latest file last."""
-    found: list[tuple[float, Path, list[str]]] = []
-    for path in directory.glob("*/*.out"):
+def output_of(report: JobReport) -> list[str]:
+    """Return the last lines that the processes of a job, or the tasks of a sweep, wrote."""
+    if report.sweep is not None and report.sweep.directory:
+        return latest_output(Path(report.sweep.directory), sweep=True)
+    return latest_output(Path(report.output_directory))
+
+
+def latest_output(directory: Path, *, sweep: bool = False) -> list[str]:
+    """Return the last lines below a directory, marked if they are of several files, the latest file last.
+
+    Standard error is always marked. ``sweep``: the directory is that of a sweep.
+    """
+    written = _written(directory.glob("tasks/*/*" if sweep else "*/*"))[-LINES:]
+    found: list[tuple[Path, list[str]]] = []
+    for _, path in written:
         try:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL))
                 lines = file.read().decode("utf-8", "replace").splitlines()
-            found.append((path.stat().st_mtime, path, lines[-LINES:]))
         except OSError:
             continue  # it has just been put away
-    found.sort(key=lambda one: one[0])
-    marks = [f"{path.parent.name}/{path.stem}: " if len(found) > 1 else "" for _, path, _ in found]
+        found.append((path, lines[-LINES:]))
     every = max(1, LINES // max(1, len(found)))
-    return [
-        mark + printable(line) for mark, (_, _, lines) in zip(marks, found, strict=True) for line in lines[-every:]
-    ][-LINES:]
+    return [_mark(path, several=len(found) > 1) + printable(line) for path, lines in found for line in lines[-every:]][
+        -LINES:
+    ]
+
+
+def _written(paths: Iterable[Path]) -> list[tuple[float, Path]]:
+    """Return the files of output in which there is something, with the time when it was written, the latest last."""
+    written: list[tuple[float, Path]] = []
+    for path in paths:
+        with suppress(OSError):  # it has just been put away
+            if path.suffix in {".out", ".err"} and (status := path.stat()).st_size:
+                written.append((status.st_mtime, path))
+    return sorted(written)
+
+
+def _mark(path: Path, *, several: bool) -> str:
+    name = f"{path.parent.name}/{path.stem}"
+    if path.suffix == ".err":
+        return f"{name} (stderr): "
+    return f"{name}: " if several else ""
 
 
 @contextmanager

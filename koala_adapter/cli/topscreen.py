@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
 
 COLOURS = ("green", "cyan", "magenta", "blue", "bright_green", "bright_cyan", "bright_magenta", "bright_blue")
-IDLE, OTHERS = "░", "▒"
+IDLE, OTHERS, CHANGING = "░", "▒", "▓"
 WIDEST_BAR = 48
 NARROWEST_BAR = 8
 NAMES = 12
@@ -110,6 +110,18 @@ def _title(snapshot: Snapshot, view: View) -> Text:
     return title
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shares:
+    """Who has the processors of a cluster."""
+
+    ours: int
+    of_jobs: dict[str, int]
+    changing: int
+    """Ours that no job uses: they are on their way to one, or back to the batch system."""
+    others: int
+    idle: int
+
+
 # ---- clusters -------------------------------------------------------------------------------------------------------
 
 
@@ -119,10 +131,11 @@ def _clusters(snapshot: Snapshot, width: int) -> Iterator[Text]:
         if report.closed is not None or report.processors is None:
             yield Text.assemble((name, "bold"), (report.closed or "not seen yet", "red"))
             continue
-        numbers = _numbers(report)
+        shares = _shares(report, snapshot.jobs)
+        numbers = _numbers(report, shares)
         one_line = width >= len(name) + len(numbers) + WIDEST_BAR // 2 + 1
         room = width - len(name) - (len(numbers) + 1 if one_line else 0)
-        bar = _bar(report, snapshot.jobs, max(NARROWEST_BAR, min(WIDEST_BAR, room)))
+        bar = _bar(report, shares, max(NARROWEST_BAR, min(WIDEST_BAR, room)))
         if one_line:
             yield Text.assemble((name, "bold"), bar, f" {numbers}")
         else:
@@ -130,26 +143,39 @@ def _clusters(snapshot: Snapshot, width: int) -> Iterator[Text]:
             yield Text(f"{'':{NAMES}} {numbers}")
 
 
-def _numbers(report: ClusterReport) -> str:
-    queued = f" +{report.placeholders_queued} queued" if report.placeholders_queued else ""
+def _shares(report: ClusterReport, jobs: Sequence[JobReport]) -> _Shares:
+    """Return who has a cluster's processors: the last poll as to others and idle ones, ours as they are by now."""
+    whole, others = report.processors or 0, report.others or 0
     ours = report.placeholders - report.placeholders_queued
+    of_jobs = {job.id: _held_on(job, report.name) for job in jobs}
+    return _Shares(
+        ours=ours,
+        of_jobs=of_jobs,
+        changing=max(0, ours - sum(of_jobs.values())),
+        others=others,
+        idle=max(0, min(report.idle or 0, whole - ours - others)),
+    )
+
+
+def _numbers(report: ClusterReport, shares: _Shares) -> str:
+    queued = f" +{report.placeholders_queued} queued" if report.placeholders_queued else ""
+    changing = f" ({shares.changing} changing)" if shares.changing else ""
     asked = f"{report.requests_last_minute}/{report.requests_per_minute} req/min"
-    return f"{report.idle} idle, {ours} ours{queued}, {report.others} others, {asked}"
+    return f"{shares.idle} idle, {shares.ours} ours{changing}{queued}, {shares.others} others, {asked}"
 
 
-def _bar(report: ClusterReport, jobs: Sequence[JobReport], width: int) -> Text:
-    """Return a bar of a cluster's processors: ours marked with the end of the job's number, others, idle."""
+def _bar(report: ClusterReport, shares: _Shares, width: int) -> Text:
+    """Return a bar of a cluster's processors: ours marked with the end of the job's number, changing, others, idle."""
     whole = max(1, report.processors or 0)
-    parts: list[tuple[str, str, int]] = [
-        (job.id[-1], COLOURS[_number(job.id) % len(COLOURS)], _held_on(job, report.name)) for job in jobs
-    ]
-    parts += [(OTHERS, "yellow", report.others or 0), (IDLE, "dim", whole)]
+    parts = [(id_[-1], f"reverse {COLOURS[_number(id_) % len(COLOURS)]}", held) for id_, held in shares.of_jobs.items()]
+    parts += [(CHANGING, "", shares.changing), (OTHERS, "yellow", shares.others), (IDLE, "dim", shares.idle)]
     bar, before, drawn = Text(), 0, 0
     for mark, style, processors in parts:
         before = min(whole, before + processors)
         upto = round(width * before / whole)
-        bar.append(mark * (upto - drawn), style=style if mark in {IDLE, OTHERS} else f"reverse {style}")
+        bar.append(mark * (upto - drawn), style=style)
         drawn = max(drawn, upto)
+    bar.append(" " * (width - drawn))
     return bar
 
 

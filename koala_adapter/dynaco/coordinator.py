@@ -2,7 +2,7 @@
 """DYNACO, execute, for processes that compute in step: all of them change at the same point of progress (AFPAC). Pure.
 
 Each process counts the adaptation points that it has reached. The point of a change is one that none has reached yet:
-the largest count that any has told, and one (PAPERS section 1.3). Nobody stops while it is being agreed upon; who has
+the largest count that any has told, and one (CoreGRID TR-0092). Nobody stops while it is being agreed upon; who has
 passed it meanwhile says so, and it is put further away, each time twice as far, as the points of a program may come
 faster than messages.
 

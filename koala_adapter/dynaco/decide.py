@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DYNACO, decide: does an application adapt, and to what size? Rules of which the scheduler knows nothing. Pure.
 
-PAPERS section 1.3: no step size is assumed, the amount of a change is settled by offer and acceptance.
+CoreGRID TR-0092: no step size is assumed, the amount of a change is settled by offer and acceptance.
 """
 
 from __future__ import annotations

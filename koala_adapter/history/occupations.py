@@ -105,9 +105,9 @@ def _of_job(report: JobReport) -> Iterator[Occupation]:
                     ended_at=until,
                 )
             continue
-        steps = _sizes(report, name, cluster, sum(one.processors for one in parts))
-        for begin, end in _spans(steps, until):
-            asked = max(report.submitted_at, launched - waited) if begin == launched else begin
+        steps = _sizes(report, name, cluster, report.size_at_last(name, cluster))
+        for begin, end, grown_after in _spans(steps, until):
+            asked = max(report.submitted_at, launched - waited) if begin == launched else begin - grown_after
             yield Occupation(
                 job_id=report.id,
                 component=name,
@@ -118,22 +118,23 @@ def _of_job(report: JobReport) -> Iterator[Occupation]:
             )
 
 
-def _sizes(report: JobReport, component: str, cluster: str, latest: int) -> list[tuple[float, int]]:
-    """Return from when on a component had how many processors on a cluster, from its launch on."""
+def _sizes(report: JobReport, component: str, cluster: str, latest: int) -> list[tuple[float, int, float]]:
+    """Return from when on a component had how many processors on a cluster, and for how long it had waited for them."""
     launched = report.launched_at or report.submitted_at
     steps, size = [], latest
     for change in reversed(report.size_changes):
         if (change.component, change.cluster) == (component, cluster):
-            steps.append((max(launched, change.at), size))
+            steps.append((max(launched, change.at), size, change.waited))
             size = change.before
-    return [(launched, size), *reversed(steps)]
+    return [(launched, size, 0.0), *reversed(steps)]
 
 
-def _spans(steps: Sequence[tuple[float, int]], until: float) -> Iterator[tuple[float, float]]:
-    """Return begin and end of each processor: who came last goes first."""
-    begun: list[float] = []
-    for at, size in steps:
+def _spans(steps: Sequence[tuple[float, int, float]], until: float) -> Iterator[tuple[float, float, float]]:
+    """Return begin, end and waiting time of each processor: who came last goes first."""
+    begun: list[tuple[float, float]] = []
+    for at, size, waited in steps:
         while len(begun) > size:
-            yield begun.pop(), at
-        begun += [at] * (size - len(begun))
-    yield from ((begin, until) for begin in begun)
+            begin, had_waited = begun.pop()
+            yield begin, at, had_waited
+        begun += [(at, waited)] * (size - len(begun))
+    yield from ((begin, until, had_waited) for begin, had_waited in begun)

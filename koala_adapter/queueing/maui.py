@@ -3,7 +3,7 @@
 
 A pass starts jobs in the order of the queue until one does not fit; then the first jobs that cannot start now get a
 reservation, as many as the reservation depth says; what is idle now and not needed by a reservation is the *gap*, and
-the policy chooses which of the jobs further back fill it. (Maui administrator's guide, backfill; PAPERS section 3.)
+the policy chooses which of the jobs further back fill it. (Maui administrator's guide, backfill; Gergel 2011.)
 """
 
 from __future__ import annotations

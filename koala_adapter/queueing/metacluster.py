@@ -2,7 +2,7 @@
 """The first of Metacluster's two levels: which cluster a job is submitted to. Pure.
 
 It is the least loaded of those that satisfy the job's requirements, and the job stays there; the second level is the
-queue of that cluster, in Metacluster FCFS or the simplest backfill. (PAPERS section 3.)
+queue of that cluster, in Metacluster FCFS or the simplest backfill. (Gergel 2011.)
 """
 
 from __future__ import annotations

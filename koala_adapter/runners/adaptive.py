@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runner ``adaptive``: processes that compute in step, and change together at one point of their progress. Pure.
 
-It is KOALA's MRunner for programs that use the application library (PAPERS section 1.3). The scheduler's records say
+It is KOALA's MRunner for programs that use the application library (CoreGRID TR-0092). The scheduler's records say
 which change is under way; a coordinator for each component brings its processes to it.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runner ``workers``: a head that stays, and workers that come and go one by one while the job runs. Pure.
 
-It is KOALA's MRunner for applications whose workers find their head by themselves (PAPERS section 1.3), and the front
+It is KOALA's MRunner for applications whose workers find their head by themselves (CoreGRID TR-0092), and the front
 end of DYNACO: what the scheduler would like is observed, the rule of the component decides, the plan is carried out by
 launches and signals, and each worker's end is told by itself.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of size that are under way: what the records of claims and clusters keep of them.
 
-A change of a running malleable component goes through these phases (PAPERS section 1.3):
+A change of a running malleable component goes through these phases (CoreGRID TR-0092):
 
 - growing: ASKED (an offer is out) → GATHERING (the accepted number of stubs is submitted as placeholders; the
   application keeps running) → TAKING (all are held; it takes them in) → over;
@@ -90,6 +90,8 @@ class SizeChange:
     """Processors that the component had on this cluster."""
     after: int
     reason: str
+    waited: float = 0.0
+    """Seconds between the submission of its placeholders and ``at``; 0 where it has become smaller."""
 
 
 SIZE_CHANGES_KEPT = 20

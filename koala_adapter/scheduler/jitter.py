@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deterministic jitter of life cycles and back-offs, so that two jobs in a deadlock do not give up at the same time.
 
-Two co-allocators that each hold what the other needs know nothing of each other (PAPERS section 2). Both assume a
+Two co-allocators that each hold what the other needs know nothing of each other (Xing 2009). Both assume a
 deadlock, and one of them must give its part back early enough for the other to get it before its own time is over: the
 batch system has to see the end, start what waits, and the agent there has to report. So lives are whole gaps of that
 length apart, as are the slots in which stations on a shared wire try again. Two that drew the same gap have drawn

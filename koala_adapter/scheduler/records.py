@@ -249,8 +249,11 @@ class JobRecord:
         due = self.timers.get(kind)
         return None if due is None else due.at
 
-    def note_size(self, claim: Claim, before: int, reason: str, now: float) -> None:
-        """Keep for people that the size of a claim has changed from ``before`` to what it is now."""
+    def note_size(self, claim: Claim, before: int, reason: str, now: float, *, waited: float = 0.0) -> None:
+        """Keep for people that the size of a claim has changed from ``before`` to what it is now.
+
+        ``waited``: seconds since the placeholders of a growth were submitted.
+        """
         if claim.cluster is None or claim.processors == before:
             return
         change = SizeChange(
@@ -260,6 +263,7 @@ class JobRecord:
             before=before,
             after=claim.processors,
             reason=reason,
+            waited=waited,
         )
         self.size_changes = [*self.size_changes, change][-SIZE_CHANGES_KEPT:]
 

@@ -19,6 +19,7 @@ from koala_adapter.vjm.center import ControlCenter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from anyio.abc import TaskGroup
@@ -92,6 +93,11 @@ class Reception:
     def fingerprint(self) -> str:
         """What agents compare the control center's certificate with."""
         return self._certificate.fingerprint
+
+    @property
+    def connected(self) -> AbstractSet[PlaceholderId]:
+        """The placeholders whose agents are connected."""
+        return self._center.connected
 
     def in_contact(self, placeholder: PlaceholderId) -> bool:
         """Tell whether the agent of a placeholder is connected."""
@@ -212,9 +218,10 @@ class Reception:
             return
         driver = self._clusters.get(record.cluster)
         if record.state is PlaceholderState.ENDING and driver is not None:
-            if not event.dropped:
+            if event.closed:
                 driver.judge.farewell(event.placeholder)
             driver.poller.poll_soon()
+            self._tell()
         else:
             self._report(ev.PlaceholderSilent(time=self._clock(), placeholder=event.placeholder, detail=event.detail))
             if driver is not None:

@@ -23,11 +23,11 @@ log = structlog.get_logger()
 def request_window(config: ClusterConfig, definition: PluginDefinition, directory: Path) -> Path:
     """Return the file in which the requests to a cluster's batch system are counted, in a directory made here.
 
-    The directory is the user's own, whatever the state ``directory``; where it cannot be used, the state directory
-    takes its place. Raises OSError when neither can be used.
+    The directory is the user's own, whatever the state ``directory``. The state directory takes its place where that
+    cannot be used, and for a batch system that nobody asks from another one. Raises OSError when neither can be used.
     """
-    identity = _identity(config, definition, directory)
-    own = requests_directory()
+    identity = _identity(config, definition)
+    own = requests_directory() if definition.identified_by else None
     if own is not None:
         try:
             prepare_directory(own, now=time.time())
@@ -39,9 +39,9 @@ def request_window(config: ClusterConfig, definition: PluginDefinition, director
     return window_path(directory / "requests", *identity)
 
 
-def _identity(config: ClusterConfig, definition: PluginDefinition, directory: Path) -> tuple[str, ...]:
+def _identity(config: ClusterConfig, definition: PluginDefinition) -> tuple[str, ...]:
     """Return what tells a batch system from all others."""
     if definition.identified_by:
         chosen = config.settings.model_dump_json(include=set(definition.identified_by))
         return (definition.name, chosen)
-    return (definition.name, config.settings.model_dump_json(), config.name, str(directory.absolute()))
+    return (definition.name, config.settings.model_dump_json(), config.name)

@@ -57,6 +57,7 @@ class RunningSweep:
         """``changed`` hears of each task that is over. Raises OSError, KoalaError."""
         if job.sweep is None:
             raise AssertionError("a job with a sweep")
+        self._job_id = job.id
         self._command = job.components[0].command
         self._files = files
         self._expansion = expansion
@@ -82,7 +83,7 @@ class RunningSweep:
         if not self._saved:
             self._saved = True
             try:
-                self._files.close(self.progress)
+                self._files.close(self.progress, self._job_id)
             except OSError as error:
                 log.warning("how far a sweep is cannot be kept", directory=str(self._files.directory), error=str(error))
 

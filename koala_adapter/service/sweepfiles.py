@@ -134,12 +134,16 @@ class SweepFiles:
                 kept[name] = str(folder / path.name)
         return kept
 
-    def close(self, progress: SweepProgress) -> None:
-        """Close the entries, and keep how far the sweep is, for who reads it later. Raises OSError."""
+    def close(self, progress: SweepProgress, job_id: JobId) -> None:
+        """Close the entries, and keep how far the sweep is, and was with this job, for who reads it later.
+
+        Raises OSError.
+        """
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
-        _replace(self.directory / PROGRESS, json.dumps(asdict(progress)))
+        for name in (PROGRESS, _progress_with(job_id)):
+            _replace(self.directory / name, json.dumps(asdict(progress)))
 
     # ---- how to get here --------------------------------------------------------------------------------------------
 
@@ -168,17 +172,33 @@ def _replace(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def progress_in(directory: Path) -> SweepProgress | None:
+def _progress_with(job_id: JobId) -> str:
+    """Return the name of the file that says how far a sweep was when this job left it."""
+    return f"progress-{job_id}.json"
+
+
+def progress_in(directory: Path, name: str = PROGRESS) -> SweepProgress | None:
     """Return how far the sweep of a directory is by what is written there; None: nothing is."""
     try:
-        last = SweepProgress(**json.loads((directory / PROGRESS).read_bytes()))
+        last = SweepProgress(**json.loads((directory / name).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
     return replace(last, first_failed=tuple(last.first_failed), running=0, seconds_left=None)
 
 
 def recorded_progress(jobs: Path, job: Job) -> SweepProgress | None:
-    """Return how far the sweep of a job is by what is written below the directory of all jobs; None: it has none."""
+    """Return how far a job has brought its sweep by what is written below the directory of all jobs.
+
+    A later job may have gone on with it. None: it has none.
+    """
+    if job.sweep is None:
+        return None
+    directory = jobs / first_job(job) / FOLDER
+    return progress_in(directory, _progress_with(job.id)) or progress_in(directory)
+
+
+def latest_progress(jobs: Path, job: Job) -> SweepProgress | None:
+    """Return how far the sweep of a job is by now, whichever job went on with it; None: it has none."""
     return None if job.sweep is None else progress_in(jobs / first_job(job) / FOLDER)
 
 

@@ -57,7 +57,7 @@ class Interpolated(SpeedUp):
 class ReconfigurationCost:
     """Seconds for which an application stands still when its size changes: ``fixed + per_processor * |change|``.
 
-    Waiting for the new processors is no part of it: the application keeps running until all are held (PAPERS 1.3).
+    Waiting for the new processors is no part of it: the application keeps running until all are held (TR-0092).
     """
 
     fixed: float = 0.0
@@ -92,7 +92,7 @@ class Application:
 
 
 def ft(cost: ReconfigurationCost = FREE) -> Application:
-    """Return NAS FT by the points of PAPERS section 1.4: 120 s on 2 processors, best 60 s, taken to be at its maximum.
+    """Return NAS FT by the points of CoreGRID TR-0092: 120 s on 2 processors, best 60 s, taken to be at its maximum.
 
     It runs on powers of two up to 32.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bricks: clients call servers over a network of local domains, and monitors tell the scheduler what was (PAPERS 5).
+"""Bricks: clients call servers over a network of local domains, and monitors tell the scheduler what was (Takefusa).
 
 A grid is a tree: nodes in local domains, each domain joined to one wide-area backbone. Every node is a client and a
 server. Chance makes the grid, the calls and the tasks of others, each from its own seed, so that all schedulers that

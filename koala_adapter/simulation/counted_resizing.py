@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How running jobs change their size in the count-level simulator, at once or with the delays of real runners.
 
-As MRunner does it (PAPERS 1.3): growing, the new placeholders start while the application keeps running; when all are
+As MRunner does it (TR-0092): growing, the new placeholders start while the application keeps running; when all are
 held it stands still for the cost of the change, then goes on with more. Shrinking, it stands still first, goes on with
 fewer, and only then are the processors given back. What is given back comes free when its batch system says so.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadline scheduling of calls to servers (PAPERS section 5: Takefusa, Matsuoka et al. 2001). Pure.
+"""Deadline scheduling of calls to servers (Takefusa 2001). Pure.
 
 A client calls a server: it sends data, the server computes, the client receives the result. Each call has a deadline.
 A server's price is its performance, so the best choice is not the fastest server but the slowest that is in time.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedulers that the deadline experiment compares, and what came out of simulating them (PAPERS 5)."""
+"""The schedulers that the deadline experiment compares, and what came out of simulating them (Takefusa 2001)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workloads of KOALA's experiments with malleable jobs (PAPERS section 1.4), from a seed.
+"""The workloads of KOALA's experiments with malleable jobs (CoreGRID TR-0092), from a seed.
 
 300 jobs, half of them NAS FT and half GADGET-2, chosen uniformly. Wm: all malleable, one every 120 s. Wmr: half
 malleable, half rigid. W'm and W'mr: the same, one every 30 s. Malleable jobs start on 2 processors, rigid ones have 2.

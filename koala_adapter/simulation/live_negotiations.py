@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scenarios in which a live application negotiates its size, and what came of them. Who plays them comes from outside.
 
-The experiments of Ghafoor et al. on eight processors (PAPERS section 4).
+The experiments of Ghafoor et al. on eight processors (Ghafoor 2005).
 """
 
 from __future__ import annotations

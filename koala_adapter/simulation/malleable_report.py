@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What koala-pra and koala-pwa have in common: cases, the six figures, tables, findings, settings (PAPERS 1.4)."""
+"""What koala-pra and koala-pwa have in common: cases, the six figures, tables, findings, settings (TR-0092)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a KOALA workload on DAS-3, and what is kept of it: the numbers behind figures 7 and 8 (PAPERS 1.4)."""
+"""One run of a KOALA workload on DAS-3, and what is kept of it: the numbers behind figures 7 and 8 (TR-0092)."""
 
 from __future__ import annotations
 

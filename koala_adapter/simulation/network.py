@@ -4,7 +4,7 @@
 Transfers are fluids: at every moment each has its max-min fair share of the links on its path (the rate of no transfer
 can be raised without lowering that of one which has no more). Shares change only when a transfer begins or ends, so
 these are the only events. A path is the local domain of the sender, the wide-area links of the route with the fewest
-links, and the local domain of the receiver. Used for input files and for the calls of Bricks (PAPERS 5).
+links, and the local domain of the receiver. Used for input files and for the calls of Bricks (Takefusa 2001).
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ DAS3 = Platform(
         ClusterModel(name="leiden", nodes=32),
     ),
 )
-"""The testbed of KOALA's experiments (PAPERS 1.4): 272 nodes in five clusters, one application process per node."""
+"""The testbed of KOALA's experiments (TR-0092): 272 nodes in five clusters, one application process per node."""
 
 PLATFORMS: Mapping[str, Platform] = {"das3": DAS3}
 """Platforms that can be named."""

@@ -41,6 +41,8 @@ class AgentConnection:
         """In which it is followed; cancelled to end it."""
         self.fault = ""
         """Why ``scope`` was cancelled, when somebody did that."""
+        self.closed = False
+        """The agent has closed it."""
         self._stream = stream
         self._decoder = decoder
         self._decoder.limit = channel.AGENT_LINE_LIMIT
@@ -58,6 +60,7 @@ class AgentConnection:
         try:
             data = await self._stream.receive()
         except anyio.EndOfStream:
+            self.closed = True
             raise ProtocolError("closed by the agent") from None
         except LOST as error:
             raise ProtocolError(f"connection lost: {error.__cause__ or error}") from None

@@ -36,8 +36,8 @@ class AgentDisconnected:
 
     placeholder: PlaceholderId
     detail: str
-    dropped: bool = False
-    """It was ended here, so it says nothing of the agent."""
+    closed: bool
+    """The agent closed it. One that was lost, or ended here, says nothing of the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

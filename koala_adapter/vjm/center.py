@@ -311,8 +311,9 @@ class ControlCenter:
         if self._is_current(connection):
             del self._connected[placeholder]
             detail = detail or connection.fault or f"silent for {self._silence:g} s"
-            dropped = bool(connection.fault)
-            self._on_event(agentevents.AgentDisconnected(placeholder=placeholder, detail=detail, dropped=dropped))
+            self._on_event(
+                agentevents.AgentDisconnected(placeholder=placeholder, detail=detail, closed=connection.closed)
+            )
 
     def _handle(self, agent: _Agent, message: AgentMessage) -> None:  # noqa: C901 - one plain line per kind of message
         connection, output = agent.connection, agent.output

@@ -76,7 +76,8 @@ async def _nodes(lrm: Lrm, settings: SgeSettings) -> CheckResult:
             subject=subject, ok=False, found=f"answers, but there are no slots in {where}", remedy="correct queue"
         )
     idle = sum(node.processors_idle for node in nodes)
-    return CheckResult(subject=subject, ok=True, found=f"answers: {len(nodes)} nodes, {slots} slots, {idle} idle")
+    counted = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    return CheckResult(subject=subject, ok=True, found=f"answers: {counted}, {slots} slots, {idle} idle")
 
 
 async def _queue(lrm: Lrm, settings: SgeSettings) -> CheckResult:

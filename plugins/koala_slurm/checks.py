@@ -42,6 +42,8 @@ class Checks:
     commands: SlurmCommands
     settings: SlurmSettings
     directives: Directives
+    unanswered: LrmUnavailableError | None = None
+    """How the controller failed to answer a moment ago: to ask once more would take as long."""
     _partition: str | None = None
     _config: ControllerConfig | None = None
 
@@ -83,6 +85,8 @@ class Checks:
         return _good("version", version)
 
     async def _controller(self) -> CheckResult:
+        if self.unanswered is not None:
+            raise self.unanswered
         config = self._config = parse_config(await self.commands.read(CONFIG_COMMAND, action="asking the controller"))
         elements = config.max_array_size - 1
         return _good("controller", f"cluster {config.cluster}, at most {elements} placeholders in one submission")

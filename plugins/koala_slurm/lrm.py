@@ -86,6 +86,7 @@ class SlurmLrm(Lrm):
         self._commands = SlurmCommands(context.commands, settings)
         self._reader = CommandReader(self._commands, reserved_is_up=settings.reservation is not None)
         self._config: ControllerConfig | None = None
+        self._unanswered: LrmUnavailableError | None = None
         self._notes = StartNotes(context.state_directory / "starts")
         self._sizes: dict[str, int] = {}
         self._transport = chosen_transport(
@@ -101,7 +102,12 @@ class SlurmLrm(Lrm):
         """
         if self._transport is not None:
             await self._transport.start()
-        config = await self._read_config()
+        self._unanswered = None
+        try:
+            config = await self._read_config()
+        except LrmUnavailableError as error:
+            self._unanswered = error
+            raise
         self.capabilities = replace(
             CAPABILITIES,
             suspend=config.may_suspend(user=self._user, uid=os.geteuid()),
@@ -143,7 +149,12 @@ class SlurmLrm(Lrm):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def version(self) -> str:
-        """Return ``slurm`` and the version of the commands, such as ``slurm 22.05.8``."""
+        """Return ``slurm`` and a version, such as ``slurm 22.05.8``: that which the controller has told.
+
+        Only where none is known are the commands asked for theirs: each request counts against the bound of a minute.
+        """
+        if self._config is not None and self._config.version:
+            return f"slurm {self._config.version}"
         return f"slurm {await self._commands.version(VERSION_COMMAND, parse_version)}"
 
     async def nodes(self) -> tuple[Node, ...]:
@@ -380,6 +391,7 @@ class SlurmLrm(Lrm):
             commands=self._commands,
             settings=self._settings,
             directives=self._context.directives,
+            unanswered=self._unanswered,
         )
         transport = () if self._transport is None else await self._transport.check()
         return (*await checks.run(), *transport)

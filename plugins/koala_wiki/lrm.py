@@ -256,7 +256,8 @@ class WikiLrm(Lrm):
         except LrmError as error:
             remedy = error.hint or "correct host, port, dialect and key_file of this cluster"
             return CheckResult(subject="answer", ok=False, found=error.message, remedy=remedy)
-        return CheckResult(subject="answer", ok=True, found=f"{self._peer} speaks {found} of {len(nodes)} nodes")
+        counted = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        return CheckResult(subject="answer", ok=True, found=f"{self._peer} speaks {found} of {counted}")
 
 
 def _read(parse: Callable[[str], T], argument: str) -> T:

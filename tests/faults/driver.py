@@ -381,7 +381,7 @@ class SimulatedService:
             return
         self.effector.adaptive.disconnected(agent.id)
         if placeholder.state is PlaceholderState.ENDING:
-            if not self._disconnecting:
+            if not agent.alive and not self._disconnecting:
                 self.judges[placeholder.cluster].farewell(agent.id)
         else:
             self.post(ev.PlaceholderSilent(time=self.now, placeholder=agent.id, detail="connection reset"))

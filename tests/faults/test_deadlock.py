@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The deadlock experiment of the virtual job model (PAPERS section 2).
+"""The deadlock experiment of the virtual job model (Xing 2009).
 
 Clusters A and B have three nodes each; user 1 goes first on A, user 2 on B. At the same moment each submits a job of
 six nodes, through a service of his own, so that nobody sees both. Each gets one cluster and waits for the other.

@@ -283,9 +283,11 @@ def test_workers_complete_when_nothing_goes_wrong(seed: int) -> None:
     assert {outcome.exit_code for outcome in ends} <= {0, 3, EXIT_WALLTIME}
 
 
-@pytest.mark.parametrize(("seed", "malleable"), [(101925, True), (102835, True), (200100, False), (510121, True)])
+@pytest.mark.parametrize(
+    ("seed", "malleable"), [(101925, True), (102835, True), (200100, False), (510121, True), (5005380, False)]
+)
 def test_schedules_that_once_broke_an_invariant(seed: int, *, malleable: bool) -> None:
-    """A change for ever, a placeholder believed to be gone, a connection of our ending taken for a farewell."""
+    """A change for ever, a placeholder believed to be gone, a connection that was lost taken for a farewell."""
     World(seed, malleable=malleable).run()
 
 

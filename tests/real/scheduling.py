@@ -9,7 +9,7 @@ import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tests.real import forkserver
+from tests import forkserver
 from tests.real.systems.processes import PATIENCE, tail, wait_until
 from tests.real.user import KoalaUser, toml
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tests.real.forkserver import Forked
+    from tests.forkserver import Forked
     from tests.real.lrms import System
 
 PACE = {"requests_per_minute": 6000, "poll_interval": 0.5}

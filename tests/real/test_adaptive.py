@@ -146,15 +146,69 @@ def test_two_become_five_become_three(new_user: NewUser, slurm_a: SlurmCluster, 
     assert 5 in sizes
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        pytest.param("offered", marks=pytest.mark.nightly),
-        pytest.param("gathered", marks=pytest.mark.nightly),
-        "taking in",
-        pytest.param("at its point", marks=pytest.mark.nightly),
-    ],
-)
+def kill_while(user: KoalaUser, job: str, phase: str) -> None:
+    """Kill the service as soon as a report says that a job is in a phase, and start it again."""
+    user.wait(job, lambda report: phase in report.explanation, what=phase)
+    user.kill()
+    user.serve()
+
+
+def grow_through_kills(user: KoalaUser, job: str, pause: PausedCommand) -> None:
+    """Have a job, for which processors came free, take one more; ``pause``: the command that submits it waits.
+
+    What keeps the job in a phase is there before it may leave the one before.
+    """
+    kill_while(user, job, "gathered")
+    with not_done(user):
+        with stopped(process(user, 1)):
+            pause.let_go()
+            kill_while(user, job, "taking in")
+        kill_while(user, job, "at its point")
+    user.wait(job, lambda report: size(report) == 3, what="has three")
+
+
+def shrink_through_kills(user: KoalaUser, job: str, *parts: str) -> None:
+    """Have a job give up processors for a rigid one, which gets them."""
+    with not_done(user):
+        with stopped(process(user, 1)):
+            rigid = user.submit(user.job_file(*parts, name="rigid"))
+            kill_while(user, job, "giving up")
+        kill_while(user, job, "at its point")
+    assert user.wait_over(rigid).state is JobState.COMPLETED
+
+
+def test_the_service_is_killed_in_each_phase_of_growing_and_of_shrinking(
+    new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
+) -> None:
+    """One program goes on through seven kills, never below its minimum, and nothing is leaked."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    user = two_systems(new_user, slurm_a, sge_cell, path=commands)
+    with local_job(sge_cell, sge_cell.slots):
+        with local_job(slurm_a, slurm_a.cpus * len(slurm_a.nodes) - 2):
+            wait_idle_seen(user, 2, 0)
+            job = submit(user)
+            wait_joined(user, job)
+            pause = PausedCommand(commands, "sbatch", when="before")
+        grow_through_kills(user, job, pause)
+        with stopped(process(user, 0)):  # who is stopped does not answer
+            user.client.resize(job, 2)
+            kill_while(user, job, "asked to give up")
+        user.wait(job, lambda report: size(report) == 2, what="has two")
+        with stopped(process(user, 0)):
+            user.client.resize(job, 3)
+            kill_while(user, job, "offered")
+    # An offer without an answer counts as declined after a while, and is not made again until more is free: it is now.
+    user.wait(job, lambda report: size(report) == 3, what="has three again")
+    shrink_through_kills(user, job, part(sge_cell.name, 2, "true"), part(slurm_a.name, 1, "true"))
+    sizes = expect_right(user, job)
+    assert user.kills == 7
+    assert sizes[:5] == [2, 3, 2, 3, 2]
+    assert set(sizes) == {2, 3}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("phase", ["offered", "gathered", "taking in", "at its point"])
 def test_the_service_is_killed_while_a_program_grows(
     phase: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell, tmp_path: Path
 ) -> None:
@@ -188,14 +242,8 @@ def test_the_service_is_killed_while_a_program_grows(
     assert max(sizes) >= least
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        pytest.param("asked to give up", marks=pytest.mark.nightly),
-        pytest.param("giving up", marks=pytest.mark.nightly),
-        pytest.param("at its point", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("phase", ["asked to give up", "giving up", "at its point"])
 def test_the_service_is_killed_while_a_program_shrinks(
     phase: str, new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell
 ) -> None:

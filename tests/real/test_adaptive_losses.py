@@ -120,7 +120,6 @@ def agents_directories(system: SlurmCluster) -> set[Path]:
     return {Path(one.environment["KOALA_STDOUT"]).parents[1] for one in ranks}
 
 
-@pytest.mark.nightly  # the next one shows by day what a lost node costs
 def test_a_node_dies_before_the_point(new_user: NewUser, two_nodes: SlurmCluster, tmp_path: Path) -> None:
     """The growth is given up, and the program does not notice."""
     commands = tmp_path / "commands"
@@ -181,7 +180,6 @@ def test_a_process_never_calls_done(new_user: NewUser, slurm_a: SlurmCluster, sg
     assert all(not placeholders(system) for system in user.systems.values())
 
 
-@pytest.mark.nightly  # an answer is waited for 20 s
 def test_an_application_that_never_answers(new_user: NewUser, slurm_a: SlurmCluster, sge_cell: GridEngineCell) -> None:
     """What it was asked is taken for declined; who waits hears so, and starts when processors come free."""
     thresholds = {slurm_a.name: slurm_a.cpus * len(slurm_a.nodes) - 2, sge_cell.name: sge_cell.slots - 1}

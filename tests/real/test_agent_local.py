@@ -389,7 +389,8 @@ async def test_release_ends_a_stubborn_task(site: Site) -> None:
         assert (end.reason, end.signal) == (EndReason.CANCELLED, signal.SIGKILL)
         assert site.output("t") == b"ready\nasked\n"
         assert await site.ended(process) == (0, "")
-        assert (await site.wait_for(AgentDisconnected)).detail == "closed by the agent"
+        gone = await site.wait_for(AgentDisconnected)
+        assert (gone.detail, gone.closed) == ("closed by the agent", True)
 
 
 async def test_time_limit_of_a_task(site: Site) -> None:

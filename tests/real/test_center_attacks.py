@@ -206,7 +206,8 @@ async def test_garbage_from_a_registered_agent_closes_its_connection(site: Site)
         await peer.hear()
         await peer.stream.send(b"nonsense\n" + channel.encode(channel.TaskStarted(task="t", pid=1)))
         assert await peer.hear() is None
-        assert "malformed" in (await site.wait_for(AgentDisconnected)).detail
+        gone = await site.wait_for(AgentDisconnected)
+        assert ("malformed" in gone.detail, gone.closed) == (True, False)
     assert [type(event) for event in site.events] == [AgentRegistered, AgentDisconnected]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two jobs that each hold what the other needs, of people who know nothing of each other (PAPERS section 2).
+"""Two jobs that each hold what the other needs, of people who know nothing of each other (Xing 2009).
 
 Two clusters of three nodes; on each somebody else is first in line. Whoever gives way lets the other run, and is next.
 """

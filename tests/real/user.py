@@ -29,7 +29,7 @@ from koala_adapter.errors import KoalaError
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
 from koala_adapter.plugin.commands import login_name
-from tests.real import forkserver
+from tests import forkserver
 from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
 from tests.real.systems.pbs import PbsServer
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.reports import JobReport
-    from tests.real.forkserver import Forked
+    from tests.forkserver import Forked
 
 Values: TypeAlias = "Mapping[str, int | float | str | bool]"
 

@@ -21,7 +21,7 @@ from koala_adapter.wiki.codec.protocol import (
     parse_request,
     read_key,
 )
-from tests.real import forkserver
+from tests import forkserver
 from tests.real.systems.ports import Ports
 from tests.real.systems.processes import PATIENCE, tail, wait_until
 from tests.real.user import KoalaUser
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tests.real.forkserver import Forked
+    from tests.forkserver import Forked
     from tests.real.lrms import System
 
 KEY = "1234567890"

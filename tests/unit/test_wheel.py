@@ -46,6 +46,10 @@ def test_a_wheel_has_what_messages_refer_to(tmp_path: Path) -> None:
         files = {file.name: file.read_bytes() for file in shipped(kind, pattern)}
         assert files
         assert {file.name: file.read_bytes() for file in (package / "shipped" / kind).glob(pattern)} == files
+    written = package / "shipped" / "examples"
+    examples = {file.relative_to(ROOT / "examples") for file in (ROOT / "examples").rglob("*") if file.is_file()}
+    expected = {file for file in examples if not {"__pycache__", ".pytest_cache"}.intersection(file.parts)}
+    assert {file.relative_to(written) for file in written.rglob("*") if file.is_file()} == expected
     for page in (package / "shipped" / "docs").glob("*.md"):
         assert page_text(page) == page_text(ROOT / "docs" / page.name)
     assert {file.name for file in (package / "cli" / "completions").iterdir()} == {"koala.bash", "_koala", "koala.fish"}

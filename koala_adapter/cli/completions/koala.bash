@@ -72,6 +72,7 @@ _koala() {
         "koala negotiations,--job" | "koala negotiations,-j") words=(-) ;;
         "koala negotiations,--limit" | "koala negotiations,-n") words=(-) ;;
         "koala app,--install") files=yes; words=(-) ;;
+        "koala docs,--examples") files=yes; words=(-) ;;
         "koala wiki ask,--host") words=(-) ;;
         "koala wiki ask,--port") words=(-) ;;
         "koala wiki ask,--key-file") files=yes; words=(-) ;;
@@ -127,7 +128,7 @@ _koala() {
         "koala app") words=(--install --help); values=(); ;;
         "koala conf") words=(--help); values=(); ;;
         "koala schema") words=(--help); values=(site job job-report job-list submitted submitted-files explanation local-explanation cluster-list plan scripts checks reaped cleaned queue-event shadow-report given-back negotiation-list negotiation-access simulation-list experiment-list experiment-result wiki-reply); ;;
-        "koala docs") words=(--help); values=(); ;;
+        "koala docs") words=(--examples --help); values=(); ;;
         "koala completion") words=(--help); values=(bash zsh fish); ;;
         "koala wiki") words=(--help); values=(ask serve); ;;
         "koala wiki ask") words=(--host --port --key-file --dialect --timeout --json --help); values=(); files=yes; ;;

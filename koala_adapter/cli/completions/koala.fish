@@ -244,6 +244,7 @@ complete -c koala -n '__koala_at koala schema' -a 'experiment-result' -d ''
 complete -c koala -n '__koala_at koala schema' -a 'wiki-reply' -d ''
 complete -c koala -n '__koala_at koala schema' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala docs' -f
+complete -c koala -n '__koala_at koala docs' -l examples -r -d 'Write the examples of which the pages speak into a new directory'
 complete -c koala -n '__koala_at koala docs' -s h -l help -d 'Show this message and exit'
 complete -c koala -n '__koala_at koala completion' -f
 complete -c koala -n '__koala_at koala completion' -a 'bash' -d ''

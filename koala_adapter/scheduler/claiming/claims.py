@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claiming without reservation: placements become submitted placeholders, and a complete claim a launch.
 
-KOALA's incremental claiming policy, ICP (PAPERS section 1.1), with the virtual jobs of VJM (PAPERS section 2):
+KOALA's incremental claiming policy, ICP (CoreGRID TR-0092), with the virtual jobs of VJM (Xing 2009):
 placeholders go to every chosen cluster; when all are held the job starts. Only the components whose claim failed are
 placed again (:func:`retake`), and a job of higher priority goes first: it is placed before anything is claimed again
 for another, what is kept for it is not touched, and what comes free goes to it (``reorganization.yield_to_priority``).

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of placeholders: held for a bounded time, handed back, missing, silent, ending, gone.
 
-The life cycle is VJM's (PAPERS section 2): it begins when the first placeholder of a claim is held; what comes of it
+The life cycle is VJM's (Xing 2009): it begins when the first placeholder of a claim is held; what comes of it
 when it ends with others still missing is in ``reorganization.py``.
 """
 
@@ -145,7 +145,7 @@ def registration_timer(context: Context, placeholder: PlaceholderRecord) -> None
 def join_pieces(record: JobRecord, claims: list[Claim]) -> None:
     """Make one claim of those among ``claims`` that are pieces of the same component; none may hold anything.
 
-    KOALA's flexible requests (PAPERS section 1.2) leave the sizes of the pieces to the scheduler; so pieces that came
+    KOALA's flexible requests (CoreGRID TR-0092) leave the sizes of the pieces to the scheduler; so pieces that came
     to nothing need not be placed again as they were. What was joined has no placement any more.
     """
     joined = {id(claim) for claim in claims}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The placement queue: jobs that hold nothing yet, in the order in which they are tried.
 
-KOALA scans its queue from head to tail (PAPERS section 1.1). With a hundred thousand jobs a scan that looks at each is
+KOALA scans its queue from head to tail (CoreGRID TR-0092). With a hundred thousand jobs a scan that looks at each is
 wasteful, so jobs stand in lanes: all jobs in a lane ask a placement policy the same question. When a lane's need cannot
 be met, or its first job was not placed, the lane is passed over as a whole for the rest of the scan, in which room only
 shrinks.

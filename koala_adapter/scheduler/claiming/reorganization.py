@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlock detection and resource reorganization of VJM (PAPERS section 2).
+"""Deadlock detection and resource reorganization of VJM (Xing 2009).
 
 Two jobs that each hold what the other waits for would wait for ever, and no batch system notices: so when a held
 placeholder has reached the end of its life while the co-allocation is incomplete, a deadlock is assumed, between jobs
@@ -94,7 +94,7 @@ def _backfilled(context: Context, giver: JobRecord, over: list[PlaceholderRecord
 def yield_to_priority(context: Context, placeholder: PlaceholderRecord) -> None:
     """Let a job of higher priority go first: give it a placeholder just held if it waits for that cluster, too.
 
-    KOALA's claiming policy (PAPERS section 1.1) asks for that; an LRM's queue knows nothing of our priorities.
+    KOALA's claiming policy (CoreGRID TR-0092) asks for that; an LRM's queue knows nothing of our priorities.
     """
     if not context.state.parameters.reorganize or not placeholder.held:
         return

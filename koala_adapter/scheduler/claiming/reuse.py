@@ -2,7 +2,7 @@
 """Placeholders handed from one job to the next without a new submission: no queueing in any LRM in between.
 
 What a completed job held, and what is about to be handed back because others are missing, is of use to a job of the
-placement queue that fits into it entirely: the backfill that the authors of VJM added to it later (PAPERS section 2).
+placement queue that fits into it entirely: the backfill that the authors of VJM added to it later (Xing 2009).
 """
 
 from __future__ import annotations

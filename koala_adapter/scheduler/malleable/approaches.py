@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When malleability is used: job management approaches, on counts of processors.
 
-PRA and PWA (PAPERS section 1.3) differ in who comes first when processors are free, the running or the waiting:
+PRA and PWA (CoreGRID TR-0092) differ in who comes first when processors are free, the running or the waiting:
 
 - PRA, precedence to running applications: grow the running malleable jobs of the cluster until none takes more (a
   thorough step), then scan the placement queue. Nobody is ever shrunk for a waiting job.

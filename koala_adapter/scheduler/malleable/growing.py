@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Growing a running job: stubs are submitted and gathered, then all together become processes of the application.
 
-As KOALA's MRunner does it (PAPERS section 1.3): the application keeps running until *all* processors that it accepted
+As KOALA's MRunner does it (CoreGRID TR-0092): the application keeps running until *all* processors that it accepted
 are held, and only then takes them in. When one of them is lost before that, or they do not come within the life of a
 placeholder, all are given back and the application is told.
 """
@@ -214,9 +214,17 @@ def _taken(context: Context, record: JobRecord, part: Part) -> None:
     claim, change = record.claims[part.claim], part.change
     context.ledger.end_change(claim)
     if change.ranks:
-        record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now)
+        waited = context.now - _submitted_at(context, record, change)
+        record.note_size(claim, claim.processors - len(change.ranks), change.reason, context.now, waited=waited)
     wanted_again(context, record, claim.component)
     jobs_have_grown(context, cluster_of(context, record, part.claim))
+
+
+def _submitted_at(context: Context, record: JobRecord, change: Change) -> float:
+    """Return when the first of the placeholders that a growth has brought was submitted; now if that is forgotten."""
+    came, batches = set(change.ranks), context.state.batches
+    asked = (batches.get(rank.placeholder.batch) for rank in record.ranks if rank.rank in came)
+    return min((batch.submitted_at for batch in asked if batch is not None), default=context.now)
 
 
 def stub_lost(context: Context, placeholder: PlaceholderRecord) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applications that ask for more processors themselves (PAPERS section 1.3: initiative and obligation).
+"""Applications that ask for more processors themselves (CoreGRID TR-0092: initiative and obligation).
 
 A voluntary wish gets what is free now and others do not wait for. A mandatory one must be accommodated: other running
 jobs of the cluster are shrunk for it, and what comes free is kept for it, before waiting jobs. When even all that the

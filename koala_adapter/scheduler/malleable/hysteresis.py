@@ -51,7 +51,7 @@ def jobs_have_shrunk(context: Context, cluster: ClusterRecord) -> None:
 def shrunk_in_vain(context: Context, cluster: ClusterRecord) -> None:
     """Ask nobody to shrink for a while; after some vain steps, twice as long each time that nothing has changed.
 
-    A policy may ask jobs that cannot give anything, as EGS does (PAPERS section 1.3); others may have their reasons.
+    A policy may ask jobs that cannot give anything, as EGS does (CoreGRID TR-0092); others may have their reasons.
     """
     parameters, sizes = context.state.parameters, _sizes(context, cluster)
     cluster.vain_shrinks = cluster.vain_shrinks + 1 if sizes == cluster.vain_sizes else 1

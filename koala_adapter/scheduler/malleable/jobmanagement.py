@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of KOALA's decisions about running and waiting jobs (PAPERS section 1.3), on counts of processors.
+"""The order of KOALA's decisions about running and waiting jobs (CoreGRID TR-0092), on counts of processors.
 
 One code decides in the scheduler, where a processor is a placeholder and applications answer later, and in the
 simulator of a million jobs, where it is a number and they answer at once. Whenever something has changed:

@@ -2,7 +2,7 @@
 """Malleability policies of one cluster, on counts of processors: who is asked to grow or shrink, and by how many.
 
 The same policies serve the scheduler, where a processor is a placeholder, and the simulator of a million jobs, where it
-is a number (PAPERS section 1.3). A *step* grows or shrinks the running jobs of a cluster by a value, in rounds: the
+is a number (CoreGRID TR-0092). A *step* grows or shrinks the running jobs of a cluster by a value, in rounds: the
 messages of a round go out together, their answers are told to the step, then the next round is asked for until one is
 empty. Amounts in messages and answers are signed: positive grows a job, negative shrinks it. `carry_out` does a whole
 step where answers come at once.

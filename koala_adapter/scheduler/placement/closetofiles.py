@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Close to files (PAPERS section 1.2): run where the input files are, or where they can be brought in least time.
+"""Close to files (CoreGRID TR-0092): run where the input files are, or where they can be brought in least time.
 
 What is known comes with the views: which paths a cluster holds (RLS) and the bandwidth to it (NIP). What is not known
 makes no difference, so on a site that says nothing this is worst fit.

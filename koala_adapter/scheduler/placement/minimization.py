@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster minimization: a co-allocated job on as few clusters as possible (PAPERS section 1.2).
+"""Cluster minimization: a co-allocated job on as few clusters as possible (CoreGRID TR-0092).
 
 Every cluster more means more messages over wide-area links, and one queue more to wait for. CM takes the components as
 the user made them; FCM also splits those that the user calls flexible, according to the idle processors, which

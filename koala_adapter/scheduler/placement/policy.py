@@ -3,14 +3,14 @@
 
 A policy sees the clusters as values and answers with a value: placed, insufficient (not now) or infeasible (never).
 The policies themselves are in modules of their own and listed in ``policies.py``. What a policy may know is what
-KOALA's information service told its co-allocator (PAPERS section 1.1): processors (PIP), bandwidth between sites (NIP)
-and which site has which file (RLS); and what VJM knows: how long earlier placeholders waited (PAPERS section 2).
+KOALA's information service told its co-allocator (CoreGRID TR-0092): processors (PIP), bandwidth between sites (NIP)
+and which site has which file (RLS); and what VJM knows: how long earlier placeholders waited (Xing 2009).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -146,11 +146,25 @@ def infeasibility(requests: Sequence[ComponentRequest], views: Mapping[ClusterNa
         return None
     for request in requests:
         if all(request.never(view) is not None for view in allowed(request, views)):
-            kept = "; its placement policy splits no components" if request.kept_whole else ""
-            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)}){kept}"
+            return f"component {request.component.name!r} fits nowhere ({_reasons(request, views)})" + (
+                "; its placement policy splits no components"
+                if request.kept_whole
+                else _split(request, requests, views)
+            )
         if request.splittable and (never := _too_large_in_pieces(request, views)) is not None:
             return never
     return _joint_infeasibility(requests, views)
+
+
+def _split(
+    request: ComponentRequest, requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]
+) -> str:
+    """Return the hint that the job can be placed if this component may be split; empty when it cannot."""
+    if request.splittable or request.component.cluster is not None:
+        return ""
+    if infeasibility([replace(one, splittable=True) if one is request else one for one in requests], views) is not None:
+        return ""
+    return "; split over several clusters it fits: `koala run --split`, or `flexible = true` in the job file"
 
 
 def _first_fit(requests: Sequence[ComponentRequest], views: Mapping[ClusterName, ClusterView]) -> bool:

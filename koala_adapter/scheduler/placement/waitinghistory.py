@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VJM's resource selection (PAPERS section 2): clusters chosen by how long earlier placeholders waited in them.
+"""VJM's resource selection (Xing 2009): clusters chosen by how long earlier placeholders waited in them.
 
 Clusters are black boxes to it: whatever makes a queue slow, priorities and local policies included, shows in the waits.
 The log of a cluster is part of the scheduler's state, and is written by the events that report a placeholder as held

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worst fit, KOALA's default (PAPERS section 1.2): it balances the load over the clusters."""
+"""Worst fit, KOALA's default (CoreGRID TR-0092): it balances the load over the clusters."""
 
 from __future__ import annotations
 

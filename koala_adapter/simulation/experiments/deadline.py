@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadline scheduling against greedy scheduling, with load correction and fallback, on simulated grids (PAPERS 5)."""
+"""Deadline scheduling against greedy scheduling, with load correction and fallback, on simulated grids (Takefusa)."""
 
 from __future__ import annotations
 

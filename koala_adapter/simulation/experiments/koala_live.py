@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KOALA's malleable jobs in small, on live clusters, beside the simulator's prediction of them (PAPERS 1.4)."""
+"""KOALA's malleable jobs in small, on live clusters, beside the simulator's prediction of them (CoreGRID TR-0092)."""
 
 from __future__ import annotations
 

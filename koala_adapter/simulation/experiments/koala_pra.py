@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Precedence to running applications: figure 7 of KOALA's experiments with malleable jobs (PAPERS 1.4)."""
+"""Precedence to running applications: figure 7 of KOALA's experiments with malleable jobs (CoreGRID TR-0092)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evolving and malleable applications that negotiate on eight processors, live (PAPERS section 4)."""
+"""Evolving and malleable applications that negotiate on eight processors, live (Ghafoor 2005)."""
 
 from __future__ import annotations
 

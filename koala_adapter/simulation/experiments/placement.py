@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KOALA's placement policies compared: WF, CF, CM and FCM on DAS-3 with input files and local users (PAPERS 1.2).
+"""KOALA's placement policies compared: WF, CF, CM and FCM on DAS-3 with input files and local users (CoreGRID TR-0092).
 
 The same jobs, input files and local users for each policy. A job asks for processors in equal components; for flexible
 cluster minimization the same number in one component that may be split. Before it runs, the input files that a cluster

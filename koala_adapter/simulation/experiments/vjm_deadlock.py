@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deadlock between two co-allocated jobs: certain with direct submission, broken by virtual jobs (PAPERS 2).
+"""Deadlock between two co-allocated jobs: certain with direct submission, broken by virtual jobs (Xing 2009).
 
 Clusters A and B have three nodes each; user 1 has priority on A, user 2 on B; at the same moment each submits a job of
 six nodes. Each gets one cluster and waits for the other. Each user has a co-allocator of his own, so nobody sees both

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What resource selection by waiting history and resource reorganization gain (PAPERS section 2).
+"""What resource selection by waiting history and resource reorganization gain (Xing 2009).
 
 Clusters that differ in size and load serve their local users first come, first served. Co-allocated jobs come on top,
 through placeholders. Selection is compared with worst fit, which goes by the idle processors that it sees, and with

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from koala_adapter.api.reports import JobReport
+    from tests.forkserver import Forked
     from tests.real.chaos.jobs import PlannedJob
-    from tests.real.forkserver import Forked
 
 END_SECONDS = 60.0
 """Bound on the time from the end of a job to that of the command that follows it."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 SOURCES = [path for room in ("koala_adapter", "plugins") for path in sorted((ROOT / room).rglob("*.py"))]
 IN_REPOSITORY = re.compile(r"\b(?:docs|conf|examples|benchmarks)/[\w.-]+")
-ASKED_FOR = re.compile(r"koala (docs|conf) ([\w.@-]*\w)")
+ASKED_FOR = re.compile(r"koala (docs|conf) (\w(?:[\w.@-]*\w)?)")
 
 
 def said(path: Path) -> Iterator[str]:
@@ -115,6 +115,17 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
         result = CliRunner().invoke(koala, ["docs", name])
         assert result.exit_code != 0
         assert "site-file" in result.output
+
+
+def test_the_examples_can_be_written(tmp_path: Path) -> None:
+    """All of them, into a directory that is made for them and no other."""
+    target = tmp_path / "examples"
+    assert "README.md" in invoke("docs", "--examples", str(target))
+    assert (target / "hello.toml").read_text() == (ROOT / "examples" / "hello.toml").read_text()
+    assert (target / "plugin" / "pyproject.toml").is_file()
+    result = CliRunner().invoke(koala, ["docs", "--examples", str(target)])
+    assert result.exit_code != 0
+    assert "exists" in result.output
 
 
 def test_schemas_are_those_of_the_manual() -> None:

@@ -44,7 +44,7 @@ def shown(renderable: RenderableType, width: int) -> list[str]:
     [
         (
             clusters_table(CLUSTERS, 10.0),
-            ["delft-das5", "slurm 22.05.8", "16", "10 (12 queued)", "40/60", "open", "amsterdam-uva", CLOSED],
+            ["delft-das5", "slurm 22.05.8", "16", "10 (12 queued)", "12/60", "open", "amsterdam-uva", CLOSED],
         ),
         (jobs_table([JOB]), ["4711", "n-body", "running", "12", "amsterdam-uva, delft-das5", "10 s", "100 s"]),
         (components_table(JOB), ["worker", "delft-das5", "8 of 8", "amsterdam-uva", "4 of 4", "1.0 s"]),

@@ -139,7 +139,7 @@ def test_the_report_of_a_shadow_in_words() -> None:
         first_later=(),
     )
     text = "\n".join(ordertext.shadow_report(report))
-    assert "1 of them start earlier, 0 later, 2 at the same time" in text
+    assert "1 of them starts earlier, 0 later, 2 at the same time" in text
     assert "4.2 s with this policy, 8.4 s with the batch system" in text
     assert "batch system  not yet" in text
     assert "4 jobs are not counted: in hold" in text

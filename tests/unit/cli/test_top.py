@@ -110,6 +110,22 @@ def test_a_bar_is_divided_by_job() -> None:
     assert bar == "1" * 12 + "2" * 18 + "▒" * 6 + "░" * 12
 
 
+def test_bar_and_numbers_have_the_same_figures_after_a_shrink() -> None:
+    """What a job has given up is neither its own nor idle before the batch system has it back, in both of them."""
+    shrunk = replace(BUSY, jobs=(running(1, 4), running(12, 2, (150.0, 6, 2))))
+    name, bar, numbers = next(line for line in lines(shrunk, width=140) if line.startswith("alpha")).split(maxsplit=2)
+    assert (name, bar) == ("alpha", "1" * 12 + "2" * 6 + "▓" * 12 + "▒" * 6 + "░" * 12)
+    assert numbers == "4 idle, 10 ours (4 changing), 2 others, 12/60 req/min"
+
+
+def test_what_was_taken_since_the_last_look_is_not_idle() -> None:
+    """Ours are known at once, what is idle is not; both together are no more than there is."""
+    grown = replace(BUSY, clusters=(cluster(ours=12),), jobs=(running(1, 4), running(12, 8, (150.0, 6, 8))))
+    _, bar, numbers = next(line for line in lines(grown, width=140) if line.startswith("alpha")).split(maxsplit=2)
+    assert bar == "1" * 12 + "2" * 24 + "▒" * 6 + "░" * 6
+    assert numbers.startswith("2 idle, 12 ours, 2 others")
+
+
 def test_jobs_that_run_come_first_and_show_how_far_they_are() -> None:
     """A rigid job a part of its walltime, a malleable one its sizes, one that is over how it ended."""
     text = lines(BUSY)
@@ -200,6 +216,33 @@ def test_the_latest_output_is_marked_and_bounded(tmp_path: Path) -> None:
     assert found[-1] == "right/0: right 99\\x1b[2J"
     assert found[0].startswith("left/0: left 8")
     assert wrapped("one two three\n\nfour", 7) == ["one two", "three", "", "four"]
+
+
+def test_standard_error_is_shown_and_marked(tmp_path: Path) -> None:
+    """What is empty has no part in it."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "0.out").write_text("fine\n")
+    (tmp_path / "work" / "0.err").write_text("")
+    os.utime(tmp_path / "work" / "0.out", (0, 0))
+    assert latest_output(tmp_path) == ["fine"]
+    (tmp_path / "work" / "0.err").write_text("not so fine\n")
+    assert latest_output(tmp_path) == ["work/0: fine", "work/0 (stderr): not so fine"]
+    (tmp_path / "work" / "0.out").unlink()
+    assert latest_output(tmp_path) == ["work/0 (stderr): not so fine"]
+
+
+def test_the_latest_output_of_a_sweep_is_that_of_its_latest_tasks(tmp_path: Path) -> None:
+    """The tasks are in directories of a thousand each; as many are shown as there is room for."""
+    tasks = tmp_path / "tasks"
+    for number in (7, 1000, *range(1001, 1101)):
+        path = tasks / f"{number // 1000:03}" / f"{number}.out"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"task {number}\n")
+        os.utime(path, (number, number))
+    (tasks / "001" / "1100.err").write_text("gone wrong\n")
+    found = latest_output(tmp_path, sweep=True)
+    assert found[-2:] == ["001/1100: task 1100", "001/1100 (stderr): gone wrong"]
+    assert len(found) == LINES
 
 
 # ---- terminals of ASCII --------------------------------------------------------------------------------------------

@@ -89,7 +89,10 @@ def test_the_queue_is_given_back_until_a_scheduler_is_there_again() -> None:
     """Also when the batch system does not answer at first; never beside a scheduler."""
     unit = read(ROOT / "conf" / "koala-give-back@.service")
     assert (unit["Service"]["Restart"], unit["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
-    assert unit["Unit"]["Conflicts"] == "koala-schedule@%i.service koala-wiki@%i.service"
+    assert unit["Unit"]["Conflicts"] == unit["Unit"]["After"] == "koala-schedule@%i.service koala-wiki@%i.service"
+    # Or a scheduler that is started beside the other would fail, and its failure give back the queue of both.
+    assert read(ROOT / "conf" / "koala-schedule@.service")["Unit"]["Conflicts"] == "koala-wiki@%i.service"
+    assert read(ROOT / "conf" / "koala-wiki@.service")["Unit"]["Conflicts"] == "koala-schedule@%i.service"
     for path in UNITS:
         if "schedule" in path.name or "wiki" in path.name:
             assert "#OnFailure=koala-give-back@%i.service" in path.read_text(encoding="utf-8")

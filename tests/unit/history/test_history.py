@@ -30,9 +30,9 @@ def component(name: str, cluster: str | None, processors: int, waited: float | N
     )
 
 
-def change(at: float, cluster: str, before: int, after: int) -> SizeChangeReport:
+def change(at: float, cluster: str, before: int, after: int, waited: float = 0.0) -> SizeChangeReport:
     """Return a change of the workers."""
-    return SizeChangeReport(at=at, component="w", cluster=cluster, before=before, after=after, reason="")
+    return SizeChangeReport(at=at, component="w", cluster=cluster, before=before, after=after, reason="", waited=waited)
 
 
 def ran(number: int, *components: ComponentReport, changes: tuple[SizeChangeReport, ...] = ()) -> JobReport:
@@ -62,10 +62,10 @@ def test_a_rigid_job_waits_and_is_used_on_each_cluster() -> None:
 
 
 def test_a_malleable_job_grows_and_shrinks() -> None:
-    """Who came last goes first; what it grew by has no waiting time in the report."""
-    changes = (change(120.0, "a", 1, 3), change(150.0, "a", 3, 2))
+    """Who came last goes first; what it grew by was waited for, too."""
+    changes = (change(120.0, "a", 1, 3, waited=7.0), change(150.0, "a", 3, 2))
     found = occupations([ran(1, component("w", "a", 2), changes=changes)])
-    assert times(found) == [("a", 95.0, 100.0, 200.0), ("a", 120.0, 120.0, 150.0), ("a", 120.0, 120.0, 200.0)]
+    assert times(found) == [("a", 95.0, 100.0, 200.0), ("a", 113.0, 120.0, 150.0), ("a", 113.0, 120.0, 200.0)]
 
 
 def test_clusters_that_a_job_has_left_are_not_forgotten() -> None:
@@ -157,3 +157,10 @@ def test_tables_sum_up() -> None:
 def test_the_axis_has_a_unit_that_one_can_read(length: float, unit: str) -> None:
     """By the length of the time."""
     assert Period(begin=0.0, end=length).unit[1] == unit
+
+
+def test_who_had_left_before_the_end_is_not_counted_until_it() -> None:
+    """Though the report tells what a job had when it had most, where nothing was left of it."""
+    changes = (change(120.0, "a", 1, 2), change(150.0, "a", 2, 1), change(160.0, "a", 1, 0))
+    found = occupations([ran(1, component("w", "a", 2), changes=changes)])
+    assert times(found) == [("a", 95.0, 100.0, 160.0), ("a", 120.0, 120.0, 150.0)]

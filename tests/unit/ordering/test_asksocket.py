@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 import sys
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -116,8 +116,9 @@ def said_to(path: Path, text: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(PATIENCE)
         connection.connect(str(path))
-        connection.sendall(text)
-        connection.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # who has no place is answered and closed before that, and can be heard all the same
+            connection.sendall(text)
+            connection.shutdown(socket.SHUT_WR)
         heard = b""
         try:
             while more := connection.recv(65_536):

@@ -205,6 +205,25 @@ async def test_unanswered_start_can_be_repeated(fake: FakeSlurm, context: Cluste
     assert await lrm.version() == "slurm 22.05.8"
 
 
+async def test_version_costs_no_request_of_its_own(fake: FakeSlurm, context: ClusterContext) -> None:
+    """The controller has said its version with its configuration."""
+    lrm = await started(fake, context)
+    assert isinstance(context.commands, RecordingRunner)
+    before = len(context.commands.commands)
+    assert await lrm.version() == "slurm 22.05.8"
+    assert len(context.commands.commands) == before
+
+
+async def test_version_is_that_of_the_commands_where_no_controller_has_said_it(
+    fake: FakeSlurm, context: ClusterContext
+) -> None:
+    """Without a configuration that tells it, the commands do."""
+    lrm = SlurmLrm(context, settings_of(fake))
+    assert await lrm.version() == "slurm 22.05.8"
+    assert isinstance(context.commands, RecordingRunner)
+    assert [command.argv[1:] for command in context.commands.commands] == [("--version",)]
+
+
 async def test_missing_commands_are_unavailable_and_named(context: ClusterContext, tmp_path: Path) -> None:
     """Without Slurm's commands every request says which is missing, and ``check`` says what to do."""
     lrm = SlurmLrm(context, SlurmSettings(bin_directory=tmp_path))
@@ -214,6 +233,21 @@ async def test_missing_commands_are_unavailable_and_named(context: ClusterContex
     assert not results["commands"].ok
     assert "bin_directory" in results["commands"].remedy
     assert "submission" not in results
+
+
+async def test_a_controller_that_does_not_answer_is_asked_once(fake: FakeSlurm, context: ClusterContext) -> None:
+    """``check`` after a start that failed waits for no second time-out, and says of the controller what that heard."""
+    lrm = SlurmLrm(context, settings_of(fake))
+    fake.stop_controller()
+    with pytest.raises(LrmUnavailableError) as caught:
+        await lrm.start()
+    results = {result.subject: result for result in await lrm.check()}
+    assert sent(context, "scontrol") == [("show", "config")]
+    assert results["commands"].ok
+    assert (results["controller"].ok, results["controller"].found) == (False, caught.value.message)
+    fake.start_controller()
+    await lrm.start()
+    assert {result.ok for result in await lrm.check()} == {True}
 
 
 async def test_check_tells_limits(fake: FakeSlurm, context: ClusterContext) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from koala_adapter.api.formersizes import former_sizes
 from koala_adapter.model import ClusterName, Component, EndReason, Job, JobId, RunnerName, TaskEnd
 from koala_adapter.scheduler import events as ev
 from koala_adapter.scheduler.actions import (
@@ -411,3 +412,19 @@ def test_the_last_worker_of_a_job_without_a_head_out_of_contact(approach: Approa
     assert silenced(site, 0).endswith(f"{said}.")
     site.pass_time(400)
     assert site.record("1").state.final is (approach is Approach.NONE)
+
+
+def test_a_job_whose_workers_have_all_left_tells_what_it_had() -> None:
+    """When it had most: nothing of it is there any more when it ends."""
+    site = MalleableSite({"a": 3, "b": 2})
+    site.start(workers("1", replace(component("m", 1, 4), flexible=True)))
+    for offer in of_kind(OfferProcessors, list(site.actions)):
+        site.grow_by(offer)
+    held = {(one.component, one.cluster): one.processors for one in site.record("1").claims}
+    assert sum(held.values()) == 4
+    assert former_sizes(site.record("1")) == {}
+    for rank in range(4):
+        end(site, rank)
+    assert site.record("1").state is JobState.COMPLETED
+    assert [one.processors for one in site.record("1").claims] == [0, 0]
+    assert former_sizes(site.record("1")) == held

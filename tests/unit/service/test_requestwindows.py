@@ -73,6 +73,7 @@ def test_a_batch_system_in_the_state_directory_is_its_own(clusters: dict[str, Cl
     """Clusters of subprocesses belong to the state directory that they were made in."""
     here = clusters["here"]
     assert window(here, tmp_path / "one") == window(here, tmp_path / "one") != window(here, tmp_path / "two")
+    assert window(here, tmp_path / "one").is_relative_to(tmp_path / "one")
 
 
 def test_without_a_usable_home_the_state_directory_serves(

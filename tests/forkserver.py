@@ -17,12 +17,13 @@ import json
 import os
 import random
 import select
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TextIO, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +54,8 @@ class Forked:
         """Wait until it has begun; ``status`` is where its id, and later its exit code, are told."""
         self.args = list(argv)
         self.returncode: int | None = None
+        self.stdout: TextIO | None = None
+        self.stderr: TextIO | None = None
         self._status = status
         self._said = b""
         self._hear(None)
@@ -84,6 +87,33 @@ class Forked:
         """Send SIGKILL, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
+    def terminate(self) -> None:
+        """Send SIGTERM, unless it has ended."""
+        self.send_signal(signal.SIGTERM)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Return what else it says until nobody can say more, once it has ended.
+
+        Raises subprocess.TimeoutExpired after so many seconds; what was read until then is lost.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        said: dict[int, bytes] = {}
+        with selectors.DefaultSelector() as selector:
+            for stream in (self.stdout, self.stderr):
+                if stream is not None and not stream.closed:
+                    selector.register(stream.fileno(), selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(None if until is None else max(0.0, until - time.monotonic()))
+                if not ready:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                for key, _ in ready:
+                    data = os.read(key.fd, LARGEST)
+                    said[key.fd] = said.get(key.fd, b"") + data
+                    if not data:
+                        selector.unregister(key.fd)
+        self.wait(None if until is None else max(0.0, until - time.monotonic()))
+        return _rest(self.stdout, said), _rest(self.stderr, said)
+
     def _hear(self, timeout: float | None) -> bool:
         """Take in what is told within so many seconds; return whether there was something."""
         if not select.select([self._status], [], [], timeout)[0]:
@@ -95,6 +125,15 @@ class Forked:
             self.returncode = int(lines[1]) if len(lines) > 2 else -signal.SIGKILL
             os.close(self._status)
         return True
+
+
+def _rest(stream: TextIO | None, said: Mapping[int, bytes]) -> str:
+    """Close a stream, and return what it brought."""
+    if stream is None or stream.closed:
+        return ""
+    text = said[stream.fileno()].decode()
+    stream.close()
+    return text
 
 
 class Source(NamedTuple):
@@ -115,7 +154,7 @@ def source() -> Source:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.real.forkserver", str(its.fileno())],
+            [sys.executable, "-m", "tests.forkserver", str(its.fileno())],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             stdin=subprocess.DEVNULL,
             pass_fds=[its.fileno()],
@@ -144,6 +183,40 @@ def start(
     finally:
         os.close(telling)
     return Forked(arguments, told)
+
+
+def start_heard(
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    directory: Path,
+    output: int | None = None,
+    keep: int | None = None,
+) -> Forked:
+    """As ``start``, but what it says can be read; ``output``: where its standard output goes instead."""
+    (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+    try:
+        process = start(
+            arguments,
+            environment=environment,
+            directory=directory,
+            output=its_out if output is None else output,
+            errors=its_err,
+            keep=keep,
+        )
+    except BaseException:
+        os.close(out)
+        os.close(err)
+        raise
+    finally:
+        os.close(its_out)
+        os.close(its_err)
+    process.stderr = os.fdopen(err)
+    if output is None:
+        process.stdout = os.fdopen(out)
+    else:
+        os.close(out)
+    return process
 
 
 # -- the process itself ------------------------------------------------------------------------------------------------
