@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -342,4 +343,34 @@ def test_an_end_that_was_ordered_needs_no_explanation(
         task.advance()
         assert task.end == {"reason": "signalled", "exit_code": None, "signal": 15, "detail": ""}
         task.advance()
+        place.finish()
+
+
+def test_the_end_of_a_task_is_told_after_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its process said to koala is read once it is gone, though the loop never saw it, and is sent before."""
+    monkeypatch.setattr(tasks, "DRAIN", 0.0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "1").mkdir()
+    monkeypatch.setattr(Workplace, "new_directory", lambda _place: str(tmp_path / "1"))  # without a guard over it
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as client:
+        place = Workplace(selector, Timers(), "b", None)
+        task = tasks.Task(place, "t")
+        task.launch({
+            "argv": ["false"], "working_directory": None, "files": [], "environment": {}, "time_limit": None,
+            "application": True,
+        })  # fmt: skip
+        assert task.pid is not None
+        assert task.application is not None
+        client.connect("1/application")  # short enough for an address, wherever tests are run
+        client.sendall(b"00000004\nlast")
+        os.waitid(os.P_PID, task.pid, os.WEXITED | os.WNOWAIT)
+        assert task.look()
+        task.advance()
+        assert task.end is not None
+        for key, mask in selector.select(0):
+            key.data(mask)
+        task.advance()
+        assert (task.complete, task.tellable, task.safe) == (True, False, False)
+        assert task.application.next() == b"00000004\nlast"
+        assert task.tellable
         place.finish()
