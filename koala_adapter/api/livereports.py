@@ -33,7 +33,7 @@ def live_report(service: Service, job_id: JobId) -> JobReport:
         negotiated=negotiated(service.journal.negotiations, record, service.now()),
         files=service.applications.results.concluded(directory),
         sweep=service.sweeps.progress(record.job),
-        concluded=record.state in BY_THEMSELVES and not _in_contact(service, record),
+        concluded=record.state in BY_THEMSELVES and not (record.live and _in_contact(service, record)),
     )
 
 

@@ -22,10 +22,12 @@ COMMENT_MARKS = ("#", "--")
 
 def shipped(kind: str, pattern: str) -> tuple[Path, ...]:
     """Return the files of a kind (``conf``, ``docs``), in order of name."""
+    return tuple(sorted(file for file in _directory(kind).glob(pattern) if file.is_file()))
+
+
+def _directory(kind: str) -> Path:
     directory = PACKAGE / "shipped" / kind
-    if not directory.is_dir():
-        directory = PACKAGE.parent / kind
-    return tuple(sorted(file for file in directory.glob(pattern) if file.is_file()))
+    return directory if directory.is_dir() else PACKAGE.parent / kind
 
 
 def copy_examples(directory: Path) -> None:
@@ -33,11 +35,10 @@ def copy_examples(directory: Path) -> None:
 
     Raises ConfigurationError when there is something of that name, or it cannot be made.
     """
-    source = PACKAGE / "shipped" / "examples"
-    if not source.is_dir():
-        source = PACKAGE.parent / "examples"
     try:
-        shutil.copytree(source, directory, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))
+        shutil.copytree(
+            _directory("examples"), directory, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache")
+        )
     except FileExistsError as error:
         raise ConfigurationError(f"{directory} exists", hint="name a directory that is to be made") from error
     except (OSError, shutil.Error) as error:

@@ -38,6 +38,7 @@ from koala_adapter.service.scriptmaker import ScriptMaker
 from koala_adapter.service.servicemeter import ServiceMeter
 from koala_adapter.service.siteparameters import configuration
 from koala_adapter.service.sizechanges import SizeChanges
+from koala_adapter.service.sizesurroundings import Surroundings
 from koala_adapter.service.sweeps import Sweeps
 from koala_adapter.service.upkeep import Upkeep
 
@@ -91,16 +92,17 @@ class Service:
         )
         self.applications = self._new_applications()
         self._size_rules = SizeRules(policies.sizes)
-        self.sizes = SizeChanges(
-            site.control_center.negotiation_listen,
-            self.applications,
-            self.journal.negotiations,
+        around = Surroundings(
+            listen=site.control_center.negotiation_listen,
+            applications=self.applications,
+            store=self.journal.negotiations,
             state=lambda: self.state,
             clock=self.now,
             report=self.post,
             tell=self._tell_application,
             rules=self._size_rules,
         )
+        self.sizes = SizeChanges(around)
         self.meter = ServiceMeter(lambda: self.state, trouble=lambda: self.trouble)
         self.clusters = {config.cluster_name: self._new_driver(config, plugins) for config in site.clusters}
         self.reception = self._new_reception()

@@ -13,53 +13,39 @@ from koala_adapter.service.resizing import Resizing
 from koala_adapter.service.workersresizing import WorkersResizing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.dynaco.sizerules import SizeRules
-    from koala_adapter.model import JobId, PlaceholderId
-    from koala_adapter.scheduler import events as ev
-    from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.applications import Applications
+    from koala_adapter.model import JobId
+    from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.negotiationport import Access
-    from koala_adapter.service.negotiationstore import NegotiationStore
+    from koala_adapter.service.sizesurroundings import Surroundings
 
 
 class SizeChangeParts:
     """Workers that come and go, processes that change together, and programs that negotiate for either."""
 
-    def __init__(
-        self,
-        listen: str,
-        applications: Applications,
-        store: NegotiationStore,
-        *,
-        state: Callable[[], State],
-        clock: Callable[[], float],
-        report: Callable[[ev.Event], None],
-        tell: Callable[[PlaceholderId, str, bytes], bool],
-        rules: SizeRules,
-    ) -> None:
-        """``listen``: address for programs that negotiate; ``store`` keeps what was negotiated.
-
-        ``report`` takes events in; ``tell`` sends a frame to the process of a task, which it may not reach; ``rules``
-        say which sizes a component takes.
-        """
-        self._port = NegotiationPort(listen)
+    def __init__(self, around: Surroundings) -> None:
+        """Make the parts, and put them together."""
+        self._port = NegotiationPort(around.listen)
         self._adaptations = Adaptations(
-            applications,
-            state=state,
-            clock=clock,
-            report=report,
-            tell=tell,
-            keeper=NegotiationKeeper(store, state=state, clock=clock),
+            around.applications,
+            state=around.state,
+            clock=around.clock,
+            report=around.report,
+            tell=around.tell,
+            keeper=NegotiationKeeper(around.store, state=around.state, clock=around.clock),
             negotiators=self._port,
-            rules=rules,
+            rules=around.rules,
         )
-        self._workers = WorkersResizing(applications, state=state, clock=clock, report=report, rules=rules)
-        self._negotiators = Negotiators(self._port, adaptations=self._adaptations, workers=self._workers, state=state)
-        self.resizing = Resizing(workers=self._negotiators, adaptive=self._adaptations, state=state)
+        self._workers = WorkersResizing(
+            around.applications, state=around.state, clock=around.clock, report=around.report, rules=around.rules
+        )
+        self._negotiators = Negotiators(
+            self._port, adaptations=self._adaptations, workers=self._workers, state=around.state
+        )
+        self.resizing = Resizing(workers=self._negotiators, adaptive=self._adaptations, state=around.state)
 
     def start(self, tasks: TaskGroup) -> None:
         """Be ready for programs that negotiate; keep the times that applications have for an answer or for leaving."""

@@ -11,49 +11,24 @@ from typing import TYPE_CHECKING
 from koala_adapter.model import RunnerName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from anyio.abc import TaskGroup
 
-    from koala_adapter.dynaco.sizerules import SizeRules
-    from koala_adapter.model import JobId, PlaceholderId
-    from koala_adapter.scheduler import events as ev
-    from koala_adapter.scheduler.records import JobRecord, State
-    from koala_adapter.service.applications import Applications
+    from koala_adapter.model import JobId
+    from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.negotiationport import Access
-    from koala_adapter.service.negotiationstore import NegotiationStore
     from koala_adapter.service.resizing import Resizing
     from koala_adapter.service.sizechangeparts import SizeChangeParts
+    from koala_adapter.service.sizesurroundings import Surroundings
 
 
 class SizeChanges:
     """Workers that come and go, processes that change together, and programs that negotiate for either."""
 
-    def __init__(
-        self,
-        listen: str,
-        applications: Applications,
-        store: NegotiationStore,
-        *,
-        state: Callable[[], State],
-        clock: Callable[[], float],
-        report: Callable[[ev.Event], None],
-        tell: Callable[[PlaceholderId, str, bytes], bool],
-        rules: SizeRules,
-    ) -> None:
-        """``listen``: address for programs that negotiate; ``store`` keeps what was negotiated.
-
-        ``report`` takes events in; ``tell`` sends a frame to the process of a task, which it may not reach; ``rules``
-        say which sizes a component takes.
-        """
-        self._listen = listen
-        self._applications = applications
-        self._store = store
-        self._state = state
-        self._clock = clock
-        self._report = report
-        self._tell = tell
-        self._rules = rules
+    def __init__(self, surroundings: Surroundings) -> None:
+        """Nothing that changes sizes is there yet."""
+        self._surroundings = surroundings
         self._tasks: TaskGroup | None = None
         self._made: SizeChangeParts | None = None
 
@@ -62,16 +37,7 @@ class SizeChanges:
             return self._made
         from koala_adapter.service.sizechangeparts import SizeChangeParts
 
-        self._made = SizeChangeParts(
-            self._listen,
-            self._applications,
-            self._store,
-            state=self._state,
-            clock=self._clock,
-            report=self._report,
-            tell=self._tell,
-            rules=self._rules,
-        )
+        self._made = SizeChangeParts(self._surroundings)
         if self._tasks is not None:
             self._made.start(self._tasks)
         return self._made
@@ -84,7 +50,7 @@ class SizeChanges:
     def start(self, tasks: TaskGroup) -> None:
         """Be ready for jobs and programs, within ``tasks``; at once for the jobs that there are."""
         self._tasks = tasks
-        if self._concerns(self._state().jobs):
+        if self._concerns(self._surroundings.state().jobs):
             self._parts()
 
     def resume(self) -> None:
@@ -100,7 +66,7 @@ class SizeChanges:
 
     def _concerns(self, job_ids: Iterable[JobId]) -> bool:
         """Tell whether one of these jobs may change its size."""
-        jobs = self._state().jobs
+        jobs = self._surroundings.state().jobs
         return any(id_ in jobs and jobs[id_].job.runner is not RunnerName.RANKS for id_ in job_ids)
 
     def complaint(self, job_id: JobId) -> str:
