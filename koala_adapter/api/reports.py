@@ -52,7 +52,7 @@ class ComponentReport:
     """Wanted: the placed number, or the minimum while nothing is placed."""
     held: int
     queued: int
-    """Placeholders that wait in the LRM's queue."""
+    """Placeholders that wait in the LRM's queue, or whose submission the LRM has not answered yet."""
     lrm_ids: tuple[str, ...]
     hosts: tuple[str, ...]
     first_rank: int | None

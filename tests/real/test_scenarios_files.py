@@ -15,7 +15,7 @@ from koala_adapter.scheduler.outcome import JobOutcome, JobState
 from tests.real.leftovers import Traces
 from tests.real.systems.directories import SystemDirectory
 from tests.real.systems.processes import PATIENCE, wait_until
-from tests.real.user import part
+from tests.real.user import part, runs_with_known_ids
 
 if TYPE_CHECKING:
     from tests.real.conftest import NewUser
@@ -112,7 +112,7 @@ def test_a_token_can_travel_in_a_file(new_user: NewUser, slurm_a: SlurmCluster) 
         user = new_user(slurm_a, clusters={"a": {"token_directory": str(tokens)}})
         traces = Traces(user)
         job = user.submit(user.job_file(part("a", 2, "sleep", "600", environment=traces.mark)))
-        report = user.wait(job, lambda report: report.state is JobState.RUNNING, what="runs")
+        report = user.wait(job, runs_with_known_ids, what="runs")
         (file,) = tokens.iterdir()
         assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(tokens.stat().st_mode)) == (0o600, 0o700)
         script = slurm_a.run("scontrol", "write", "batch_script", report.components[0].lrm_ids[0], "-")

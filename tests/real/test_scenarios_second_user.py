@@ -33,7 +33,7 @@ from tests.real.systems import CommandError, GridEngineCell, SlurmCluster
 from tests.real.systems.directories import SystemDirectory
 from tests.real.systems.processes import PATIENCE, base_environment, run_command, wait_until
 from tests.real.systems.requirements import missing_for_grid_engine, missing_for_slurm, require
-from tests.real.user import KoalaUser, part
+from tests.real.user import KoalaUser, part, runs_with_known_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,10 +162,11 @@ def played(user: KoalaUser, slurm: SlurmCluster, cell: GridEngineCell, traces: T
         os.chown(file, user.account.pw_uid, user.account.pw_gid)
     parts = [part(n, 1, "sh", "-c", SAYING, environment=traces.mark, input_files=["in"]) for n in ("m", "g")]
     running = user.submit(user.job_file(*parts, name="running"))
-    user.wait(running, lambda report: report.state is JobState.RUNNING, what="runs")
+    user.wait(running, runs_with_known_ids, what="runs")
     traces.note_running()
     waiting = user.submit(user.job_file(part("m", 1, "true"), name="waiting"))
-    user.wait(waiting, lambda report: any(component.queued for component in report.components), what="queued")
+    # A placeholder counts as queued before the batch system has said its number.
+    user.wait(waiting, lambda report: bool(report.components[0].lrm_ids), what="queued")
     outputs = {"output on m": "c1", "output on g": "c2"}
     wait_until(lambda: all(user.output_of(running, c, 0) for c in outputs.values()), seconds=PATIENCE, what="output")
     words = {name: user.output_of(running, c, 0).decode().strip() for name, c in outputs.items()}

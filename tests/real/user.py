@@ -29,6 +29,7 @@ from koala_adapter.errors import KoalaError
 from koala_adapter.model import JobId
 from koala_adapter.plugin import load_plugins
 from koala_adapter.plugin.commands import login_name
+from koala_adapter.scheduler.outcome import JobState
 from tests import forkserver
 from tests.real.lrms import Served, listing
 from tests.real.systems import SlurmCluster, SystemFailedError
@@ -67,6 +68,11 @@ class Result:
     def json(self) -> Any:  # noqa: ANN401 - JSON of many shapes
         """Standard output as the JSON document it must be."""
         return json.loads(self.stdout)
+
+
+def runs_with_known_ids(report: JobReport) -> bool:
+    """Whether the job runs and its numbers are known: an agent may come before the answer to its submission."""
+    return report.state is JobState.RUNNING and all(component.lrm_ids for component in report.components)
 
 
 def toml(values: Mapping[str, object]) -> str:
