@@ -6,17 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from koala_adapter.api.negotiated import negotiated
-from koala_adapter.api.reportbuilder import job_report
-from koala_adapter.scheduler.outcome import JobState
+from koala_adapter.api.reportbuilder import BY_THEMSELVES, job_report
 
 if TYPE_CHECKING:
     from koala_adapter.api.reports import JobReport
     from koala_adapter.model import JobId
     from koala_adapter.scheduler.records import JobRecord
     from koala_adapter.service.service import Service
-
-BY_THEMSELVES = frozenset({JobState.COMPLETED, JobState.FAILED})
-"""States of jobs whose processes ended when they pleased."""
 
 
 def live_report(service: Service, job_id: JobId) -> JobReport:
